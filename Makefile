@@ -21,7 +21,7 @@ setup: ## make .venv and install what is missing (the others do this first)
 demo: setup ## a cluster of four simulated nodes, jobs, kills and recoveries, in about a minute
 	@$(BIN)/python -m examples.demo
 
-test: check test-together test-alone ## everything that must pass: check, then every test (18 minutes on two cores)
+test: check test-together test-alone ## everything that must pass: check, then every test (15 minutes on two cores)
 
 test-together: setup
 	@scripts/setup engines
@@ -29,7 +29,7 @@ test-together: setup
 
 test-alone: setup
 	@echo "== tests that need the machine for themselves"
-	@$(BIN)/python -m pytest tests -m "serial and not engines" --ignore tests/style
+	@$(BIN)/python -m pytest -m "serial and not engines" --durations 15 $$(grep -rl --include='test_*.py' mark.serial tests)
 
 test-engines: ## the part of make test over a real Slurm, a real Ray and machines that become a cluster (root)
 	@scripts/setup engines

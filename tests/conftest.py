@@ -11,7 +11,7 @@ import hypothesis
 import pytest
 import structlog
 
-from tests.support.ray_lab import RayLab, ray_lab, what_is_missing
+from tests.support.ray_lab import MakeRay, RayLab, ray_lab, what_is_missing
 
 # A shell without job control starts what it puts in the background with SIGINT ignored, and programs that
 # the tests interrupt would inherit that.
@@ -69,12 +69,17 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="session")
-def ray_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayLab]:
-    """One Ray for all files: a head and three nodes. Who is cut off for less than two minutes stays in it."""
+def make_ray(tmp_path_factory: pytest.TempPathFactory) -> MakeRay:
     missing = what_is_missing()
     if missing is not None:
         pytest.skip(missing)
-    with ray_lab(tmp_path_factory.mktemp("ray"), 3, lost_after_s=120.0) as lab:
+    return lambda *args, **more: ray_lab(tmp_path_factory.mktemp("ray"), *args, **more)
+
+
+@pytest.fixture(scope="session")
+def ray_site(make_ray: MakeRay) -> Iterator[RayLab]:
+    """One Ray for all files: a head and three nodes. Who is cut off for less than two minutes stays in it."""
+    with make_ray(3, lost_after_s=120.0) as lab:
         yield lab
 
 

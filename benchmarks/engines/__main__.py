@@ -12,7 +12,7 @@ from benchmarks import private_network
 from benchmarks.engines import drills, launch, overhead, queued
 from benchmarks.engines.say import say
 from benchmarks.processes import BenchmarkError
-from tests.support.networks import PATH
+from tests.support.host import PATH
 
 SECTIONS = ("overhead", "launch", "queue", "drills")
 

@@ -28,7 +28,7 @@ from benchmarks.peers.ray_train import why_not as why_no_ray_train
 from benchmarks.processes import BenchmarkError, wait_until
 from benchmarks.recovery.runs import JOB as PLAIN_JOB
 from shoal.client.handles import JobHandle
-from tests.support.networks import PATH
+from tests.support.host import PATH
 from tests.support.ray_lab import RayLab
 from tests.support.real_plane import RealPlane, a_plane
 from tests.support.shares import SOURCE

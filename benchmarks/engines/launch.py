@@ -26,7 +26,7 @@ from shoal.engines.ray.config import RayConfig
 from shoal.engines.ray.head import finder
 from shoal.engines.ray.parse import parse_nodes
 from tests.support.cluster_plane import ClusterPlane
-from tests.support.networks import PATH
+from tests.support.host import PATH
 from tests.support.ray_lab import RayLab
 
 NODES, RANKS = 2, 6

@@ -23,7 +23,7 @@ from benchmarks.engines.commands import SLURM, Ledger
 from benchmarks.engines.say import say
 from benchmarks.measure import Doorbell, milliseconds, percentile, table, times
 from benchmarks.processes import BenchmarkError
-from tests.support.networks import PATH
+from tests.support.host import PATH
 from tests.support.ray_lab import RayLab
 from tests.support.real_plane import RealPlane
 from tests.support.slurm_lab import Shape, SlurmLab

@@ -21,7 +21,7 @@ from benchmarks.measure import Doorbell, table, times
 from benchmarks.processes import BenchmarkError, usage
 from shoal.home import holder
 from tests.support.cluster_plane import ClusterPlane
-from tests.support.networks import PATH
+from tests.support.host import PATH
 from tests.support.slurm_lab import Shape, SlurmLab
 
 GPUS = 8

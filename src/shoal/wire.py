@@ -438,6 +438,10 @@ KEEPER_ASK_S = 4.0
 """For how long one control plane may keep a keeper from asking the next: to connect, and to answer where no
 piece of a log is on its way. How long one that lives may be quiet follows from both."""
 
+KEEPER_WAIT_S = 20.0
+"""For how long a keeper waits for the answer to one question for its order, or about a piece of its log. Who
+answers later answers nobody, and has to be asked again."""
+
 
 class Summons(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine hands a supervisor on another machine, on its standard input: where its order is, and

@@ -44,6 +44,20 @@ def cutting_off(plane: ClusterPlane) -> Iterator[CutOff]:
     plane.lab.heal(node)
 
 
+@contextmanager
+def given_to_cut(plane: ClusterPlane) -> Iterator[tuple[JobHandle, JobHandle, str]]:
+    """A job whose node is cut off from the control plane, one that was given to that node since, and the
+    node, which alone takes work meanwhile.
+    """
+    runs = plane.begun(ONE)
+    [cut] = plane.attempt(runs)["nodes"]
+    with plane.only(cut):
+        plane.lab.cut(cut)
+        waits = plane.until_status(plane.submitted(ONE), "starting")
+        assert plane.attempt(waits)["nodes"] == [cut]
+        yield runs, waits, cut
+
+
 class PartitionContract:
     @pytest.fixture(autouse=True)
     def mended(self, plane: ClusterPlane, cut_off: CutOff) -> Iterator[None]:
@@ -93,12 +107,7 @@ class PartitionContract:
     def test_what_is_given_to_a_node_that_is_cut_off_for_a_moment_begins_there(
         self, plane: ClusterPlane
     ) -> None:
-        runs = plane.begun(ONE)
-        [cut] = plane.attempt(runs)["nodes"]
-        with plane.only(cut):
-            plane.lab.cut(cut)
-            waits = plane.until_status(plane.submitted(ONE), "starting")
-            assert plane.attempt(waits)["nodes"] == [cut]
+        with given_to_cut(plane) as (runs, waits, cut):
             plane.goes_on(runs)
             plane.lab.heal(cut)
             plane.until_starts(waits, 1)
@@ -107,12 +116,8 @@ class PartitionContract:
 
     @pytest.mark.soak
     def test_what_is_given_to_a_node_that_stays_cut_off_goes_elsewhere(self, plane: ClusterPlane) -> None:
-        runs = plane.begun(ONE)
-        [cut] = plane.attempt(runs)["nodes"]
-        with plane.only(cut):
-            plane.lab.cut(cut)
-            waits = plane.until_status(plane.submitted(ONE), "starting")
-            assert plane.attempt(waits)["nodes"] == [cut]
+        with given_to_cut(plane) as (runs, waits, cut):
+            pass
         cut_at = since_boot()
         plane.until_starts(waits, 1)
         elsewhere_s = plane.witness.lines(waits.job_id, "start")[0].at - cut_at

@@ -22,12 +22,12 @@ from shoal.client.handles import JobHandle
 from tests.style.tree import ROOT
 from tests.support.real_plane import RealPlane, until
 from tests.support.shares import SOURCE
-from tests.support.torchrun import torchrun
+from tests.support.torchrun import undisturbed
 
 FILE, JOB = "examples/language_model/two_nodes.yaml", "lm-two-nodes"
 GOLDEN = ROOT / "tests" / "golden" / "engines" / "two_nodes.txt"
 STEPS, SAVE_EVERY, WARM_STEPS = 180, 5, 12
-PACE = ("-e", f"STEPS={STEPS}", "-e", "PACE_S=0.2", "-e", f"SAVE_EVERY={SAVE_EVERY}")
+PACE = ("-e", f"STEPS={STEPS}", "-e", "PACE_S=0.4", "-e", f"SAVE_EVERY={SAVE_EVERY}")
 HERE = ("-e", f"PYTHONPATH={SOURCE}", "-e", "CUDA_VISIBLE_DEVICES=")
 """The tests' own Shoal, and no GPU, though nodes may claim some."""
 DRILLS = {
@@ -153,16 +153,16 @@ class SameFileContract:
                 done = plane.command("drill", drill, *words, "--window", "2s", timeout_s=DRILL_S)
                 assert done.returncode == 0, (done.stdout, done.stderr)
                 said.append(done.stdout)
-            undisturbed = torchrun(
+            alone = undisturbed(
                 ROOT / "examples" / "language_model" / "ddp.py",
+                tmp_path_factory.mktemp("undisturbed"),
                 STEPS=str(STEPS),
                 PYTHONPATH=SOURCE,
-                SHOAL_CHECKPOINT_DIR=str(tmp_path_factory.mktemp("undisturbed")),
             )
             code = run.end()
             assert code == 0, (run.lines[-20:], run.remarks)
         job = plane.shoal.job(JOB)
-        return Story(job, "".join(run.lines), "\n".join(said), plane.attempts(job), undisturbed)
+        return Story(job, "".join(run.lines), "\n".join(said), plane.attempts(job), alone)
 
     def test_its_words_and_those_of_drills_are_the_same_everywhere(self, story: Story) -> None:
         text = f"{_normal_run(story.said)}\n{_normal_drills(story.drills)}"

@@ -7,17 +7,23 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from collections.abc import Collection
 from typing import NamedTuple
 
 import pytest
 
 from shoal.client.handles import JobHandle
+from shoal.control.leases import FENCE_MARGIN_S
 from tests.support.cluster_plane import ONE, TWO, ClusterPlane, is_running, parent_of
+from tests.support.deaf_disk import DeafDisk
 from tests.support.real_plane import until
-from tests.support.witness import since_boot
+from tests.support.witness import STUCK_WAYS, since_boot
 
 FENCE_S = 60
 """The shortest that a job may have."""
+PAST_FENCE_S = FENCE_S + FENCE_MARGIN_S + 15.0
+"""When a fence has passed, and the control plane has looked since."""
 
 
 class Bereft(NamedTuple):
@@ -38,6 +44,39 @@ def bereaving(plane: ClusterPlane) -> Bereft:
     until(lambda: not is_running(supervisor), "its supervisor does not outlive it")
     plane.witness.let_go(job)
     return Bereft(job, at)
+
+
+def stuck(plane: ClusterPlane, disk: DeafDisk) -> list[JobHandle]:
+    """Jobs whose ranks do not die, in several ways, with the shortest fence; the last is of two nodes."""
+    ways = [*((ONE, way) for way in STUCK_WAYS), (TWO, STUCK_WAYS[0])]
+    jobs = [plane.begun(resources, way, fence=f"{FENCE_S}s") for resources, way in ways]
+    ranks = {f"{job.job_id}.{rank}" for job in jobs for rank in range(num_ranks(plane, job))}
+    until(lambda: ranks <= disk.asked.keys(), "their ranks are stuck")
+    return jobs
+
+
+def num_ranks(plane: ClusterPlane, job: JobHandle) -> int:
+    """Of its first attempt: one that waits has no nodes yet."""
+    return len(plane.attempts(job)[0]["nodes"])
+
+
+def nothing_begins(plane: ClusterPlane, jobs: Collection[JobHandle], until_s: float) -> None:
+    """In place of these, which do not die, until then (in seconds since boot)."""
+    while since_boot() < until_s:
+        for job in jobs:
+            [attempt] = plane.attempts(job)
+            assert attempt["state"] in {"running", "stopping"}, attempt  # peers go on for a minute
+            assert len(plane.witness.lines(job.job_id, "start", "overlap")) == len(attempt["nodes"])
+        time.sleep(1.0)
+    assert {plane.attempts(job)[0]["state"] for job in jobs} == {"stopping"}
+
+
+def go_on(plane: ClusterPlane, jobs: Collection[JobHandle]) -> None:
+    """What is stuck no more is lost, and begun anew."""
+    for job in jobs:
+        plane.until_starts(job, 2 * num_ranks(plane, job))
+        plane.ends_well(job, attempts=2)
+        assert plane.attempts(job)[0]["reason"] == "lost"
 
 
 class SurvivalContract:
@@ -85,6 +124,20 @@ class SurvivalContract:
         plane.until_starts(job, 4)
         plane.ends_well(job)
         assert plane.attempt(job)["generation"] == 1
+
+    @pytest.mark.soak
+    def test_supervisor_killed_whose_rank_does_not_die(self, plane: ClusterPlane, disk: DeafDisk) -> None:
+        jobs = stuck(plane, disk)
+        for job in jobs:
+            first = plane.attempt(job)
+            os.kill(plane.supervisor(first, first["nodes"][0]), signal.SIGKILL)
+        killed_at = since_boot()
+        for job in jobs:
+            plane.until_said(job, "something of it does not die")
+        print(f"on {plane.lab.engine}: said to be stuck after {since_boot() - killed_at:.1f} s")
+        nothing_begins(plane, jobs, killed_at + PAST_FENCE_S)
+        disk.free()
+        go_on(plane, jobs)
 
     @pytest.mark.soak
     def test_keeper_of_one_node_of_two_killed(self, plane: ClusterPlane) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support import slurm_rest
-from tests.support.networks import PATH
+from tests.support.host import PATH
 from tests.support.slurm_lab import Shape, SlurmLab, slurm_lab, what_is_missing
 
 

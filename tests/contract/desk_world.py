@@ -6,14 +6,16 @@ from abc import abstractmethod
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import msgspec
 
-from shoal.engines.base import Submission
+from shoal.engines.base import Sight, Submission
 from shoal.engines.remote import RemoteEngine
 from shoal.identity import ticket
 from shoal.runtime import spool, tree
 from tests.contract.engine_contract import FOREVER, Program, World
 from tests.contract.test_engine_local import LocalWorld
+from tests.support.networks import Networks
 from tests.support.remote import KEY, DeskServer
 
 
@@ -58,6 +60,25 @@ class DeskWorld(World):
             program, num_nodes=num_nodes, ranks_per_node=ranks_per_node, attempt_id=attempt_id
         )
         return msgspec.structs.replace(made, ticket=ticket(KEY, made.attempt_id))
+
+    async def hands_in_all_after_a_cut(self, lab: Networks) -> None:
+        """Of its first node from us: what it began there goes on, and is known when the cut is over."""
+        node, made = self.node_names[0], self.submission()
+        shown = "for i in 1 2 3 4 5 6; do echo line $i; sleep 0.5; done"
+        orders = tuple(msgspec.structs.replace(order, run=shown) for order in made.orders)
+        await self.started(msgspec.structs.replace(made, orders=orders))
+        await anyio.to_thread.run_sync(lab.cut, node)
+        share = self.share(made.attempt_id, node)
+        with anyio.fail_after(120):
+            while not await anyio.Path(share.outcome).exists():  # noqa: ASYNC110
+                await anyio.sleep(0.1)
+        assert self.engine.desk.find(made.attempt_id)[node].outcome is None
+        await anyio.to_thread.run_sync(lab.heal, node)
+        await self.until(made.attempt_id, Sight.ENDED)
+        log = await self.whole_log(made.attempt_id, node)
+        assert [line.split(b" ", 3)[3] for line in log.splitlines()] == [
+            f"line {i}".encode() for i in range(1, 7)
+        ]
 
     def share(self, attempt_id: str, node: str) -> spool.Share:
         """Of the first incarnation, on the node's disk."""

@@ -126,6 +126,14 @@ class World(ABC):
         await self.engine.submit(submission)
         return await self.until(submission.attempt_id, Sight.ALIVE, is_started=True)
 
+    async def end_all(self) -> None:
+        """What a test has left."""
+        left = {o.attempt_id for o in await self.engine.list_owned() if o.sight is not Sight.ENDED}
+        for attempt_id in left:
+            await self.engine.cancel(attempt_id, 0.0)
+        for attempt_id in left:
+            await self.until(attempt_id, Sight.ENDED)
+
     async def whole_log(self, attempt_id: str, node: str, limit: int = 1 << 20) -> bytes:
         """Page through a log until it is complete."""
         data, offset = b"", 0

@@ -131,11 +131,7 @@ async def world(tmp_path: Path, lab: RayLab, client: RayClient) -> AsyncIterator
     world = RayWorld(tmp_path, lab, client, lab.root / "spool")
     with world.server.serving(world.engine):
         yield world
-        left = {o.attempt_id for o in await world.engine.list_owned() if o.sight is not Sight.ENDED}
-        for attempt_id in left:
-            await world.engine.cancel(attempt_id, 0.0)
-        for attempt_id in left:
-            await world.until(attempt_id, Sight.ENDED)
+        await world.end_all()
 
 
 class TestRayEngine(EngineContract):
@@ -275,20 +271,5 @@ class TestRay:
     async def test_a_node_cut_off_from_us_works_on_and_hands_in_everything_later(
         self, world: RayWorld
     ) -> None:
-        made = world.submission()
-        shown = "for i in 1 2 3 4 5 6; do echo line $i; sleep 0.5; done"
-        orders = tuple(msgspec.structs.replace(order, run=shown) for order in made.orders)
-        await world.started(msgspec.structs.replace(made, orders=orders))
-        await anyio.to_thread.run_sync(world.lab.cut, "n0")
-        share = world.share(made.attempt_id, "n0")
-        with anyio.fail_after(120):
-            while not os.path.exists(share.outcome):  # noqa: ASYNC110, ASYNC240, PTH110
-                await anyio.sleep(0.1)
-        assert world.engine.desk.find(made.attempt_id)["n0"].outcome is None
-        await anyio.to_thread.run_sync(world.lab.heal, "n0")
-        await world.until(made.attempt_id, Sight.ENDED)
-        log = await world.whole_log(made.attempt_id, "n0")
-        assert [line.split(b" ", 3)[3] for line in log.splitlines()] == [
-            f"line {i}".encode() for i in range(1, 7)
-        ]
+        await world.hands_in_all_after_a_cut(world.lab)
         await world.until_nodes(*world.node_names)

@@ -53,11 +53,7 @@ async def world(tmp_path: Path) -> AsyncIterator[RemoteWorld]:
     world = RemoteWorld(tmp_path)
     with world.server.serving(world.engine):
         yield world
-        left = {o.attempt_id for o in await world.engine.list_owned() if o.sight is not Sight.ENDED}
-        for attempt_id in left:
-            await world.engine.cancel(attempt_id, 0.0)
-        for attempt_id in left:
-            await world.until(attempt_id, Sight.ENDED)
+        await world.end_all()
         await anyio.to_thread.run_sync(world.engine.wait)
 
 

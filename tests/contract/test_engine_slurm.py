@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -39,6 +38,16 @@ class OnSlurm(DeskWorld):
     async def slurm(self, *command: str) -> str:
         return await anyio.to_thread.run_sync(lambda: self.lab.run(*command))
 
+    async def refuses_too_much(self) -> None:
+        good = self.submission()
+        orders = tuple(
+            msgspec.structs.replace(o, limits=Limits(cpus=1.0, memory_bytes=1 << 40)) for o in good.orders
+        )
+        with pytest.raises(EngineRefused, match="node configuration is not available"):
+            await self.engine.submit(msgspec.structs.replace(good, orders=orders))
+        assert await self.engine.list_owned() == []
+        assert await self.slurm("squeue", "-h") == ""
+
 
 class SlurmWorld(OnSlurm):
     engine: SlurmEngine
@@ -64,11 +73,7 @@ async def world(
     world = SlurmWorld(tmp_path, slurm)
     with world.server.serving(world.engine):
         yield world
-        left = {o.attempt_id for o in await world.engine.list_owned() if o.sight is not Sight.ENDED}
-        for attempt_id in left:
-            await world.engine.cancel(attempt_id, 0.0)
-        for attempt_id in left:
-            await world.until(attempt_id, Sight.ENDED)
+        await world.end_all()
         await anyio.to_thread.run_sync(until_empty, slurm)
 
 
@@ -85,14 +90,7 @@ class TestSlurm:
     async def test_what_slurm_refuses_is_told_in_its_own_words_and_starts_nothing(
         self, world: SlurmWorld
     ) -> None:
-        good = world.submission()
-        orders = tuple(
-            msgspec.structs.replace(o, limits=Limits(cpus=1.0, memory_bytes=1 << 40)) for o in good.orders
-        )
-        with pytest.raises(EngineRefused, match="node configuration is not available"):
-            await world.engine.submit(msgspec.structs.replace(good, orders=orders))
-        assert await world.engine.list_owned() == []
-        assert await world.slurm("squeue", "-h") == ""
+        await world.refuses_too_much()
 
     async def test_nodes_have_their_gpus_features_racks_and_partitions(self, world: SlurmWorld) -> None:
         first = (await world.engine.nodes())[0]
@@ -179,22 +177,7 @@ class TestSlurm:
     async def test_a_node_cut_off_from_us_works_on_and_hands_in_everything_later(
         self, world: SlurmWorld
     ) -> None:
-        made = world.submission()
-        shown = "for i in 1 2 3 4 5 6; do echo line $i; sleep 0.5; done"
-        orders = tuple(msgspec.structs.replace(order, run=shown) for order in made.orders)
-        await world.started(msgspec.structs.replace(made, orders=orders))
-        await anyio.to_thread.run_sync(world.lab.cut, "n0")
-        share = world.share(made.attempt_id, "n0")
-        while not os.path.exists(share.outcome):  # noqa: ASYNC110, ASYNC240, PTH110
-            await anyio.sleep(0.1)
-        [seen] = (await world.look(made.attempt_id)).values()
-        assert seen.outcome is None
-        await anyio.to_thread.run_sync(world.lab.heal, "n0")
-        await world.until(made.attempt_id, Sight.ENDED)
-        log = await world.whole_log(made.attempt_id, "n0")
-        assert [line.split(b" ", 3)[3] for line in log.splitlines()] == [
-            f"line {i}".encode() for i in range(1, 7)
-        ]
+        await world.hands_in_all_after_a_cut(world.lab)
 
     async def test_ranks_see_the_devices_that_slurm_gave(self, world: SlurmWorld) -> None:
         made = world.submission()

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from tests.support.haproxy import needs_haproxy, running_haproxy
-from tests.support.http_cases import REFUSED, TAKEN, all_cases
+from tests.support.http_cases import REFUSED, TAKEN, all_cases, verdict_of
 from tests.support.serving import AnyLab, Conversation, reply, service
 
 pytestmark = needs_haproxy
@@ -52,15 +52,7 @@ async def echo(seen: Conversation) -> None:
 
 
 async def verdict(lab: AnyLab, raw: bytes) -> str:
-    wire = await lab.connect()
-    try:
-        async with asyncio.timeout(WAIT_S):
-            answer = await wire.ask(raw, is_head=raw.startswith(b"HEAD"))
-    except (asyncio.IncompleteReadError, ConnectionError, ValueError, TimeoutError):
-        return REFUSED  # also if it waits for more: then it has not taken what was sent
-    finally:
-        wire.close()
-    return TAKEN if answer.status == 200 else REFUSED
+    return await verdict_of(await lab.connect(), raw, WAIT_S)
 
 
 async def test_haproxy_refuses_what_we_do_or_writes_it_anew(tmp_path: Path) -> None:

@@ -22,9 +22,9 @@ from shoal.engines.slurm.states import SETTLE_S
 from shoal.wire import EndKind, Fetch
 from tests.contract.test_engine_local import SkewedClock
 from tests.support import slurm_accounting, slurm_rest
-from tests.support.networks import PATH
+from tests.support.host import PATH
+from tests.support.paper_slurm import order
 from tests.support.slurm_lab import Shape, SlurmLab, slurm_lab, what_is_missing
-from tests.unit.engines.test_slurm_pieces import order
 
 pytestmark = [pytest.mark.engines, pytest.mark.anyio]
 SHAPE = Shape(
@@ -198,3 +198,16 @@ async def test_a_share_whose_job_is_forgotten_says_how_it_ended_and_is_over_wher
         assert seen.outcome is not None
         assert seen.outcome.kind is EndKind.LOST
         assert "Slurm's accounting has job" in seen.outcome.message
+
+
+async def test_a_node_whose_slurmd_does_not_answer_is_shown_as_mute(
+    config: SlurmConfig, lab: SlurmLab
+) -> None:
+    door = open_door(config)
+    assert only_node(door, config).answers
+    lab.until(lambda: not lab.run("squeue", "-h").strip(), "no job of another test is lost with it")
+    lab.kill_daemon("n0")
+    lab.until(lambda: only_node(door, config).mute.startswith("Slurm says"), "Slurm misses n0", 60.0)
+    lab.start_node("n0")
+    lab.until(lambda: only_node(door, config).answers, "n0 answers again", 60.0)
+    assert not only_node(door, config).mute

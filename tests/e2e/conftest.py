@@ -9,9 +9,10 @@ import pytest
 
 from tests.contract.cluster_cuts import CutOff, cutting_off
 from tests.contract.cluster_survival import Bereft, bereaving
-from tests.support import slurm_accounting, slurm_rest
+from tests.support import deaf_disk, slurm_accounting, slurm_rest
 from tests.support.cluster_plane import ClusterPlane
-from tests.support.networks import PATH
+from tests.support.deaf_disk import DeafDisk
+from tests.support.host import PATH
 from tests.support.owners_plane import reachable_folder
 from tests.support.real_plane import Gate, open_gate
 from tests.support.shares import Start, shares_in
@@ -69,3 +70,13 @@ def cleared(plane: ClusterPlane, cut_off: CutOff, bereft: Bereft) -> Iterator[No
     for name in plane.lab.others(cut_off.node):
         plane.lab.heal(name)
     plane.end_all_but(before)
+
+
+@pytest.fixture
+def disk(plane: ClusterPlane) -> Iterator[DeafDisk]:
+    """Where ranks of `witness` get stuck; afterwards nobody is."""
+    missing = deaf_disk.what_is_missing()
+    if missing is not None:
+        pytest.skip(missing)
+    with deaf_disk.deaf_disk(plane.witness.deaf) as made:
+        yield made

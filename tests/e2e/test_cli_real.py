@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import ipaddress
 import json
 import os
 import signal
@@ -17,12 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from shoal.client import Shoal
 from shoal.home import holder
+from tests.support.certificates import write_pair
 
 SHOAL = (sys.executable, "-m", "shoal.cli.main")
 LIMIT_S = 60.0
@@ -232,33 +228,8 @@ def test_a_taken_port_of_services_is_named_before_there_is_one(person: Person) -
 
 
 def test_a_server_with_its_own_certificate_is_trusted_on_its_own_machine(person: Person) -> None:
-    cert, key = write_certificate(person.place)
+    cert, key = write_pair(person.place)
     done = person("up", "--tls-cert", cert.name, "--tls-key", key.name)
     assert done.returncode == 0, done.stderr
     assert json.loads((person.home / "server.json").read_text())["url"].startswith("https://127.0.0.1:")
     assert person("run", "--", "echo", "over TLS").stdout == "[0] over TLS\n"
-
-
-def write_certificate(place: Path) -> tuple[Path, Path]:
-    """A certificate for 127.0.0.1, signed by itself."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "shoal test")])
-    now = dt.datetime.now(dt.UTC)
-    cert = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - dt.timedelta(days=1))
-        .not_valid_after(now + dt.timedelta(days=1))
-        .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
-        )
-        .sign(key, hashes.SHA256())
-    )
-    cert_file, key_file = place / "cert.pem", place / "key.pem"
-    cert_file.write_bytes(cert.public_bytes(serialization.Encoding.PEM))
-    pem, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
-    key_file.write_bytes(key.private_bytes(pem, form, serialization.NoEncryption()))
-    return cert_file, key_file

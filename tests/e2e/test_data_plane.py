@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import datetime as dt
 import json
 import os
 import signal
@@ -17,13 +16,10 @@ from typing import IO, Any
 
 import msgspec
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from shoal.serving.feed import write_whole
 from shoal.serving.table import Report, Service, Table
+from tests.support.certificates import write_pair
 from tests.support.haproxy import needs_haproxy
 from tests.support.serving import Conversation, FakeReplica, Message, Wire, get, read_head, reply, service
 
@@ -490,31 +486,11 @@ async def test_cache_that_is_broken_keeps_no_data_plane_from_starting(
     assert await running.stop() == 0
 
 
-def certificate(place: Path) -> tuple[Path, Path]:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "shoal.test")])
-    now = dt.datetime.now(dt.UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - dt.timedelta(days=1))
-        .not_valid_after(now + dt.timedelta(days=1))
-        .sign(key, hashes.SHA256())
-    )
-    (place / "cert.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    kind, plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    (place / "key.pem").write_bytes(key.private_bytes(serialization.Encoding.PEM, kind, plain))
-    return place / "cert.pem", place / "key.pem"
-
-
 @of_each_kind
 async def test_tls_is_spoken_and_told_to_the_replica(running: Running, tmp_path: Path) -> None:
     replica = await running.replica()
     running.serve(service(replica))
-    cert, key = certificate(tmp_path)
+    cert, key = write_pair(tmp_path)
     await running.start("--tls-cert", str(cert), "--tls-key", str(key))
     trust = ssl.create_default_context(cafile=str(cert))
     trust.check_hostname = False
@@ -532,14 +508,14 @@ async def test_tls_is_spoken_and_told_to_the_replica(running: Running, tmp_path:
 async def test_renewed_certificate_is_taken_and_a_broken_one_is_not(running: Running, tmp_path: Path) -> None:
     replica = await running.replica()
     running.serve(service(replica))
-    cert, key = certificate(tmp_path)
+    cert, key = write_pair(tmp_path)
     await running.start("--tls-cert", str(cert), "--tls-key", str(key))
 
     async def shown() -> str:
         return await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", running.port))
 
     first = await shown()
-    certificate(tmp_path)
+    write_pair(tmp_path)
     running.process.send_signal(signal.SIGHUP)
 
     async def is_renewed() -> bool:

@@ -21,6 +21,8 @@ pytestmark = [
         importlib.util.find_spec("torch") is None, reason="torch is not installed: pip install 'shoal[train]'"
     ),
 ]
+told_elsewhere = pytest.mark.soak
+"""What `tests/contract/cluster_same_file.py` does too, on this machine as on others."""
 PROGRAM = """
 import os, time
 import torch
@@ -90,7 +92,7 @@ def log_of(plane: RealPlane, job: JobHandle) -> str:
     return "\n".join(line["text"] for line in plane.shoal.logs(job.job_id, attempt=newest))
 
 
-@pytest.mark.parametrize("rank", ["0", "1"])
+@pytest.mark.parametrize("rank", [pytest.param("0", marks=pytest.mark.soak), "1"])
 def test_a_killed_rank_is_replaced_and_no_step_is_lost(plane: RealPlane, job: JobHandle, rank: str) -> None:
     before = len(plane.attempts(job))
     told = drill(plane, "kill-rank", job.ref, "--rank", rank)
@@ -101,6 +103,7 @@ def test_a_killed_rank_is_replaced_and_no_step_is_lost(plane: RealPlane, job: Jo
     assert len(plane.attempts(job)) == before
 
 
+@told_elsewhere
 def test_a_rank_that_hangs_is_found_and_replaced(plane: RealPlane, job: JobHandle) -> None:
     told = drill(plane, "hang", job.ref)
     assert (told["outcome"], told["new_attempts"]) == ("recovered", 0)
@@ -126,7 +129,7 @@ def test_stacks_of_a_hang_are_kept_on_every_node(plane: RealPlane, job: JobHandl
     assert "program (" in added[1] or "in program" in added[1], "where it was stopped"
 
 
-@pytest.mark.soak
+@told_elsewhere
 def test_a_lost_node_costs_what_was_done_since_the_last_checkpoint(plane: RealPlane, job: JobHandle) -> None:
     nodes = plane.attempts(job)[-1]["nodes"]
     told = drill(plane, "kill-node", job.ref, "--node", nodes[1])
@@ -135,12 +138,14 @@ def test_a_lost_node_costs_what_was_done_since_the_last_checkpoint(plane: RealPl
     assert told["stepped_s"] >= told["noticed_s"]
 
 
+@told_elsewhere
 def test_a_node_that_is_cut_off_for_a_while_trains_on(plane: RealPlane, job: JobHandle) -> None:
     told = drill(plane, "partition", job.ref, "--for", "2s")
     assert (told["outcome"], told["steps_lost"], told["noticed_s"]) == ("unharmed", 0, None)
     assert told["goodput"] > 0
 
 
+@told_elsewhere
 def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(plane: RealPlane, job: JobHandle) -> None:
     told = drill(plane, "corrupt-checkpoint", job.ref)
     assert told["outcome"] == "recovered", told
@@ -150,6 +155,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(plane: RealPlane
     assert f"shoal: passing over {damaged}" in log_of(plane, job)
 
 
+@told_elsewhere
 def test_jobs_do_not_notice_that_the_control_plane_is_killed(plane: RealPlane, job: JobHandle) -> None:
     before = plane.attempts(job)
     told = drill(plane, "kill-control")

@@ -79,6 +79,7 @@ jax.distributed.shutdown()
             ACCELERATE,
             "accelerate launch --cpu --mixed_precision bf16 --num_processes 2 train.py",
             id="accelerate",
+            marks=pytest.mark.soak,
         ),
         pytest.param(JAX, "python train.py", id="jax"),
     ],

@@ -37,8 +37,8 @@ def weights(said: str) -> set[str]:
     return set(re.findall(r"weights ([0-9a-f]{16})", said))
 
 
-def train(shoal: Cluster, name: str) -> str:
-    said = shoal("run", "-e", f"STEPS={STEPS}", f"examples/language_model/{name}.yaml")
+def train(shoal: Cluster, name: str, *words: str) -> str:
+    said = shoal("run", "-e", f"STEPS={STEPS}", *words, f"examples/language_model/{name}.yaml")
     assert len(re.findall(rf"rank \d of {RANKS.get(name, 2)} begins after step 0", said)) == RANKS.get(
         name, 2
     )
@@ -52,20 +52,14 @@ def test_every_program_has_a_job_and_a_test() -> None:
     assert {path.stem for path in FOLDER.glob("*.yaml")} == {*RANKS, "deepspeed_zero", "serve", "two_nodes"}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if name == "fsdp2" else pytest.param(name, marks=pytest.mark.soak)
-        for name in RANKS
-        if name != "ddp"
-    ],
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("name", [name for name in RANKS if name not in ("ddp", "fsdp2")])
 def test_sharded_program_learns(shoal: Cluster, name: str) -> None:
     train(shoal, name)
 
 
-def test_sharded_program_shows_its_curve_and_its_checkpoints(shoal: Cluster) -> None:
-    shoal("run", "-e", f"STEPS={STEPS}", "--name", "lm-shown", "examples/language_model/fsdp2.yaml")
+def test_sharded_program_learns_and_shows_its_curve_and_its_checkpoints(shoal: Cluster) -> None:
+    train(shoal, "fsdp2", "--name", "lm-shown")
     (curve,) = json.loads(shoal("metrics", "lm-shown", "loss", "--json"))["items"]
     assert curve["points"][-1][0] == STEPS - 1
     saved = json.loads(shoal("checkpoints", "lm-shown", "--verify", "--json"))

@@ -63,7 +63,7 @@ retry: {max: 2, on: [exit, signal], backoff: 1s}
 time_limit: 5m
 env: {OMP_NUM_THREADS: "1"}
 """
-pytestmark = [pytest.mark.slow, needs_torch]
+pytestmark = [pytest.mark.soak, needs_torch]
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.http_cases import REFUSED, TAKEN, all_cases
+from tests.support.http_cases import REFUSED, TAKEN, all_cases, verdict_of
 from tests.support.serving import Conversation, FakeReplica, Wire, reply, until
 
 NGINX = shutil.which("nginx", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin")
@@ -52,15 +52,7 @@ async def nginx(tmp_path: Path) -> AsyncIterator[Path]:
 
 
 async def verdict(socket: Path, raw: bytes) -> str:
-    wire = Wire(*await asyncio.open_unix_connection(str(socket)))
-    try:
-        async with asyncio.timeout(WAIT_S):
-            answer = await wire.ask(raw, is_head=raw.startswith(b"HEAD"))
-    except (asyncio.IncompleteReadError, ConnectionError, ValueError, TimeoutError):
-        return REFUSED  # also if it waits for more: then it has not taken what was sent
-    finally:
-        wire.close()
-    return TAKEN if answer.status == 200 else REFUSED
+    return await verdict_of(Wire(*await asyncio.open_unix_connection(str(socket))), raw, WAIT_S)
 
 
 async def test_nginx_decides_as_we_do_but_where_we_say_so(nginx: Path) -> None:

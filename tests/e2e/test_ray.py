@@ -14,14 +14,16 @@ from shoal.home import holder
 from tests.contract.cluster_cuts import CutOff, PartitionContract
 from tests.contract.cluster_drills import DrillContract
 from tests.contract.cluster_listeners import ListenerContract
-from tests.contract.cluster_survival import SurvivalContract
-from tests.support.cluster_plane import ONE, TWO, ClusterPlane, is_running
+from tests.contract.cluster_survival import PAST_FENCE_S, SurvivalContract, go_on, nothing_begins, stuck
+from tests.support.cluster_plane import ONE, TWO, ClusterPlane, is_running, parent_of
+from tests.support.deaf_disk import DeafDisk
 from tests.support.listeners import descendants
 from tests.support.ray_lab import RayLab, command_of, session
 from tests.support.ray_ports import SAFE, TRIES, WRONG, rays_ports, tried
 from tests.support.real_plane import until
 from tests.support.service_faults import PATH, address_of, token_of
 from tests.support.services import Caller, Served
+from tests.support.witness import since_boot
 
 pytestmark = [
     pytest.mark.engines,
@@ -136,6 +138,20 @@ class TestRay:
         after = plane.begun(TWO)
         plane.ends_well(after)
         plane.ends_well(running)
+
+    @pytest.mark.soak
+    def test_keeper_killed_whose_rank_does_not_die(self, plane: ClusterPlane, disk: DeafDisk) -> None:
+        jobs = stuck(plane, disk)
+        for job in jobs:
+            first = plane.attempt(job)
+            os.kill(parent_of(plane.supervisor(first, first["nodes"][0])), signal.SIGKILL)
+        killed_at = since_boot()
+        for job in jobs:
+            plane.until_said(job, "something of it does not die")
+        print(f"agents say that something is stuck {since_boot() - killed_at:.1f} s after the keeper's end")
+        nothing_begins(plane, jobs, killed_at + PAST_FENCE_S)
+        disk.free()
+        go_on(plane, jobs)
 
     def test_bridge_killed(self, plane: ClusterPlane) -> None:
         running = plane.begun(TWO)

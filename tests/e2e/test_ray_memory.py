@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.cluster_plane import ONE, TWO, ClusterPlane, cluster_plane
-from tests.support.ray_lab import RayLab, ray_lab, what_is_missing
+from tests.support.ray_lab import MakeRay, RayLab
 from tests.support.real_plane import until
 
 pytestmark = [pytest.mark.engines, pytest.mark.soak, pytest.mark.timeout(600)]
@@ -16,11 +16,8 @@ NOTICE_S = 240.0
 
 
 @pytest.fixture
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayLab]:
-    missing = what_is_missing()
-    if missing is not None:
-        pytest.skip(missing)
-    with ray_lab(tmp_path_factory.mktemp("ray"), 2, has_storage=False) as lab:
+def lab(make_ray: MakeRay) -> Iterator[RayLab]:
+    with make_ray(2, has_storage=False) as lab:
         yield lab
 
 

@@ -10,18 +10,15 @@ from pathlib import Path
 import pytest
 
 from tests.support.cluster_plane import ONE, ClusterPlane, cluster_plane
-from tests.support.ray_lab import RayLab, ray_lab, what_is_missing
+from tests.support.ray_lab import MakeRay, RayLab
 from tests.support.ray_tls import RayTls
 
-pytestmark = [pytest.mark.engines, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engines, pytest.mark.soak, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayLab]:
-    missing = what_is_missing()
-    if missing is not None:
-        pytest.skip(missing)
-    with ray_lab(tmp_path_factory.mktemp("ray"), 1, has_tls=True) as lab:
+def lab(make_ray: MakeRay) -> Iterator[RayLab]:
+    with make_ray(1, has_tls=True) as lab:
         yield lab
 
 
@@ -53,14 +50,9 @@ def test_who_shows_no_certificate_or_one_of_another_authority_is_refused(lab: Ra
     assert not (plane.home / "ray.json").exists()
 
 
-@pytest.mark.soak
-def test_a_ray_that_wants_no_token_is_refused(tmp_path: Path) -> None:
+def test_a_ray_that_wants_no_token_is_refused(make_ray: MakeRay, tmp_path: Path) -> None:
     """By its answers alone in `tests/unit/engines/test_ray_knock.py`."""
-    missing = what_is_missing()
-    if missing is not None:
-        pytest.skip(missing)
-    (tmp_path / "ray").mkdir()
-    with ray_lab(tmp_path / "ray", 0, has_tokens=False) as lab:
+    with make_ray(0, has_tokens=False) as lab:
         plane = ClusterPlane(tmp_path / "home", lab)
         done = plane.command("connect", "ray", "--as-root", *lab.connect_words())
     assert done.returncode == 2, done.stderr

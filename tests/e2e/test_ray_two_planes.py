@@ -16,7 +16,7 @@ from tests.support.two_planes import TAKEOVER_S
 
 __all__ = ["postgres"]  # pytest finds the fixture by its name
 
-pytestmark = [pytest.mark.engines, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.engines, pytest.mark.soak, pytest.mark.timeout(400)]
 
 
 class Busy(Crowd):

@@ -1,4 +1,4 @@
-"""A slurmd that is away for longer than its SlurmdTimeout, which is five seconds here."""
+"""A slurmd that is away for longer than its SlurmdTimeout, which is five seconds here, or half an hour."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from shoal.client.handles import JobHandle
+from shoal.engines.remote import SILENT_S
 from shoal.engines.slurm.render import job_name
 from tests.support.cluster_plane import ONE, ClusterPlane, cluster_plane
 from tests.support.owners_plane import reachable_folder
@@ -17,12 +18,17 @@ from tests.support.witness import since_boot
 pytestmark = [pytest.mark.engines, pytest.mark.soak, pytest.mark.timeout(400)]
 
 
+AS_WE_MAKE_IT = Shape(nodes=2, slurmd_timeout_s=1800)
+"""As patient as a Slurm that `shoal cluster create` has made."""
+
+
 @pytest.fixture
-def lab() -> Iterator[SlurmLab]:
+def lab(request: pytest.FixtureRequest) -> Iterator[SlurmLab]:
     missing = what_is_missing()
     if missing is not None:
         pytest.skip(missing)
-    with reachable_folder() as folder, slurm_lab(folder / "slurm", Shape(nodes=2)) as lab:
+    shape = getattr(request, "param", Shape(nodes=2))
+    with reachable_folder() as folder, slurm_lab(folder / "slurm", shape) as lab:
         yield lab
 
 
@@ -81,3 +87,24 @@ def test_what_waits_for_a_node_that_has_crashed_goes_elsewhere(plane: ClusterPla
     went_elsewhere(plane, waits)
     lab.start_node("n0")
     plane.ends_well(waits, attempts=2)
+
+
+@pytest.mark.parametrize("lab", [AS_WE_MAKE_IT], indirect=True)
+def test_what_is_given_to_a_node_that_has_just_died_goes_elsewhere(
+    plane: ClusterPlane, lab: SlurmLab
+) -> None:
+    """Slurm says that it runs there, and would for half an hour."""
+    lab.crash_node("n0")
+    crashed_at = since_boot()
+    with plane.only("n0"):
+        given = plane.until_status(plane.submitted(ONE), "starting")
+        assert plane.attempt(given)["nodes"] == ["n0"]
+    until(lambda: "NOT_RESPONDING" in lab.run("scontrol", "show", "node", "n0", "-o"), "Slurm has noticed")
+    plane.until_starts(given, 1, within_s=3 * SILENT_S)
+    elsewhere_s = plane.witness.lines(given.job_id, "start")[0].at - crashed_at
+    print(f"what was given to a dead node began elsewhere after {elsewhere_s:.1f} s")
+    went_elsewhere(plane, given)
+    assert "has not answered Slurm for" in plane.attempts(given)[0]["message"]
+    assert "DOWN" not in lab.run("scontrol", "show", "node", "n0", "-o")
+    lab.start_node("n0")
+    plane.ends_well(given, attempts=2)

@@ -51,7 +51,11 @@ def went_to(plane: ClusterPlane, lab: SlurmLab, job: JobHandle) -> str:
 
 def test_jobs_go_to_a_partition_that_has_their_nodes(plane: ClusterPlane, lab: SlurmLab) -> None:
     # Each takes a node whole: two of them fit only outside of Slurm's default partition.
-    jobs = [plane.submit("sleep 2", resources={"cpus": 4}) for _ in range(3)]
+    jobs = [plane.submitted({"cpus": 4}) for _ in range(3)]
+    for job in jobs:
+        plane.until_starts(job, 1)
+    for job in jobs:
+        plane.witness.let_go(job)
     assert sorted(went_to(plane, lab, job) for job in jobs) == ["main", "wide", "wide"]
 
 

@@ -45,7 +45,7 @@ saved = runtime.Checkpoints("saved", every=10)
 runtime.train(program, {"model": model, "optimizer": optimizer}, checkpoints=saved)
 """
 STEPS = 400
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.soak
 NAME = f"loses_ranks_{uuid.uuid4().hex}.py"
 """Of this process alone: others may run this test too."""
 
@@ -97,7 +97,6 @@ def unharmed(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     return weights(torchrun(path, str(STEPS), PYTHONPATH=SOURCE).splitlines())
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_lost_and_stopped_ranks_cost_no_step_and_no_bit(
     start: Start, unharmed: set[str], how: signal.Signals
@@ -118,7 +117,6 @@ def test_lost_and_stopped_ranks_cost_no_step_and_no_bit(
     assert "from rank" in told, "the state came from a surviving rank"
 
 
-@pytest.mark.soak
 def test_ranks_that_do_not_wait_for_the_lost_one_notice_and_live_on(start: Start) -> None:
     share = start(order(ranks_per_node=4))
     share.spawn()
@@ -149,7 +147,6 @@ def test_when_every_rank_is_lost_the_last_checkpoint_is_where_they_go_on(
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.soak
 def test_ranks_that_are_lost_while_the_next_group_forms_are_replaced_too(
     start: Start, unharmed: set[str]
 ) -> None:

@@ -19,7 +19,7 @@ from tests.support.simulated import Cluster, a_cluster
 
 STEPS = 12
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.soak,
     pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
 ]

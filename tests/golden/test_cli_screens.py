@@ -64,7 +64,16 @@ def gpu_nodes() -> list[dict[str, Any]]:
             "by": "ana",
             "gpus_used": 0,
         },
+        {
+            "name": "node-08",
+            "state": "ready",
+            **common,
+            "is_alive": False,
+            "takes_work": False,
+            "closed": "drained in Slurm: bad fan",
+        },
         {"name": "laptop", "state": "ready", **common, "gpus": [], "is_simulated": True, "confinement": ""},
+        {"name": "node-09", "state": "ready", **common, "is_alive": False, "is_gone": True, "gpus_used": 0},
     ]
 
 
@@ -213,7 +222,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
         server.answers["GET", "/v1/status"] = {
             "version": "0.1.0", "store": "sqlite", "engine": "local", "started_at": NOW - 7500,
             "counts": {"queued": 4, "running": 2, "starting": 0},
-            "nodes": {"total": 5, "ready": 3, "draining": 1, "silent": 1, "dead": 0},
+            "nodes": {"total": 5, "ready": 3, "draining": 1, "silent": 1, "dead": 0, "gone": 1},
             "devices": {"gpus_total": 32, "gpus_used": 24, "cpus_total": 256.0,
             "cpus_used": 97.5}, "events_head": {"seq": 812, "hash": "ab" * 32},
         }  # fmt: skip

@@ -33,7 +33,8 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/contract/test_store_memory.py",
         "tests/contract/test_store_sqlite.py",
     ),
-    "spool": (*PYTEST, "tests/unit/runtime/test_spool.py"),
+    "spool": (*PYTEST, "tests/unit/runtime/test_spool.py", "tests/unit/runtime/test_tree.py"),
+    "burial": (*PYTEST, "tests/unit/runtime/test_burial.py", "tests/unit/runtime/test_places.py"),
     "supervisor": (
         *PYTEST,
         "tests/e2e/test_supervisor_claims.py",
@@ -49,6 +50,7 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/property/test_rollout.py",
         "tests/property/test_serving_framing.py",
     ),
+    "cluster": (*PYTEST, "tests/unit/cluster"),
     "attacks": (*PYTEST, "tests/attacks"),
 }
 FAILED = 1

@@ -17,6 +17,7 @@ from shoal.model.moves import (
     Effect,
     FencePassed,
     NodeEnded,
+    OrphanCleared,
     Orphaned,
     Placed,
     Refused,
@@ -47,6 +48,7 @@ OUTCOMES = st.builds(
     signal=st.none() | st.just(9),
     exit_code=st.none() | st.just(3),
 )
+BOOLS = st.booleans()
 EVENTS: st.SearchStrategy[AttemptEvent] = st.one_of(
     st.builds(Placed, ALLOCATIONS),
     st.builds(Accepted, st.sampled_from(["native-1", "native-2"])),
@@ -55,7 +57,8 @@ EVENTS: st.SearchStrategy[AttemptEvent] = st.one_of(
     st.builds(Started, NODES),
     st.builds(NodeEnded, OUTCOMES),
     st.builds(NodeEnded, OUTCOMES),
-    st.builds(Orphaned, NODES, st.just("something of it does not die")),
+    st.builds(Orphaned, NODES, st.just("it does not die"), is_to_stop=BOOLS, is_hearsay=BOOLS),
+    st.builds(OrphanCleared, NODES, is_hearsay=BOOLS),
     st.builds(StopAsked, STOPS, st.just("ana")),
     st.builds(FencePassed),
 )
@@ -188,7 +191,7 @@ def test_a_gang_is_stopped_when_one_node_of_it_fails(life: Recorded) -> None:
             assert after.state in {AttemptState.STOPPING, AttemptState.ENDED}
         if after.state is AttemptState.STOPPING:
             assert after.stop_asked_at is not None
-            assert has_failed or after.orphaned_nodes or after.stop_reason is not None
+            assert has_failed or after.stop_reason is not None
 
 
 @given(lives())
@@ -214,3 +217,22 @@ def test_no_fence_passes_where_nobody_is_left_to_keep_it(life: Recorded) -> None
     for before, event, after, _ in life:
         if isinstance(event, FencePassed) and before.orphans_left:
             assert after is before
+
+
+@given(lives())
+def test_an_orphan_is_held_until_somebody_vouches_for_it_and_moves_nothing_by_itself(life: Recorded) -> None:
+    for before, event, after, effects in life:
+        if isinstance(event, OrphanCleared) or (isinstance(event, Orphaned) and not event.is_to_stop):
+            assert (after.state, effects) == (before.state, ())
+        if isinstance(event, Orphaned) and event.is_to_stop and after.state is not before.state:
+            assert (after.state, effects) == (AttemptState.STOPPING, (Effect.CANCEL,))
+            assert event.node in after.orphans_left
+        assert set(after.doubted_nodes) <= set(after.orphaned_nodes)
+        if (
+            isinstance(event, OrphanCleared)
+            and before.state is not AttemptState.ENDED
+            and (not event.is_hearsay or event.node in before.doubted_nodes)
+        ):
+            assert event.node not in after.orphaned_nodes
+        else:
+            assert set(before.orphaned_nodes) <= set(after.orphaned_nodes)

@@ -128,6 +128,22 @@ def _heal(world: World) -> None:
     world.cluster.heal(node)
 
 
+def _doubt(world: World) -> None:
+    """Something does not die on a node, and nobody says whose it is; or somebody has seen to it, rather where
+    something was held for it.
+    """
+    holding = run_now(world.disk.inner.read(lambda tx: tx.attempts.holding()))
+    held = {node for _, attempt in holding for node in attempt.doubted_nodes} & world.cluster.doubted
+    busy = {order.node for order in world.cluster.running() if world.cluster.is_cut(order.node)}
+    node = world.dice.choice(sorted(held or busy) or world.nodes)
+    if node in world.cluster.doubted:
+        world.tell(f"clear {node}")
+        world.cluster.doubted.remove(node)
+    else:
+        world.tell(f"doubt {node}")
+        world.cluster.doubted.add(node)
+
+
 def _power(world: World) -> None:
     off = [node for node in world.nodes if world.cluster.is_off(node)]
     if off:
@@ -229,6 +245,7 @@ TROUBLES = {
     _window: 3,
     _kill: 6,
     _orphan: 4,
+    _doubt: 3,
     _saves: 6,
     _disk: 2,
     _jump: 1,
@@ -252,6 +269,7 @@ def _peace(world: World, auditor: Auditor) -> None:
     world.disk.failing = 0.0
     world.faults = 0.0
     world.crash()
+    world.cluster.doubted.clear()
     for node in world.nodes:
         world.cluster.heal(node)
         world.cluster.power_on(node)
@@ -329,6 +347,8 @@ def summary(world: World) -> Counter[str]:
             is_same = where == inner["failure"]["node"]
             kind = "the same node" if is_same else "another node"
             seen["ranks started anew" if where is None else f"shares replaced on {kind}"] += 1
+        elif event.kind == "attempt.noted":
+            seen["doubts withdrawn"] += event.data["event"]["type"] == "OrphanCleared"
         elif event.kind == "job.grows":
             seen["growths"] += 1
         elif event.kind == "attempt.ended":
@@ -345,6 +365,7 @@ TOLD = {
     "kill the rank": "ranks killed",
     "leftovers": "leftovers that live on",
     "orphan": "supervisors killed before their ranks",
+    "doubt": "nodes where something does not die",
     "cut": "partitions",
     "stall": "stalls",
     "power off": "nodes powered off",

@@ -79,6 +79,7 @@ class PaperMachine:
     seen: list[tuple[str, bytes]] = field(default_factory=list)
     is_lost: bool = False
     holder: str = ""
+    typed: str = "ssh -i /keys/one -J bastion ana@machine"
 
     async def run(self, script: str, stdin: bytes = b"", timeout_s: float = 120.0) -> Answer:
         if self.is_lost:

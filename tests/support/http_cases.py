@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
+
+from tests.support.serving import Wire
 
 TAKEN, REFUSED = "taken", "refused"
 
@@ -17,6 +20,18 @@ class Case:
     verdict: str
     nginx_differs: str = ""
     """Why the reference decides otherwise; empty: it does not."""
+
+
+async def verdict_of(wire: Wire, raw: bytes, within_s: float) -> str:
+    """Of whoever is at the other end; the connection is closed."""
+    try:
+        async with asyncio.timeout(within_s):
+            answer = await wire.ask(raw, is_head=raw.startswith(b"HEAD"))
+    except (asyncio.IncompleteReadError, ConnectionError, ValueError, TimeoutError):
+        return REFUSED  # also if it waits for more: then it has not taken what was sent
+    finally:
+        wire.close()
+    return TAKEN if answer.status == 200 else REFUSED
 
 
 def _lines(*lines: str, body: bytes = b"", end: str = "\r\n") -> bytes:

@@ -89,6 +89,10 @@ class StagedEngine(FakeEngine):
         lost = Fault(is_lost_before=not is_after, is_lost_after=is_after)
         self._faults = lambda asked, _: lost if asked is verb else NO_FAULT
 
+    def lose_all(self) -> None:
+        """From now on the engine cannot be asked anything."""
+        self._faults = lambda *_: Fault(is_lost_before=True)
+
     async def submit(self, submission: Submission) -> str:
         self.meanwhile.reach("before submit")
         native_id = await super().submit(submission)

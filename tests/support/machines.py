@@ -15,10 +15,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path
 
-_LABS = count()
+from tests.support.claims import Claim, take
+
 PROGRAMS = (
     "sshd",
     "slurmctld",
@@ -102,13 +102,13 @@ class Lab:
     """A bridge and the machines on it."""
 
     folder: Path
-    number: int
+    claim: Claim
     machines: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     plugged: set[str] = field(default_factory=set)
 
     @property
     def bridge(self) -> str:
-        return f"shoalm{self.number}"
+        return self.claim.tag
 
     @property
     def identity(self) -> Path:
@@ -126,10 +126,10 @@ class Lab:
     @property
     def gateway(self) -> str:
         """This machine's own address there."""
-        return f"10.217.{self.number}.1"
+        return f"{_net(self.claim.number)}.1"
 
     def address(self, name: str) -> str:
-        return f"10.217.{self.number}.{10 + ord(name[-1]) - ord('a')}"
+        return f"{_net(self.claim.number)}.{10 + ord(name[-1]) - ord('a')}"
 
     def start(self, name: str, before: str = "true", base: Path = Path("/")) -> None:
         """Start a machine. `before` is shell that runs inside, just before its sshd; `base` is what is
@@ -211,6 +211,11 @@ def _sweep(name: str) -> None:
                 path.rmdir()
 
 
+def _net(number: int) -> str:
+    """What all its addresses begin with."""
+    return f"10.217.{number}"
+
+
 def _call(*words: str | Path) -> None:
     done = subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{words}: {done.stderr}"
@@ -219,7 +224,7 @@ def _call(*words: str | Path) -> None:
 @contextmanager
 def machines(folder: Path, *names: str) -> Iterator[Lab]:
     """A lab with these machines; each name ends in a letter of its own."""
-    lab = Lab(folder, (os.getpid() + 7 * next(_LABS)) % 250)
+    lab = Lab(folder, take("m", _net))
     folder.mkdir(parents=True, exist_ok=True)
     lab.shared.mkdir()
     lab.shared.chmod(0o1777)
@@ -238,3 +243,4 @@ def machines(folder: Path, *names: str) -> Iterator[Lab]:
         for name in list(lab.plugged):
             lab.unplug(name)
         _call("ip", "link", "del", lab.bridge)
+        lab.claim.release()

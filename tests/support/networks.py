@@ -8,19 +8,16 @@ A cut loses packets: nobody is told, and who connects waits. Both ends send to a
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
-PATH = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
+from tests.support.claims import take
+from tests.support.host import ip
+
 HERE = ""
 """This machine, where the control plane is, among the names of nodes."""
-NUMBERS = 250
 NOWHERE = "02:00:00:00:00:fe"
 """A station that no bridge has."""
 
@@ -36,9 +33,11 @@ class Networks:
 
     def __init__(self, names: tuple[str, ...], kind: int = 0) -> None:
         self.names = names
-        self.number, self._lock = _take_number(kind)
-        """Nobody else's on this machine, below `NUMBERS`, until the network is removed."""
-        self._tag = f"s{'hr'[kind]}{self.number}"
+        self._claim = take(str(kind), lambda number: _net(kind, number))
+        self.number, self._tag = self._claim.number, self._claim.tag
+        """Nobody else's on this machine until the network is removed."""
+        self.mark = self._claim.mark
+        """For the environment of what is started outside of the nodes' networks."""
         self._net = _net(kind, self.number)
         self.address = f"{self._net}.1"
         """Of this machine, as the nodes see it."""
@@ -62,36 +61,34 @@ class Networks:
 
     def make_network(self) -> None:
         bridge = self._bridge
-        self._ip("link", "add", bridge, "type", "bridge")
-        self._ip("addr", "add", f"{self.address}/24", "dev", bridge)
-        self._ip("link", "set", bridge, "up")
+        ip("link", "add", bridge, "type", "bridge")
+        ip("addr", "add", f"{self.address}/24", "dev", bridge)
+        ip("link", "set", bridge, "up")
         for number, name in enumerate(self.names):
             space, outside = self.space_of(name), f"{self._tag}v{number}"
-            self._ip("netns", "add", space)
-            self._ip("link", "add", outside, "type", "veth", "peer", "name", "eth0", "netns", space)
-            self._ip("link", "set", outside, "master", bridge, "up")
-            self._ip("-n", space, "addr", "add", f"{self.address_of(name)}/24", "dev", "eth0")
-            self._ip("-n", space, "link", "set", "eth0", "up")
-            self._ip("-n", space, "link", "set", "lo", "up")
+            ip("netns", "add", space)
+            ip("link", "add", outside, "type", "veth", "peer", "name", "eth0", "netns", space)
+            ip("link", "set", outside, "master", bridge, "up")
+            ip("-n", space, "addr", "add", f"{self.address_of(name)}/24", "dev", "eth0")
+            ip("-n", space, "link", "set", "eth0", "up")
+            ip("-n", space, "link", "set", "lo", "up")
             # Leads nowhere, but programs ask it which address is theirs.
-            self._ip("-n", space, "route", "add", "default", "via", self.address)
+            ip("-n", space, "route", "add", "default", "via", self.address)
             # Whoever looks a name up is told so at once: torch does, and would wait for ten seconds.
             for server in name_servers():
-                self._ip("-n", space, "route", "add", "unreachable", server)
+                ip("-n", space, "route", "add", "unreachable", server)
 
     def remove_network(self) -> None:
         """May be repeated, and comes after anything that failed."""
         for number, name in enumerate(self.names):
             # With its namespace it would go later, and be in the way of the next laboratory.
-            self._ip("link", "del", f"{self._tag}v{number}", check=False)
-            self._ip("netns", "del", self.space_of(name), check=False)
-        self._ip("link", "del", self._bridge, check=False)
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+            ip("link", "del", f"{self._tag}v{number}", check=False)
+            ip("netns", "del", self.space_of(name), check=False)
+        ip("link", "del", self._bridge, check=False)
+        self._claim.release()
 
     def pids_on(self, name: str) -> list[int]:
-        told = self._ip("netns", "pids", self.space_of(name), check=False)
+        told = ip("netns", "pids", self.space_of(name), check=False)
         return [int(word) for word in told.split()]
 
     def kill_all_on(self, name: str) -> None:
@@ -135,42 +132,8 @@ class Networks:
         space = ("-n", self.space_of(source)) if source != HERE else ()
         device = "eth0" if source != HERE else self._bridge
         address = self.address_of(target) if target != HERE else self.address
-        self._ip(*space, "neigh", verb, address, *more, "dev", device)
-
-    def _ip(self, *words: str, check: bool = True) -> str:
-        done = subprocess.run(["ip", *words], env={"PATH": PATH}, capture_output=True, text=True, check=False)
-        assert done.returncode == 0 or not check, (words, done.stderr)
-        return done.stdout
+        ip(*space, "neigh", verb, address, *more, "dev", device)
 
 
 def _net(kind: int, number: int) -> str:
     return f"10.{200 + 10 * kind + number // 50}.{number}"
-
-
-def _take_number(kind: int) -> tuple[int, int | None]:
-    """A number and the lock that makes it ours. What others left behind unfinished is passed over."""
-    words = ["ip", "-o", "-4", "addr", "show"]
-    taken = subprocess.run(words, env={"PATH": PATH}, capture_output=True, text=True, check=False).stdout
-    first = os.getpid() % NUMBERS
-    for number in (*range(first, NUMBERS), *range(first)):
-        lock = os.open(f"/tmp/shoal-lab-{kind}-{number}.lock", os.O_RDWR | os.O_CREAT, 0o600)
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if f" {_net(kind, number)}." not in taken:
-                return number, lock
-        os.close(lock)
-    raise AssertionError(f"{NUMBERS} networks of tests are on this machine: `ip netns` shows them")
-
-
-def is_alive(pid: int) -> bool:
-    """Neither gone nor a zombie that nobody has taken away."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
-
-
-def until_dead(pids: list[int], within_s: float = 10.0) -> bool:
-    deadline = time.monotonic() + within_s
-    while any(map(is_alive, pids)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not any(map(is_alive, pids))

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from shoal.engines.ray.client import BRIDGE
 from shoal.engines.ray.head import free_ports
 from shoal.engines.ray.render import AGENT_PORTS, HEAD_PORTS, ray_environment
 from tests.support.cluster_lab import POLL_S, ClusterLab
-from tests.support.networks import PATH, is_alive, until_dead
+from tests.support.host import PATH, is_alive, until_dead
 from tests.support.ray_tls import RayTls
 
 ROOT = Path(__file__).parents[2]
@@ -203,6 +203,7 @@ class RayLab(ClusterLab):
         env |= {"RAY_health_check_timeout_ms": f"{self._check_s * 1000:.0f}"}
         env |= {"RAY_gcs_storage_path": str(self.root / "gcs"), "PATH": PATH}
         env |= {} if self._has_storage else {"RAY_gcs_storage": "memory"}
+        env |= self.mark
         start = self.ray_command("start", "--block")
         words = [*FIRST, *before, *start, *words, "--object-store-memory=80000000", *QUIET]
         for _ in range(TRIES):
@@ -248,6 +249,10 @@ def command_of(pid: int) -> str:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     return ""
+
+
+MakeRay = Callable[..., contextlib.AbstractContextManager["RayLab"]]
+"""`ray_lab` in a folder of its own."""
 
 
 @contextlib.contextmanager

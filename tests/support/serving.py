@@ -98,6 +98,14 @@ class Conversation:
         await self.writer.drain()
 
 
+async def hang_up(seen: Conversation) -> None:
+    seen.writer.transport.abort()
+
+
+async def silence(seen: Conversation) -> None:
+    await seen.reader.read()
+
+
 async def answer_ok(seen: Conversation) -> None:
     await seen.body()
     await seen.send(reply(seen.replica.name.encode()))

@@ -59,8 +59,10 @@ class Accounting:
         conf = self._root / "etc" / "slurmdbd.conf"
         conf.write_text("\n".join([CONF.format(root=self._root, port=self._port), *self._more, ""]))
         conf.chmod(0o600)
-        data = self._root / "mariadb"
-        words = ["--no-defaults", f"--datadir={data}", "--user=root"]
+        data, temporary = self._root / "mariadb", self._root / "mariadb-tmp"
+        temporary.mkdir()
+        # A MariaDB that starts removes the temporary tables it finds: also another's, in a shared /tmp.
+        words = ["--no-defaults", f"--datadir={data}", f"--tmpdir={temporary}", "--user=root"]
         self._run(
             ["mariadb-install-db", *words, "--skip-test-db", "--auth-root-authentication-method=normal"]
         )

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.support.cluster_lab import POLL_S, ClusterLab
-from tests.support.networks import PATH, is_alive
+from tests.support.host import PATH, is_alive
 from tests.support.slurm_accounting import Accounting
 from tests.support.slurm_rest import Rest
 from tests.support.slurm_root import SlurmRoot, chosen_root
@@ -47,6 +47,8 @@ class Shape(NamedTuple):
     slurmd_timeout_s: int = 5
     """A node that is silent for so long has failed, for Slurm, which ends its jobs when it is back. Its own
     default is 300."""
+    unkillable_s: int = 60
+    """How long processes may take to die before Slurm gives them up, and drains their node; Slurm's own."""
     min_job_age_s: int = 300
     """For how long `squeue` remembers what is over, about."""
     has_accounting: bool = False
@@ -77,9 +79,10 @@ class SlurmLab(ClusterLab):
         self.shape = shape
         super().__init__(tuple(f"n{number}" for number in range(shape.nodes)))
         other = chosen_root()
-        self.other = SlurmRoot(other, root / "bin") if other is not None else None
+        self.other = SlurmRoot(other, root / "bin", self.mark) if other is not None else None
         self.environment = {
             **os.environ,
+            **self.mark,
             "PATH": PATH if other is None else f"{root / 'bin'}:{PATH}",
             "SLURM_CONF": str(root / "etc" / "slurm.conf"),
         }
@@ -135,7 +138,8 @@ class SlurmLab(ClusterLab):
                 "scontrol", "update", f"NodeName={','.join(self.names)}", f"State={state}", "Reason=cleared"
             )
         self.until(lambda: not self.run("squeue", "-h").strip(), "no job is left")
-        self.until(lambda: len(self.usable()) == len(self.names), "every node takes work")
+        for name in self.names:
+            self.resume(name)
 
     def down(self) -> None:
         for name in self.names:
@@ -174,10 +178,13 @@ class SlurmLab(ClusterLab):
             self.run("sbatch", *words, "--output=/dev/null", "--wrap=sleep 600")
 
     def resume(self, name: str) -> None:
-        """As an administrator does, until it takes work: Slurm may drain it once more meanwhile."""
+        """As an administrator does, until it takes work: Slurm may drain it once more meanwhile, or notice
+        only now that it was away for too long.
+        """
 
         def is_resumed() -> bool:
-            if "drain" in self.run("sinfo", "-h", "-N", "-n", name, "-o", "%T"):
+            state = self.run("sinfo", "-h", "-N", "-n", name, "-o", "%T")
+            if "drain" in state or "down" in state:
                 self.run("scontrol", "update", f"NodeName={name}", "State=RESUME")
             return name in self.usable()
 
@@ -288,6 +295,7 @@ class SlurmLab(ClusterLab):
                 # Control groups are named after node and job: no two labs may have the same.
                 first_job_id=(self.number + 1) * 100_000,
                 slurmd_timeout_s=self.shape.slurmd_timeout_s,
+                unkillable_s=self.shape.unkillable_s,
                 min_job_age_s=self.shape.min_job_age_s,
                 gres_types=",".join(("gpu", *self.shape.others)),
             )
@@ -363,6 +371,7 @@ MessageTimeout=5
 BatchStartTimeout=5
 InactiveLimit=0
 KillWait=2
+UnkillableStepTimeout={unkillable_s}
 MinJobAge={min_job_age_s}
 SchedulerType=sched/backfill
 SchedulerParameters=sched_min_interval=0,batch_sched_delay=0,bf_interval=1

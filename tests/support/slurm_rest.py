@@ -9,7 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from tests.support.networks import PATH
+from tests.support.host import PATH
 from tests.support.slurm_root import SlurmRoot
 
 NEEDED = ("slurmrestd", "setpriv")

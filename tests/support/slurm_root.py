@@ -40,14 +40,16 @@ def chosen_root() -> Path | None:
 class SlurmRoot:
     """Blocking. Between `up` and `down` there are commands in `folder` that run in the other Debian."""
 
-    def __init__(self, root: Path, folder: Path) -> None:
+    def __init__(self, root: Path, folder: Path, mark: dict[str, str]) -> None:
+        """`mark`: in the environment of what is started."""
         self._root = root
+        self._environment = {**os.environ, **mark}
         self._folder = folder
         self._holder: subprocess.Popen[bytes] | None = None
 
     def up(self) -> None:
         words = ["unshare", "--mount", "--propagation", "private", "sh", "-c", HOLD, str(self._root)]
-        self._holder = subprocess.Popen(words, start_new_session=True)
+        self._holder = subprocess.Popen(words, env=self._environment, start_new_session=True)
         deadline = time.monotonic() + START_S
         while Path(f"/proc/{self._holder.pid}/root").readlink() != self._root:
             assert self._holder.poll() is None, f"nothing can be run from {self._root}"

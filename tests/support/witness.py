@@ -13,6 +13,8 @@ from shoal.client.handles import JobHandle
 
 TARGET = "/witness"
 PROGRAM = Path(__file__).with_name("witness_rank.py")
+STUCK_WAYS = ("--stuck", "--stuck-thread")
+"""Options with which a rank does not die, once there is a `deaf_disk` in the witness's `deaf`."""
 
 
 def since_boot() -> float:
@@ -36,6 +38,7 @@ class Witness:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
+        self.deaf = folder / "deaf"
 
     def job(self, seconds: float = float("inf"), *options: str) -> dict[str, Any]:
         """For the spec of a job: what it runs in every rank, and where that is written down."""

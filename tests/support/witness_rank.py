@@ -1,9 +1,10 @@
-"""A rank that bears witness: `python witness_rank.py FOLDER [SECONDS] [--talk] [--brief]`.
+"""A rank that bears witness: `python witness_rank.py FOLDER [SECONDS] [--talk] [--brief] [--stuck]`.
 
 What it writes down lies on a disk that all nodes share. Two locks tell what no clock could: one of this rank
 of the job, whoever runs it, and one of this rank of the attempt, at which every other attempt looks. They are
 held for as long as the process lives, however it ends. Runs for so many seconds, or until it is let go
-(`Witness.let_go`); with `--brief`, in an attempt that is not the job's first, not at all.
+(`Witness.let_go`); with `--brief`, in an attempt that is not the job's first, not at all. With `--stuck` or
+`--stuck-thread` it, or another thread of it, asks a disk for something that may never answer (`deaf_disk`).
 """
 
 from __future__ import annotations
@@ -50,6 +51,10 @@ class Rank:
                 if not is_free:
                     return False
         return True
+
+    def ask_the_disk(self) -> None:
+        with contextlib.suppress(OSError):
+            (self._folder / "deaf" / f"{self._job}.{self._rank}").stat()
 
     def is_first(self) -> bool:
         """Whether no other attempt has begun before."""
@@ -120,6 +125,10 @@ def main(folder: str, seconds: str = "inf", *options: str) -> int:
         is_first = os.environ["RANK"] == "0"
         work = answer_peers if is_first else lambda: talk_to_first(rank)
         threading.Thread(target=work, daemon=True).start()
+    if "--stuck-thread" in options:
+        threading.Thread(target=rank.ask_the_disk, daemon=True).start()
+    if "--stuck" in options:
+        rank.ask_the_disk()
     is_over = "--brief" in options and not rank.is_first()
     deadline = time.monotonic() + (0.0 if is_over else float(seconds))
     while time.monotonic() < deadline and not rank.is_let_go():

@@ -429,6 +429,19 @@ def test_stop_goes_on_after_a_job_that_cannot_be_stopped(shell: Shell, fake: Fak
     assert "error: it has ended" in result.err
 
 
+def test_nodes_and_status_say_that_the_cluster_does_not_answer(shell: Shell, fake: FakeServer) -> None:
+    node = {"name": "n1", "state": "ready", "engine": "slurm", "unanswered_since": 7.0}
+    fake.answers["GET", "/v1/nodes"] = {"items": [node], "next_cursor": None}
+    said = "the Slurm does not answer since 1970-01-01 00:00:07 UTC; what is shown of its nodes is as of then"
+    assert shell("nodes").err == f"-- {said}\n"
+    assert shell("nodes", "--json").err == ""
+    fake.answers["GET", "/v1/nodes"] = {"items": [{**node, "unanswered_since": None}], "next_cursor": None}
+    assert shell("nodes").err == ""
+    away = {"since": 7.0, "why": "ssh to a: refused"}
+    fake.answers["GET", "/v1/status"] = {"started_at": 0.0, "engine": "slurm", "unanswered": away}
+    assert f"cluster  {said} (ssh to a: refused)" in shell("status").out.splitlines()
+
+
 @pytest.mark.parametrize(
     ("argv", "path"),
     [
@@ -436,7 +449,6 @@ def test_stop_goes_on_after_a_job_that_cannot_be_stopped(shell: Shell, fake: Fak
         (("nodes", "drain", "n1", "-m", "bad NVLink"), "/v1/nodes/n1/drain"),
         (("resume", "n1"), "/v1/nodes/n1/resume"),
         (("nodes", "cordon", "n1"), "/v1/nodes/n1/cordon"),
-        (("nodes", "declare-dead", "n1"), "/v1/nodes/n1/declare-dead"),
     ],
 )
 def test_node_commands_send_their_reason(
@@ -446,6 +458,38 @@ def test_node_commands_send_their_reason(
     result = shell(*argv)
     assert (result.code, result.out) == (0, "n1: draining\n")
     assert fake.seen[0].json() == {"because": "bad NVLink" if "bad NVLink" in argv else ""}
+
+
+@pytest.mark.parametrize(
+    ("verb", "after", "told"),
+    [
+        ("declare-dead", {"state": "dead", "jobs": ["lab/10"]}, "declared dead; lab/10 begins anew"),
+        (
+            "declare-dead",
+            {"state": "dead", "jobs": ["lab/1", "lab/2"]},
+            "declared dead; lab/1, lab/2 begin anew",
+        ),
+        ("declare-dead", {"state": "dead", "jobs": []}, "declared dead"),
+        ("resume", {"state": "ready"}, "resumed here, and takes no work yet: it is silent"),
+        (
+            "resume",
+            {"state": "ready", "takes_work": False, "closed": "drained in Slurm: bad fan"},
+            "resumed here, and takes no work yet: drained in Slurm: bad fan",
+        ),
+        ("resume", {"state": "ready", "is_alive": True}, "ready"),
+        ("cordon", {"state": "cordoned"}, "cordoned, and silent"),
+    ],
+)
+def test_a_decision_about_a_node_says_what_was_done_and_what_follows(
+    shell: Shell, fake: FakeServer, verb: str, after: dict[str, Any], told: str
+) -> None:
+    fake.answers["POST", f"/v1/nodes/n1/{verb}"] = {"name": "n1", "is_alive": False, **after}
+    assert shell("nodes", verb, "n1").out == f"n1: {told}\n"
+
+
+def test_a_node_that_was_declared_dead_is_shown_as_dead(shell: Shell, fake: FakeServer) -> None:
+    fake.answers["GET", "/v1/nodes/n1"] = {"name": "n1", "state": "dead", "by": "ana", "is_alive": False}
+    assert "state        dead by ana\n" in shell("nodes", "n1").out
 
 
 def test_login_checks_the_token_before_it_saves_it(

@@ -20,7 +20,7 @@ from shoal.engines.local.book import Book
 from shoal.engines.slurm.config import load_config
 from shoal.wire import EndKind, Fetch
 from tests.support.cli import Shell
-from tests.unit.engines.test_slurm_pieces import NODE, order
+from tests.support.paper_slurm import NODE, order
 from tests.unit.engines.test_slurm_rest import Paper, on_paper
 from tests.unit.engines.test_slurm_rest_pieces import RECORDED, token
 

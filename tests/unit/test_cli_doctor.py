@@ -10,7 +10,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from shoal.cli import checkup_machine, doctor
+from shoal.cli import checkup_machine, checkup_server, doctor
 from shoal.cli.checkup import Finding, Level
 from shoal.cli.checkup_server import (
     check_certificates,
@@ -127,6 +127,28 @@ def test_a_token_the_server_does_not_know_is_broken(shell: Shell) -> None:
         found = check_server()
     assert found.level is Level.BROKEN
     assert "shoal login" in found.hint
+
+
+def test_whoever_is_not_known_is_told_of_a_way_that_there_is(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_fake() as fake:
+        shell.talk_to(fake)
+        monkeypatch.delenv("SHOAL_TOKEN")
+        here = Endpoint(fake.url, "shl_x", is_local=True)
+        monkeypatch.setattr(checkup_server, "find_endpoint", lambda: here)
+        monkeypatch.setattr(checkup_server, "holder", lambda _: 1)
+        fake.answers["GET", "/v1/me"] = fake.problem(401, "unauthenticated", "expired")
+        ours = check_server()
+        remember(shell.home, {"shared": "/shared", "database_url": "postgresql://db/shoal"})
+        shared, unsaved = check_server(), check_credentials()
+        monkeypatch.setenv("SHOAL_TOKEN", "shl_x")
+        overridden = check_server()
+    assert ours.hint == "`shoal login local --forget`, `shoal down`, `shoal up`: that makes another token"
+    assert shared.hint.startswith("`shoal login local --forget`, `shoal login local` with a token that")
+    assert "shoal up" not in shared.hint + unsaved.hint, "which makes none there"
+    assert overridden.hint.startswith("`unset SHOAL_TOKEN`")
+    assert "--forget" not in overridden.hint, "what is saved may be good"
 
 
 def test_what_the_engine_says_about_its_nodes_is_told(shell: Shell) -> None:

@@ -266,9 +266,12 @@ def test_up_says_over_what_it_is(
     assert up.over_what() == "", "nothing is connected"
     (tmp_path / "slurm.json").write_text(json.dumps({"cluster": "lab", "heads": ["a"]}))
     assert up.over_what() == "over the Slurm `lab` (a): `shoal nodes` shows its nodes", "nobody answers"
-    answer = [{"is_alive": number < nodes} for number in range(3)]
+    answer: list[dict[str, object]] = [{"is_alive": number < nodes} for number in range(3)]
     monkeypatch.setattr(Connection, "nodes", lambda _: answer)
     assert up.over_what() == f"over the Slurm `lab` (a): {told}"
+    if nodes:
+        answer[0]["unanswered_since"] = 7.0
+        assert up.over_what() == f"over the Slurm `lab` (a): {told} when it last answered"
 
 
 def test_data_plane_that_ended_unasked_does_not_run(tmp_path: Path) -> None:

@@ -128,6 +128,26 @@ def test_a_mistyped_command_is_an_error_with_a_hint(shell: Shell, argv: tuple[st
 
 
 @pytest.mark.parametrize(
+    ("typed", "told", "hint"),
+    [
+        ("cluster destory --yes", "unknown command `destory`; did you mean `destroy`?", "cluster"),
+        ("nodes drian n1", "unknown command `drian`; did you mean `drain`?", "nodes"),
+        ("connect slrum", "unknown command `slrum`; did you mean `slurm`?", "connect"),
+        (
+            "connect slurm --partiton main",
+            "unknown option `--partiton`; did you mean `--partition`?",
+            "connect slurm",
+        ),
+        ("nodes n1 --jsn", "unknown option `--jsn`; did you mean `--json`?", "nodes"),
+    ],
+)
+def test_a_mistyped_part_of_a_command_is_named_and_the_help_that_has_it(
+    shell: Shell, typed: str, told: str, hint: str
+) -> None:
+    assert shell(*typed.split()).err == f"error: {told}\nhint: see `shoal {hint} --help`\n"
+
+
+@pytest.mark.parametrize(
     ("status", "code", "exit_code"),
     [(422, "spec.invalid", 2), (409, "state.conflict", 3), (429, "limit.reached", 3),
      (401, "unauthenticated", 4), (403, "denied", 4), (404, "not_found", 4), (502, "engine.refused", 5),
@@ -139,7 +159,8 @@ def test_exit_codes_say_who_must_act(
     fake.answers["GET", "/v1/nodes"] = fake.problem(status, code, "no", hint="`type this`")
     result = shell("nodes", "--json")
     assert result.code == exit_code
-    assert "error: no\nhint: `type this`\n" in result.err
+    hint = "SHOAL_TOKEN is set" if status == 401 else "`type this`\n"
+    assert f"error: no\nhint: {hint}" in result.err
     assert result.out == ""
 
 

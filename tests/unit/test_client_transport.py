@@ -174,6 +174,18 @@ def test_a_problem_document_becomes_the_error_it_stands_for(
     assert error.facts["request_id"] == "r1"
 
 
+def test_who_is_not_known_by_a_variable_does_not_lose_the_token_that_is_saved(
+    fake: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.answers["GET", "/v1/me"] = fake.problem(401, "unauthenticated", "who", hint="`forget yours`")
+    told = "SHOAL_TOKEN is set and was refused: `unset SHOAL_TOKEN` uses what `shoal login` saved, "
+    for variable, hint in (("shl_other", "`forget yours`"), (TOKEN, told)):
+        monkeypatch.setenv("SHOAL_TOKEN", variable)
+        with pytest.raises(Unauthenticated) as caught:
+            transport_to(fake.url).call("GET", "/v1/me")
+        assert (caught.value.hint or "").startswith(hint)
+
+
 def test_an_unreachable_engine_is_told_apart_from_an_unreachable_server(fake: FakeServer) -> None:
     fake.answers["GET", "/v1/me"] = fake.problem(503, "engine.unreachable", "no answer from slurm")
     transport = transport_to(fake.url)

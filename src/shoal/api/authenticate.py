@@ -23,6 +23,15 @@ from shoal.store import Tx
 KEPT_S = 1.0
 MAX_KEPT = 1024
 MAX_TOKEN_LENGTH = 512
+LOST = (
+    "who owns the control plane and lost theirs gets another where it runs, with "
+    "`shoal login local --forget`, `shoal down`, `shoal up`"
+)
+LOST_OF_SEVERAL = (
+    "who lost theirs gets another by `shoal token create` from an admin, or from another machine that "
+    "has a control plane of this cluster"
+)
+"""Where several share a directory none is made at a start: the others have theirs."""
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -51,20 +60,20 @@ class Authenticator:
     async def identify(self, text: str) -> Known:
         """Who presents this token. Raises `Unauthenticated`, the same for every reason."""
         if len(text) > MAX_TOKEN_LENGTH:
-            _refuse()
+            self._refuse()
         signed = parse_signed(self._core.key, text)
         if signed is not None:
             return await self._signed(signed)
         presented = parse_user_token(text)
         if presented is None:
-            _refuse()
+            self._refuse()
         # Kept by digest: a dump of this process holds no more tokens than it must.
         digest = hashlib.sha256(text.encode()).digest()
         known = self._known.get(digest)
         if known is None or self._core.clock.monotonic() - known.at > KEPT_S:
             known = await self._load(presented, digest)
         if known.caller.expires_at is not None and known.caller.expires_at <= self._core.clock.now():
-            _refuse()
+            self._refuse()
         return known
 
     async def project(self, name: str) -> Project | None:
@@ -95,7 +104,7 @@ class Authenticator:
         loaded = await self._core.store.read(load)
         self._known.pop(digest, None)
         if loaded is None:
-            _refuse()
+            self._refuse()
         known = Known(caller=loaded[2], user=loaded[1], at=now)
         if generation == self._generation:
             self._known[digest] = known
@@ -145,8 +154,16 @@ class Authenticator:
 
         found = await self._core.store.read(load)
         if found is None:
-            _refuse()
+            self._refuse()
         return Known(caller=found, user=None, at=0.0)
+
+    def _refuse(self) -> NoReturn:
+        """The same words for every reason."""
+        raise Unauthenticated(
+            "no valid token came with this request",
+            hint="`shoal login URL` takes a token that `shoal token create` made (header `Authorization: "
+            f"Bearer TOKEN`); {LOST_OF_SEVERAL if self._core.settings.shared is not None else LOST}",
+        )
 
 
 def bearer(headers: list[tuple[bytes, bytes]]) -> str | None:
@@ -159,12 +176,3 @@ def bearer(headers: list[tuple[bytes, bytes]]) -> str | None:
     if scheme.lower() != b"bearer" or not token.isascii():
         return None
     return token.decode("ascii") or None
-
-
-def _refuse() -> NoReturn:
-    raise Unauthenticated(
-        "no valid token came with this request",
-        hint="`shoal login URL` takes a token that `shoal token create` made (header `Authorization: Bearer "
-        "TOKEN`); who owns the control plane and lost theirs gets another where it runs, with "
-        "`shoal login local --forget`, `shoal down`, `shoal up`",
-    )

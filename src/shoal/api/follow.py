@@ -109,10 +109,9 @@ class _Follower:
         """Tell of an attempt once it runs, or has something to say; before, that the cluster lets it wait."""
         if self._announced == attempt.epoch or not attempt.node_names:
             return b""
-        is_starting = attempt.state is AttemptState.STARTING
-        is_unbegun = attempt.started_at is None and (is_starting or attempt.epoch in self._waits_since)
+        is_unbegun = attempt.started_at is None and attempt.state is not AttemptState.RUNNING
         if is_unbegun and not has_lines:
-            return self._tell_placed(attempt) if is_starting else b""
+            return self._tell_placed(attempt) if attempt.state is AttemptState.STARTING else b""
         self._announced = attempt.epoch
         data = {"epoch": attempt.epoch, "nodes": list(attempt.node_names)}
         return event("attempt", data, str(Position(attempt.epoch)))

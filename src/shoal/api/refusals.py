@@ -8,7 +8,7 @@ from typing import Any
 from shoal.api.queries import CURSOR_PATTERN
 from shoal.api.requests import DIGEST_PATTERN, NAME_PATTERN, TEXT_PATTERN
 from shoal.spec.problems import path_of, sentence
-from shoal.spec.wording import escape, nearest
+from shoal.spec.wording import escape, or_nearest
 
 PATTERNS = {
     NAME_PATTERN: "made of small letters, digits, `.`, `_` and `-`, at most 63, the first a letter or digit",
@@ -31,8 +31,7 @@ def describe(item: Any, known: Iterable[str] = ()) -> str:
         steps = tuple(step for step in steps if step not in FORMS)
     path = path_of(steps)
     if item["type"] == "extra_forbidden":
-        meant = nearest(str(steps[-1]), known) if len(steps) == 1 else None
-        return f"unknown field `{path}`" + (f"; did you mean `{meant}`?" if meant else "")
+        return f"unknown field `{path}`" + (or_nearest(str(steps[-1]), known) if len(steps) == 1 else "")
     if item["type"] == "value_error" and not path:
         return escape(str(item["ctx"]["error"]))
     return sentence(item, path or "the body", PATTERNS)[:500]

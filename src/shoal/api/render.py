@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from shoal.api import views
+from shoal.control.outage import Outage
 from shoal.control.shares import Share
 from shoal.model.attempt import Attempt
 from shoal.model.job import Job, ReplicaPlace
@@ -162,7 +163,10 @@ def render_window(window: Window, there: Iterable[Job], visible: tuple[str, ...]
 
 
 def render_node(
-    node: Node, holding: Iterable[tuple[Job, Attempt]], visible: tuple[str, ...] | None
+    node: Node,
+    holding: Iterable[tuple[Job, Attempt]],
+    visible: tuple[str, ...] | None,
+    outage: Outage | None = None,
 ) -> views.NodeView:
     """`holding` is what holds resources on this node; jobs the caller may not see are counted, not named."""
     facts = node.facts
@@ -184,12 +188,15 @@ def render_node(
         "memory_used_bytes": sum(share.memory_bytes for share in shares),
         "is_simulated": facts.is_simulated,
         "is_alive": facts.is_alive,
+        "closed": facts.closed,
+        "is_gone": node.is_gone,
         "takes_work": node.takes_work,
         "confinement": facts.confinement,
-        "remarks": [*facts.remarks, *([node.no_watts] if node.no_watts else [])],
+        "remarks": list(node.remarks),
         "labels": dict(facts.labels),
         "engine": node.engine,
         "jobs": sorted(job.reference for job, _ in held if visible is None or job.project in visible),
+        "unanswered_since": outage.since if outage else None,
     }
 
 

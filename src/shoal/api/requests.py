@@ -30,6 +30,16 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
+Secrets = Annotated[
+    dict[
+        Annotated[str, StringConstraints(pattern=ENV_PATTERN)],
+        Annotated[str, StringConstraints(max_length=64 << 10)],
+    ],
+    Field(max_length=MAX_SECRETS),
+]
+Digest = Annotated[str, StringConstraints(pattern=DIGEST_PATTERN)]
+
+
 class SubmitBody(Body):
     """A job to run: `spec` is what a YAML file says, `flags` what was typed after `shoal run`.
 
@@ -39,11 +49,8 @@ class SubmitBody(Body):
     spec: dict[str, Any] | None = None
     flags: dict[str, str | list[str]] | None = None
     project: Name | None = None
-    secrets: dict[
-        Annotated[str, StringConstraints(pattern=ENV_PATTERN)],
-        Annotated[str, StringConstraints(max_length=64 << 10)],
-    ] = Field(default_factory=dict, max_length=MAX_SECRETS)
-    archive: Annotated[str, StringConstraints(pattern=DIGEST_PATTERN)] | None = None
+    secrets: Secrets = Field(default_factory=dict)
+    archive: Digest | None = None
 
     @model_validator(mode="after")
     def _one_job(self) -> Self:
@@ -57,11 +64,8 @@ class ServeBody(Body):
 
     spec: dict[str, Any]
     project: Name | None = None
-    secrets: dict[
-        Annotated[str, StringConstraints(pattern=ENV_PATTERN)],
-        Annotated[str, StringConstraints(max_length=64 << 10)],
-    ] = Field(default_factory=dict, max_length=MAX_SECRETS)
-    archive: Annotated[str, StringConstraints(pattern=DIGEST_PATTERN)] | None = None
+    secrets: Secrets = Field(default_factory=dict)
+    archive: Digest | None = None
 
 
 class ScaleBody(Body):

@@ -162,9 +162,7 @@ class SubmitView(TypedDict):
 
 
 class WhyView(TypedDict):
-    """`attempts` oldest first; `max_failures` is how many failures end the job; `checkpoint_dir` is a
-    directory of the server's, where an attempt of the job has begun and it keeps checkpoints.
-    """
+    """`attempts` oldest first; `max_failures` end the job; `checkpoint_dir`: if begun, and known."""
 
     job: JobView
     status: str
@@ -297,6 +295,8 @@ class NodeGpuView(TypedDict):
 
 
 class NodeView(TypedDict):
+    """`unanswered_since`: so long its cluster has not answered, and all of this is as of then; else null."""
+
     name: str
     pool: str
     state: str
@@ -312,12 +312,15 @@ class NodeView(TypedDict):
     memory_used_bytes: int
     is_simulated: bool
     is_alive: bool
+    closed: str
+    is_gone: bool
     takes_work: bool
     confinement: str
     remarks: list[str]
     labels: dict[str, str]
     engine: str
     jobs: list[str]
+    unanswered_since: float | None
 
 
 class NodePageView(TypedDict):
@@ -487,56 +490,6 @@ class MeView(TypedDict):
     cluster_role: str | None
     projects: list[RoleView]
     token: TokenFactsView
-
-
-class NodeCountsView(TypedDict):
-    total: int
-    ready: int
-    cordoned: int
-    draining: int
-    drained: int
-    dead: int
-    silent: int
-
-
-class DevicesView(TypedDict):
-    gpus_total: int
-    gpus_used: float
-    cpus_total: float
-    cpus_used: float
-
-
-class FailingView(TypedDict):
-    """A loop of the control plane whose last turns failed; `why` is for operators."""
-
-    loop: str
-    since: float
-    times: int
-    why: str | None
-
-
-class StatusView(TypedDict):
-    """`counts` covers the open jobs of projects that the caller may see; `events_head` is for operators."""
-
-    version: str
-    store: str
-    engine: str
-    started_at: float
-    counts: dict[str, int]
-    nodes: NodeCountsView
-    devices: DevicesView
-    events_head: HeadView | None
-    failing: list[FailingView]
-
-
-class HealthView(TypedDict):
-    """`ok`, or `degraded` while something that the control plane does by itself keeps failing.
-
-    One that stands by says `standby`, and where the leader is.
-    """
-
-    status: str
-    role: str
 
 
 class RenewalView(TypedDict):

@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from shoal.cli.checkup import Finding, Level
-from shoal.cli.home import load_remembered
+from shoal.cli.home import load_remembered, token_of_others
 from shoal.cli.text import duration, told_failing, utc
 from shoal.client.connection import Connection
 from shoal.client.credentials import Credentials, find_endpoint
@@ -49,9 +49,8 @@ def check_credentials() -> Finding:
     if os.environ.get("SHOAL_TOKEN"):
         return Finding("credentials", Level.OK, "SHOAL_TOKEN is set and used")
     if not path.exists():
-        hint = (
-            "`shoal up` makes one (`shoal down` first if it runs); `shoal login URL` saves another server's"
-        )
+        ours = "`shoal up` makes one (`shoal down` first if it runs)"
+        hint = f"{token_of_others(path.parent) or ours}; `shoal login URL` saves another server's"
         return Finding("credentials", Level.WARN, "no token saved yet", hint)
     if stat.S_IMODE(path.stat().st_mode) & 0o077:
         return Finding("credentials", Level.BROKEN, f"others can read {path}", f"`chmod 600 {path}`")
@@ -80,8 +79,11 @@ def check_server() -> Finding:
             me = shoal.me()
     except Unauthenticated as error:
         hint = f"`shoal login {endpoint.url}` with a token that an admin made by `shoal token create`"
-        if endpoint.is_local:
-            hint = "`shoal login local --forget`, `shoal down`, `shoal up`: that makes another token"
+        if os.environ.get("SHOAL_TOKEN"):
+            hint = "`unset SHOAL_TOKEN`: it is what was refused, and what `shoal login` saved was not tried"
+        elif endpoint.is_local:
+            ours = "`shoal down`, `shoal up`: that makes another token"
+            hint = f"`shoal login local --forget`, {token_of_others(home_from_env()) or ours}"
         return Finding(
             "server", Level.BROKEN, f"{endpoint.url} does not know your token: {error.message}", hint
         )

@@ -205,9 +205,11 @@ def remove(
         order = Order(dry=dry_run, json=json, forced=force, packages=packages)
         code = order.carry_out(inventory, path, work)
         if not (code or dry_run or json):
-            names = [inventory.host(ref.strip()).label for ref in hosts.split(",")]
-            typed = "; ".join(f"`shoal nodes remove {name}`" for name in names)
-            note(f"-- a Shoal that is connected to it counts on what is gone until it is told: {typed}")
+            left = [inventory.host(ref.strip()) for ref in hosts.split(",")]
+            typed = "; ".join(f"`shoal nodes remove {host.label}`" for host in left if host.found)
+            if not typed:  # they were no nodes
+                return code
+            note(f"-- a Shoal connected to it counts on it for ten minutes more, or until told: {typed}")
         return code
 
 

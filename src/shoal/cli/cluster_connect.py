@@ -9,6 +9,7 @@ from contextlib import redirect_stdout
 from typing import TYPE_CHECKING
 
 from shoal.cli.show import note
+from shoal.cli.text import one_line
 from shoal.errors import SpecError, StateError
 from shoal.home import holder, home_from_env
 
@@ -105,8 +106,27 @@ def goodbye(inventory: Inventory) -> str:
     """What to say once the cluster is gone; nothing where this home's Shoal worked elsewhere."""
     if not works_there(inventory):
         return ""
-    first = "`shoal down`, then " if holder(home_from_env()) is not None else ""
+    is_up, left = holder(home_from_env()) is not None, nodes_left()
+    if left:
+        dead = ", ".join(f"`shoal nodes declare-dead {one_line(node)}`" for node in left)
+        begin = "" if is_up else "`shoal up`, after half a minute "
+        return (
+            "-- Shoal here is still connected to it, and counts as running what nobody told it the end of."
+            f" If all of that has ended, in this order: {begin}{dead}, `shoal down --jobs` (or `shoal down`:"
+            " what is not done begins again), `shoal connect local`"
+        )
+    first = "`shoal down`, then " if is_up else ""
     return f"-- Shoal here is still connected to it; back to this machine: {first}`shoal connect local`"
+
+
+def nodes_left() -> list[str]:
+    """The nodes on which something of this home's may run on its Slurm or Ray, as its disk says."""
+    from shoal.cli.home import load_remembered
+    from shoal.engines.cluster_id import DESK, all_left
+    from shoal.settings import load_settings
+
+    settings = load_settings(load_remembered(home_from_env()))
+    return sorted({node for one in all_left(settings.state_dir, DESK) for node in one.open_nodes})
 
 
 def _connected() -> SlurmConfig | None:

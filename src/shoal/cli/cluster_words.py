@@ -82,7 +82,8 @@ def closing(cluster: str, crew: Crew, report: Report | None, seconds: float, *, 
             lines.append(f"next  or leave {'it' if failed == 1 else 'those that never joined'} out: {out}")
     elif not crew.num_changed:
         looked = counted(len(crew.outcomes), "thing")
-        lines.append(f"cluster {cluster}: nothing to change; {looked} looked at {where}")
+        changed = "nothing else to change" if gone else "nothing to change"
+        lines.append(f"cluster {cluster}: {changed}; {looked} looked at {where}")
     elif is_dry:
         lines.append(f"cluster {cluster}: {things} would be changed {where}")
         lines.append("next  the same command without `--dry-run`")

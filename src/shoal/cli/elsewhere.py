@@ -35,7 +35,7 @@ def refuse_elsewhere(home: Path, cluster: ClusterId, *, is_same: bool) -> None:
         raise StateError(
             f"{len(running)} of this home's attempts may run on {before}, which is not {cluster}: {shown}",
             hint="`shoal up`, and let them end or `shoal down --jobs`, which waits for what is silent until "
-            f"its fence has passed{same}",
+            f"its fence has passed; of a machine that is gone: `shoal nodes declare-dead NODE` first{same}",
         )
 
 

@@ -12,6 +12,8 @@ KINDS = {
     "job.retried": "to be tried again",
     "node.added": "joined",
     "node.answers": "answers again",
+    "node.gone": "gone: the cluster lists it no more",
+    "node.back": "listed again",
     "node.removed": "taken off the list",
 }
 """Kinds whose own words would say less."""
@@ -119,7 +121,7 @@ def _of_others(kind: str, data: dict[str, Any]) -> tuple[str, str]:
         return "denied", f"{data.get('method')} {data.get('path')}"
     words = KINDS.get(kind, kind.replace(".", " "))
     if kind.startswith("node."):
-        return words.removeprefix("node "), str(data.get("because") or "")
+        return words.removeprefix("node "), str(data.get("because") or data.get("closed") or "")
     details = (f"{key} {_told(key, value)}" for key, value in data.items() if key != "project")
     return words, ", ".join(detail for detail in details if not detail.endswith(" "))
 

@@ -109,6 +109,14 @@ def remove_server_file(home: Path, pid: int) -> None:
             path.unlink()
 
 
+def token_of_others(home: Path) -> str:
+    """What gets a token for a home that shares a directory with others; empty: it makes its own."""
+    if load_remembered(home).get("shared", "none") == "none":
+        return ""
+    made = "`shoal token create` made, typed where another control plane of this cluster is"
+    return f"`shoal login local` with a token that {made}"
+
+
 def ask_for_token(settings: Settings) -> bool:
     """Leave word for the start that follows where this home has a past and no token: it makes another.
 

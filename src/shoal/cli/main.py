@@ -139,9 +139,12 @@ def _dispatch(argv: list[str]) -> int:
         command, bound, extra = app.parse_args(head or ["--help"], exit_on_error=False, print_error=False)
     except CycloptsError as error:
         known = head[0] if head and head[0] in COMMANDS else None
-        from shoal.cli.parse_words import plain
+        from shoal.cli.parse_words import misspelt, plain
 
-        told = plain(" ".join(str(error).split()), head)
+        parts = [part for part in app[known] if not part.startswith("-")] if known else []
+        told = misspelt(head, parts) or plain(" ".join(str(error).split()), head)
+        if head[1:2] and head[1] in parts:
+            known = f"{known} {head[1]}"
         if known == "run" and not tail and len(head) > 1 and not head[1].startswith("-"):
             program = " ".join(head[1:])
             raise SpecError("a program comes after `--`", hint=f"shoal run -- {program}") from error

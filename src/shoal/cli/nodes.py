@@ -7,8 +7,8 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter
 
 from shoal.cli.flags import Because, JsonFlag, connect
-from shoal.cli.show import print_json, print_table
-from shoal.cli.text import number, one_line, size
+from shoal.cli.show import note, print_json, print_table
+from shoal.cli.text import number, one_line, size, told_unanswered
 
 app = App(name="nodes", help="List nodes; cordon, drain, resume, remove or declare them dead.")
 NodeName = Annotated[str, Parameter(help="As `shoal nodes` lists it.")]
@@ -30,7 +30,15 @@ def nodes(
     else:
         heads = ("NODE", "POOL", "STATE", "GPUS", "CPUS", "MEMORY", "CONFINEMENT")
         print_table(heads, (row(node) for node in found), elastic="CONFINEMENT")
+    if not json and (said := unanswered(found)):
+        note(f"-- {said}")
     return 0
+
+
+def unanswered(nodes: list[dict[str, Any]]) -> str:
+    """That what is known of these is old; empty where their cluster answers."""
+    away = next((node for node in nodes if node.get("unanswered_since") is not None), None)
+    return told_unanswered(away["engine"], away["unanswered_since"]) if away else ""
 
 
 def row(node: dict[str, Any]) -> tuple[str, ...]:
@@ -48,7 +56,11 @@ def row(node: dict[str, Any]) -> tuple[str, ...]:
 
 def state_of(node: dict[str, Any]) -> str:
     """What people decided, or that it does not answer, or that a remark says why it takes no work."""
-    if not node.get("is_alive", True):
+    if node.get("is_gone"):
+        return "gone"
+    if node["state"] == "dead":
+        return "dead"
+    if not node.get("is_alive", True) and not node.get("closed"):
         return "silent"
     is_shut = node["state"] == "ready" and not node.get("takes_work", True)
     return "closed" if is_shut else str(node["state"])
@@ -125,5 +137,21 @@ def _decide(verb: str, node: str, because: str, *, json: bool) -> int:
     if json:
         print_json(after)
     else:
-        print(f"{one_line(after['name'])}: {state_of(after)}")
+        print(f"{one_line(after['name'])}: {done(verb, after)}")
     return 0
+
+
+def done(verb: str, after: dict[str, Any]) -> str:
+    """What was decided, what follows for the jobs there, and what it does not change."""
+    shown = state_of(after)
+    if verb == "declare_dead":
+        jobs = [one_line(ref) for ref in after.get("jobs") or ()]
+        return f"declared dead{then_anew(jobs)}"
+    if verb == "resume" and shown != after["state"]:
+        why = one_line(after.get("closed") or "") or f"it is {shown}"
+        return f"resumed here, and takes no work yet: {why}"
+    return f"{after['state']}, and silent" if shown == "silent" else shown
+
+
+def then_anew(jobs: list[str]) -> str:
+    return f"; {', '.join(jobs)} begin{'s' if len(jobs) == 1 else ''} anew" if jobs else ""

@@ -39,6 +39,15 @@ def plain(told: str, typed: Sequence[str]) -> str:
     return told
 
 
+def misspelt(typed: Sequence[str], parts: Sequence[str]) -> str:
+    """That the word after a command of commands is almost one of its `parts`; empty: it is one, or none."""
+    from difflib import get_close_matches  # only mistakes need it
+
+    word = typed[1] if len(typed) > 1 else ""
+    near = [] if word in parts or word.startswith("-") else get_close_matches(word, parts, n=1)
+    return f"unknown command `{word}`; did you mean `{near[0]}`?" if near else ""
+
+
 def with_flags(told: str, typed: Sequence[str]) -> str:
     """What a server finds wrong with its own field, said of the flag that was typed for it."""
     flags = {word.partition("=")[0] for word in typed if word.startswith("--")}

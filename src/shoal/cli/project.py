@@ -12,7 +12,7 @@ from shoal.cli.show import print_json, print_table
 from shoal.cli.text import number, one_line, size
 from shoal.errors import NotFound, SpecError
 from shoal.spec.devices import UNITS, read_devices, write_devices
-from shoal.spec.wording import nearest
+from shoal.spec.wording import or_nearest
 
 Answer = dict[str, Any]
 LEAST_WEIGHT, MOST_WEIGHT = 0.001, 1e6  # as the API takes them
@@ -56,8 +56,7 @@ def show(name: Name, *, json: JsonFlag = False) -> int:
         found = shoal.projects.all()
     project = next((one for one in found if one["name"] == name), None)
     if project is None:
-        meant = nearest(name, (str(one["name"]) for one in found))
-        near = f"; did you mean `{meant}`?" if meant else ""
+        near = or_nearest(name, (str(one["name"]) for one in found))
         raise NotFound(f"no project `{one_line(name)}` that you may see{near}", hint="shoal project")
     if json:
         print_json(project)

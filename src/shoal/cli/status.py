@@ -7,7 +7,7 @@ from typing import Any
 
 from shoal.cli.flags import JsonFlag, connect
 from shoal.cli.show import print_json
-from shoal.cli.text import duration, number, one_line, told_failing
+from shoal.cli.text import duration, number, one_line, told_failing, told_unanswered
 from shoal.client.credentials import Endpoint
 
 
@@ -42,6 +42,9 @@ def lines(there: Endpoint, told: dict[str, Any], now: float) -> list[str]:
         f"jobs     {', '.join(counts) or 'none open'}",
     ]
     found += [f"failing  {told_failing(one)}" for one in told.get("failing") or ()]
+    if away := told.get("unanswered"):
+        why = f" ({one_line(away['why'])})" if away.get("why") else ""
+        found.append(f"cluster  {told_unanswered(told['engine'], away['since'])}{why}")
     head = told.get("events_head")
     if isinstance(head, dict):
         found.append(f"events   {head.get('seq')}, head {one_line(head.get('hash') or '')[:16]}")

@@ -128,6 +128,13 @@ def told_failing(failing: dict[str, Any]) -> str:
     return f"{told}: {one_line(why)}" if why else told
 
 
+def told_unanswered(engine: str, since: float) -> str:
+    """What a screen shows of a cluster that cannot be asked is old."""
+    who = "engine" if engine == "local" else one_line(engine).capitalize()
+    told = f"the {who} does not answer since {utc(since)} UTC"
+    return f"{told}; what is shown of its nodes is as of then"
+
+
 def utc(at: float, form: str = "%Y-%m-%d %H:%M:%S") -> str:
     """A moment as all of Shoal tells them, whatever clock hangs on the wall. Its screen says `UTC` or `Z`."""
     return time.strftime(form, time.gmtime(at))

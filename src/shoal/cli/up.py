@@ -15,7 +15,8 @@ from shoal.cli.checkup_server import racks_without_nodes
 from shoal.cli.flags import JsonFlag
 from shoal.cli.home import prepare_home
 from shoal.cli.show import note, print_json
-from shoal.cli.text import one_line, told_failing
+from shoal.cli.stopping import wait_for_ends
+from shoal.cli.text import one_line, told_failing, told_unanswered
 from shoal.client.connection import Connection
 from shoal.client.credentials import env_for_home, find_endpoint
 from shoal.client.handles import JobHandle
@@ -153,11 +154,13 @@ def over_what() -> str:
         cluster = one_line(str(cluster_for(settings)))
     except SpecError:  # it is not connected any more
         return ""
-    nodes = 0
+    nodes, is_old = 0, False
     with suppress(ShoalError), Connection(env=env_for_home(), patience_s=0.0) as shoal:
-        nodes = sum(bool(node["is_alive"]) for node in shoal.nodes())
+        found = shoal.nodes()
+        nodes = sum(bool(node["is_alive"]) for node in found)
+        is_old = any(node.get("unanswered_since") is not None for node in found)
     counted = f"{nodes} node{'' if nodes == 1 else 's'}" if nodes else "`shoal nodes` shows its nodes"
-    return f"over {cluster}: {counted}"
+    return f"over {cluster}: {counted}{' when it last answered' if nodes and is_old else ''}"
 
 
 def remarks(running: daemon.Running) -> Iterator[str]:
@@ -173,7 +176,10 @@ def remarks(running: daemon.Running) -> Iterator[str]:
     there = find_endpoint()
     if there.url == running.url:
         with suppress(ShoalError), Connection(patience_s=2.0) as shoal:
-            failing = shoal.status().get("failing") or ()
+            told = shoal.status()
+            failing = told.get("failing") or ()
+            if away := told.get("unanswered"):
+                yield f"-- {told_unanswered(told['engine'], away['since'])}"
             yield from (f"warning: {told_failing(one)}; see `shoal doctor`" for one in failing)
             unknown = racks_without_nodes(shoal)
             if unknown is not None:
@@ -241,4 +247,4 @@ def _stop_jobs() -> list[str]:
         handles = [JobHandle(shoal, job) for job in shoal.jobs(status=OPEN)]
         for handle in handles:
             handle.stop()
-        return [handle.wait().ref for handle in handles]
+        return wait_for_ends(handles)

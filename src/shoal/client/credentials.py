@@ -48,8 +48,8 @@ class Credentials:
     @property
     def _way_out(self) -> str:
         return (
-            f"move it away: `mv {self.path} {self.path}.bad`; if the control plane is yours, `shoal down` "
-            "and `shoal up` make another token, else ask an admin for one: `shoal login URL`"
+            f"move it away: `mv {self.path} {self.path}.bad`; if the control plane is yours alone, "
+            "`shoal down` and `shoal up` make another token, else ask an admin for one: `shoal login URL`"
         )
 
     def load(self) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from shoal.client.credentials import Endpoint
 from shoal.client.http1 import Answer, BadAnswer, Connection
 from shoal.client.problems import error_from
 from shoal.client.trust import refuse_strangers
-from shoal.errors import Deposed, ServerUnreachable, SpecError, StandingBy
+from shoal.errors import Deposed, ServerUnreachable, ShoalError, SpecError, StandingBy, Unauthenticated
 from shoal.loopback import Stranger
 
 TIMEOUT_S = 60.0
@@ -139,7 +139,7 @@ class Transport:
             headers["Content-Length"] = str(file.seek(0, 2))
         status, data = self._until_answered(method, _target(path, params), body, headers)
         if status >= 400:
-            raise error_from(status, data, self.endpoint.url)
+            raise _refusal(status, data, self.endpoint)
         try:
             return json.loads(data) if data else None
         except ValueError as error:
@@ -157,7 +157,7 @@ class Transport:
                 connection.request("GET", _target(path, params), self._with_identity(headers))
                 answer = connection.answer()
                 if answer.status >= 400:
-                    raise error_from(answer.status, answer.read(), self._endpoint.url)
+                    raise _refusal(answer.status, answer.read(), self._endpoint)
                 self._heard()
                 yield answer
         except Lost:
@@ -293,6 +293,19 @@ def _address(url: str) -> tuple[SplitResult, int]:
         f"server address `{url}` is not http://HOST[:PORT] or https://HOST[:PORT]",
         hint="name it again: `shoal login https://HOST:PORT`",
     )
+
+
+def _refusal(status: int, data: bytes, endpoint: Endpoint) -> ShoalError:
+    """What the answer stands for. Who is not known by SHOAL_TOKEN hears of that alone: a token that is
+    saved was not tried, and may be good.
+    """
+    error = error_from(status, data, endpoint.url)
+    if isinstance(error, Unauthenticated) and endpoint.token == os.environ.get("SHOAL_TOKEN", ""):
+        error.hint = (
+            "SHOAL_TOKEN is set and was refused: `unset SHOAL_TOKEN` uses what `shoal login` saved, "
+            "`shoal token create` makes another where you are known"
+        )
+    return error
 
 
 def _leads_not(status: int, data: bytes, url: str) -> bool:

@@ -134,17 +134,18 @@ class Facts:
         return any(own == path for _, own in self.own_files)
 
 
-def read_facts(text: str, host: Host, now: int | None = None) -> Facts:
-    """The facts in what the script printed, asked for at `now`.
+def read_facts(text: str, host: Host, now: int | None = None, typed: str = "") -> Facts:
+    """The facts in what the script printed, asked for at `now`. `typed`: how a person logs in there.
 
     Raises `EngineRefused` if the machine cannot be used as it is, whatever it printed.
     """
+    typed = typed or f"ssh {host.address}"
     lines = [line.split() for line in text.splitlines() if line.strip()]
     if not lines or lines[-1] != ["end"]:
         told = text.strip().splitlines()[-1:] or ["nothing"]
         raise EngineRefused(
             f"{host.label}: the machine did not finish telling about itself; its last words: {told[0]}",
-            hint=f"ssh {host.address} sh -c true",
+            hint=f"{typed} sh -c true",
         )
     one = {words[0]: words[1:] for words in reversed(lines)}
     os_id, os_version, os_like = (*one.get("os", ["unknown"]), "unknown", "none")[:3]
@@ -163,11 +164,11 @@ def read_facts(text: str, host: Host, now: int | None = None) -> Facts:
     except ValidationError as wrong:
         raise EngineRefused(
             f"{host.label} calls itself or its parts what Slurm cannot use: {'; '.join(sentences(wrong))}",
-            hint=f"ssh {host.address} hostnamectl set-hostname NAME",
+            hint=f"{typed} hostnamectl set-hostname NAME",
         ) from None
     except (KeyError, IndexError, ValueError) as wrong:
         raise EngineRefused(
-            f"{host.label} told of itself what cannot be read: {wrong!r}", hint=f"ssh {host.address} lscpu"
+            f"{host.label} told of itself what cannot be read: {wrong!r}", hint=f"{typed} lscpu"
         ) from None
 
 

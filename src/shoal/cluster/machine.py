@@ -33,6 +33,11 @@ class Answer:
 class Machine(Protocol):
     """Somewhere a script can run as root."""
 
+    @property
+    def typed(self) -> str:
+        """By which words a person would log in there as we did."""
+        ...
+
     async def run(self, script: str, stdin: bytes = b"", timeout_s: float = 120.0) -> Answer:
         """What the script answered. `EngineUnreachable`: it may or may not have run."""
         ...

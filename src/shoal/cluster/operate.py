@@ -178,7 +178,10 @@ async def remove(crew: Crew, inventory: Inventory, refs: Iterable[str], wishes: 
                     f"{host.label} is no node any more, and was not cleaned: remove it again"
                 )
         elif host.address in away:
-            report.remarks.append(f"{crew.absence(host)}: it is out, and what Shoal put there stays there")
+            out = "it is out, and what Shoal put there stays there"
+            # One that was not cleaned when it left is no node either, and may have answered once.
+            no_node = "it was no node of the cluster, and is out of the inventory"
+            report.remarks.append(f"{crew.absence(host)}: {out if host.found else no_node}")
     return report
 
 

@@ -245,7 +245,13 @@ def database_sql(secrets: Secrets) -> bytes:
 
 
 def health_check(host: Host, found: Found) -> File:
-    """The program slurmd runs every minute: what is wrong drains the node, what Shoal drained comes back."""
+    """The program slurmd runs every minute: what is wrong drains the node, what Shoal drained comes back.
+
+    The word of whoever else drained it stands, Slurm's own (`Kill task failed`) too: a person resumes it. Of
+    a node that Shoal has drained Slurm does not say what it could not kill, so that is looked for: thread by
+    thread, as with cgroups v1 a process whose first thread has ended is shown in none. Threads end meanwhile;
+    whatever else goes wrong with that look keeps the drain.
+    """
     num_gpus = sum(len(gpus.files) for gpus in found.gpus)
     devices = " ".join(path for gpus in found.gpus for path in gpus.files)
     text = f"""\
@@ -253,9 +259,35 @@ def health_check(host: Host, found: Found) -> File:
 {NOTICE.strip()}
 export PATH=$PATH:/usr/sbin:/sbin LC_ALL=C
 node={host.label}
+told() {{
+  scontrol -o show node "$node" 2>/dev/null
+}}
 wrong() {{
+  case $(told) in
+    "") exit 1 ;;
+    *" Reason=shoal:"*) ;;
+    *" Reason="*) case $(told | sed 's/.* State=//; s/ .*//') in *DOWN* | *DRAIN*) exit 1 ;; esac ;;
+  esac
   scontrol update "nodename=$node" state=drain "reason=shoal: $1"
   exit 1
+}}
+threads() {{
+  find /proc -maxdepth 4 -path '/proc/[!0-9]*' -prune -o -path '/proc/*/*' ! -path '/proc/*/task*' -prune \\
+    -o -name cgroup -exec cat {{}} + 2>&1 || [ $? -eq 1 ] || echo "find failed"
+}}
+unkilled() {{
+  jobs=$(threads | awk '
+    /^[0-9]+:/ {{ seen = 1; if (match($0, "/job_[0-9]+/")) jobs[substr($0, RSTART + 5, RLENGTH - 6)]; next }}
+    !/No such (file or directory|process)$/ {{ failed = 1 }}
+    END {{ for (job in jobs) print job; exit failed || !seen }}') || return 1
+  for job in $jobs; do
+    case $(scontrol -o show job "$job" 2>/dev/null) in
+      *" JobState=RUNNING "* | *" JobState=COMPLETING "* | *" JobState=CONFIGURING "*) ;;
+      *" JobState=SUSPENDED "* | *" JobState=STOPPED "* | *" JobState=RESIZING "*) ;;
+      *" JobState=SIGNALING "* | *" JobState=STAGE_OUT "*) ;;
+      *) echo "$job"; return ;;
+    esac
+  done
 }}
 munge -n </dev/null | unmunge >/dev/null 2>&1 || wrong "munge does not answer"
 for place in / /tmp /var/spool/slurmd; do
@@ -270,8 +302,12 @@ if [ {num_gpus} -gt 0 ] && command -v nvidia-smi >/dev/null; then
   seen=$(timeout 30 nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | grep -c '^[0-9]')
   [ "$seen" -eq {num_gpus} ] || wrong "$seen of {num_gpus} GPUs answer"
 fi
-case $(scontrol show node "$node" 2>/dev/null) in
-  *Reason=shoal:*) scontrol update "nodename=$node" state=resume ;;
+case $(told) in
+  *" Reason=shoal:"*)
+    left=$(unkilled) || wrong "nobody could look at what runs here"
+    [ -z "$left" ] || wrong "Kill task failed: job $left is over, and something of it lives"
+    scontrol update "nodename=$node" state=resume
+    ;;
 esac
 exit 0
 """

@@ -127,11 +127,12 @@ class Crew:
                 raise StateError(
                     f"{host.label} is being changed by {who} right now",
                     hint="wait for that to end, then run the same command again; if nobody is at it, a dead"
-                    f" connection is: ssh {host.address} sudo kill that process",
+                    f" connection is: {machine.typed} sudo kill that process",
                 )
         asked_at = int(self.now())
         answer = await machine.run(SCRIPT)
-        self.facts[host.address] = read_facts(_heard(answer.out, answer.err), host, asked_at)
+        told = _heard(answer.out, answer.err)
+        self.facts[host.address] = read_facts(told, host, asked_at, machine.typed)
 
     async def parts(self, hosts: Iterable[Host]) -> dict[str, bytes]:
         """Shoal's own archive for each of these machines. One for which there is none is reported."""
@@ -246,7 +247,8 @@ class Crew:
             return _became(step, State.FAILED, wrong.message, wrong.hint or "")
         if answer.code == 0:
             return _became(step, State.CHANGED)
-        hint = f"see for yourself with `ssh {step.where}`; afterwards run the same command again"
+        typed = self.machines[step.where].typed
+        hint = f"see for yourself with `{typed}`; afterwards run the same command again"
         return _became(step, State.FAILED, answer.last_words, answer.hint or hint)
 
     async def close(self) -> None:
@@ -289,7 +291,7 @@ async def _read(crew: Crew, address: str, script: str) -> str:
         why = answer.err.strip() or f"exit code {answer.code}"  # never what it printed: half a secret
         raise EngineRefused(
             f"{address} did not give the cluster's secret: {why}",
-            hint=f"ssh {address} {script}",
+            hint=f"{crew.machines[address].typed} {script}",
         )
     return answer.out
 

@@ -71,7 +71,7 @@ class SshMachine:
     ) -> None:
         """`typed`: by which words a person would log in as we did."""
         self._host = host
-        self._typed = typed
+        self.typed = typed
         self._connection = connection
         self._prefix = "" if is_root else 'sudo -n env SSH_CONNECTION="$SSH_CONNECTION" '
 
@@ -87,11 +87,11 @@ class SshMachine:
         except TimeoutError:
             raise EngineUnreachable(
                 f"{self._host.label} did not finish within {timeout_s:g} s",
-                hint=f"{self._typed} ps aux",
+                hint=f"{self.typed} ps aux",
             ) from None
         except (OSError, asyncssh.Error) as lost:
             raise EngineUnreachable(
-                f"{self._host.label}: the connection was lost ({lost})", hint=f"{self._typed} true"
+                f"{self._host.label}: the connection was lost ({lost})", hint=f"{self.typed} true"
             ) from None
         code = 255 if done.returncode is None else done.returncode
         return Answer(code, _text(done.stdout), _text(done.stderr))
@@ -113,7 +113,7 @@ exec cat >/dev/null"""
                 told = str(await process.stdout.readline()).strip()
         except (OSError, asyncssh.Error, TimeoutError) as lost:
             raise EngineUnreachable(
-                f"{self._host.label}: the connection was lost ({lost})", hint=f"{self._typed} true"
+                f"{self._host.label}: the connection was lost ({lost})", hint=f"{self.typed} true"
             ) from None
         # Where not even this could be run, what is asked next says why.
         return told.removeprefix("busy").strip() or "somebody" if told.startswith("busy") else ""
@@ -189,7 +189,7 @@ class Ssh:
         except asyncssh.HostKeyNotVerifiable:
             raise _unknown_key(address, client, file) from None
         except asyncssh.PermissionDenied:
-            raise _no_key(address, user, port, self._access.identity) from None
+            raise _no_key(address, user, port, jump, self._access.identity) from None
         except asyncssh.KeyImportError as wrong:
             raise EngineRefused(
                 f"the key {self._access.identity or 'in ~/.ssh'} cannot be read: {wrong}", hint="ssh-add"
@@ -213,10 +213,13 @@ def ssh_words(
     return shlex.join(["ssh", *words, f"{user}@{address}" if user else address])
 
 
-def _no_key(address: str, user: str | None, port: int | None, identity: str | None) -> EngineRefused:
+def _no_key(
+    address: str, user: str | None, port: int | None, jump: str | None, identity: str | None
+) -> EngineRefused:
     tried = f"does not take the key {identity}" if identity else "takes none of our keys"
     whose = f"user `{user}`" if user else "the user that ~/.ssh/config or your own login names"
-    copied = ssh_words(address, user, port, None, identity).replace("ssh", "ssh-copy-id", 1)
+    copier = shlex.join(["ssh-copy-id", *(["-o", f"ProxyJump={jump}"] if jump else [])])  # it has no `-J`
+    copied = ssh_words(address, user, port, None, identity).replace("ssh", copier, 1)
     other = "another key" if identity else "a key"
     return EngineRefused(
         f"{address} {tried} for {whose}", hint=f"{copied}, or name {other} with `--identity`"

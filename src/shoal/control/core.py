@@ -9,6 +9,7 @@ from pathlib import Path
 import anyio
 
 from shoal.clock import Clock
+from shoal.control.absences import Absences
 from shoal.control.backoff import Backoff
 from shoal.control.checkpoints import Checkpoints
 from shoal.control.drill_book import DrillBook
@@ -18,6 +19,7 @@ from shoal.control.known_projects import KnownProjects
 from shoal.control.leases import Leases
 from shoal.control.looks import Looks
 from shoal.control.meetings import Meetings
+from shoal.control.outage import Outages
 from shoal.control.queue import Queue
 from shoal.control.record import Recorder
 from shoal.control.services.book import ServiceBook
@@ -95,6 +97,8 @@ class Core:
         self.anchored = 0
         """The newest event known to be written down outside the database."""
         self.nodes = KnownNodes()
+        self.absences = Absences(clock)
+        self.outages = Outages(clock)
         self.turns = Turns(clock)
 
     @property

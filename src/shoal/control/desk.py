@@ -12,10 +12,10 @@ import msgspec
 from shoal.control.core import Core
 from shoal.control.launch import Starting, load, submission_of
 from shoal.engines.desk import Desk, SupportsDesk
-from shoal.errors import NotFound, StateError
+from shoal.errors import EngineUnreachable, NotFound, StateError
 from shoal.model.attempt import AttemptState
 from shoal.store import Tx
-from shoal.wire import Assignment, Credentials, Dispatch, DispatchAnswer, Fetch, Order
+from shoal.wire import KEEPER_WAIT_S, Assignment, Credentials, Dispatch, DispatchAnswer, Fetch, Order
 
 T = TypeVar("T")
 
@@ -25,11 +25,17 @@ async def fetch(core: Core, asked: Fetch) -> Assignment:
     again; `StateError` for any other, and for a share whose time is over. One that ended while its order was
     taken stays so at the desk, and nobody begins it.
     """
-    engine = _engine(core)
+    engine, asked_at = _engine(core), core.clock.monotonic()
     starting = await core.store.read(lambda tx: _current(tx, asked))
     submission = submission_of(core, starting)
+    laid = engine.desk.find(asked.attempt_id).get(asked.node)
+    # Before anybody has it: who is told "not now" may never ask again, and nobody else could get it.
+    order = await engine.as_given(laid.order) if laid is not None else None
+    if core.clock.monotonic() - asked_at >= KEEPER_WAIT_S:
+        raise EngineUnreachable(f"{asked.node} does not wait any more for the order of {asked.attempt_id}")
     share = await _led(core, partial(engine.desk.take, asked))
-    order = await engine.as_given(share.order)
+    if order is None or laid is None or share.order != laid.order:  # laid down anew meanwhile
+        order = await engine.as_given(share.order)
     # An end that was recorded since the question is of a share that nobody had; nobody is to have it.
     await core.store.read(lambda tx: _refuse_ended(tx, share.order))
     core.leases.heard(asked.attempt_id, asked.node, share.order.incarnation)

@@ -10,7 +10,8 @@ import msgspec
 from shoal.control.core import Core
 from shoal.control.frozen import spec_of
 from shoal.control.leases import FENCE_MARGIN_S, QUIET_S
-from shoal.engines.base import CANNOT_ASK
+from shoal.control.outage import in_short
+from shoal.engines.base import CANNOT_ASK, SupportsClearing
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.job import Job
 from shoal.scheduler import Explanation, Why
@@ -28,11 +29,15 @@ def explain(core: Core, job: Job, attempts: Sequence[Attempt]) -> Explanation | 
     *earlier, attempt = attempts
     if attempt.state is AttemptState.QUEUED:
         told = core.planner.explain(attempt.attempt_id, core.clock.now()) or _not_planned(job, attempt)
-        return told if told.why is Why.DEPENDENCY else _with_history(told, earlier)
+        if told.why is Why.DEPENDENCY:
+            return told
+        return _with_history(core.nodes.with_gone(told, job.request), earlier)
     if attempt.state is AttemptState.ENDED:
         return None
     if attempt.orphans_left:
-        return _orphaned(job, attempt, attempt.orphans_left)
+        return _orphaned(core, job, attempt, attempt.orphans_left)
+    if refusal := _not_handed_over(core, attempt):
+        return _with_history(_kept_here(core, job, attempt, refusal), earlier)
     silent = core.leases.silent_nodes(attempt, QUIET_S)
     if silent:
         return _unreachable(core, job, attempt, silent)
@@ -86,6 +91,27 @@ def _not_begun(core: Core, job: Job, attempt: Attempt, troubles: tuple[str, ...]
     )
 
 
+def _not_handed_over(core: Core, attempt: Attempt) -> str:
+    """What came in place of the answer to its submission; empty: its engine answers, or may have it."""
+    is_unknown = attempt.state is AttemptState.STARTING and attempt.native_id is None
+    if core.outages.present is None or not is_unknown or attempt.started_nodes:
+        return ""
+    return core.leases.refused_whole(attempt.attempt_id)
+
+
+def _kept_here(core: Core, job: Job, attempt: Attempt, refusal: str) -> Explanation:
+    """Nothing is wrong with its nodes: nobody there has heard of it."""
+    return Explanation(
+        attempt_id=attempt.attempt_id,
+        job_id=job.job_id,
+        why=Why.NOT_BEGUN,
+        sentence=f"not handed to the {core.engine.name.capitalize()} yet: it does not answer",
+        details=(in_short(refusal), "it is handed over when that answers"),
+        hint="`shoal status` says since when",
+        facts={"in_short": "cluster away"},
+    )
+
+
 def _in_short(core: Core, attempt: Attempt) -> str:
     """What its cluster lets it wait for, for a column of a table; empty: it does not wait there."""
     told = next(iter(core.leases.waits(attempt.attempt_id)), "")
@@ -106,19 +132,27 @@ def _replacing(job: Job, attempt: Attempt) -> Explanation:
     )
 
 
-def _orphaned(job: Job, attempt: Attempt, nodes: tuple[str, ...]) -> Explanation:
+def _orphaned(core: Core, job: Job, attempt: Attempt, nodes: tuple[str, ...]) -> Explanation:
+    words = core.leases.troubles(attempt.attempt_id) or ((attempt.message,) if attempt.message else ())
     return Explanation(
         attempt_id=attempt.attempt_id,
         job_id=job.job_id,
         why=Why.ORPHANED,
-        sentence=f"its supervisor on {', '.join(nodes)} is dead, and what it left may still run",
-        details=(
-            attempt.message,
-            "nothing is started in its place, however long that takes, until it is gone",
-        ),
-        hint=f"look on {nodes[0]} for processes that do not die: `ps -eo pid,stat,args`; a restart ends them",
+        sentence=f"its supervisor on {', '.join(nodes)} is dead or silent, and what it left may still run",
+        details=(*words, "nothing is started in its place, however long that takes, until it is gone"),
+        hint=_way_out(core, nodes[0]),
         facts={"nodes": list(nodes)},
     )
+
+
+def _way_out(core: Core, node: str) -> str:
+    """What helps where something does not die. Nobody else may ever say a word of a machine that is gone."""
+    ways = [f"look on {node} for processes that do not die: `ps -eo pid,stat,args`; a restart ends them"]
+    if isinstance(core.engine, SupportsClearing):
+        ways.append(core.engine.how_to_clear(node))
+    if core.outages.present is not None or not core.nodes.is_alive(node):
+        ways.append(f"if it is off for good: `shoal nodes declare-dead {node}`")
+    return "; ".join(way for way in ways if way)
 
 
 def _unreachable(core: Core, job: Job, attempt: Attempt, silent: tuple[str, ...]) -> Explanation:

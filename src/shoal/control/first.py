@@ -72,24 +72,15 @@ async def prepare(core: Core, admin_name: str) -> None:
     if users:
         await _replace_lost(core, admin_name, users)
         return
-    token_id = core.new_id("tok")
-    minted = mint_token(token_id, core.random)
-    write_private(first_token_path(core.settings.state_dir), minted.text.encode())
+    token = _laid_down(core, core.new_id("usr"), "first admin token")
 
     def change(tx: Tx) -> None:
         now = core.clock.now()
-        user = User(user_id=core.new_id("usr"), name=admin_name, cluster_role=Role.ADMIN, created_at=now)
+        user = User(user_id=token.user_id, name=admin_name, cluster_role=Role.ADMIN, created_at=now)
         tx.people.add_user(user)
         tx.people.add_project(Project(name=DEFAULT_PROJECT, uid=tx.people.next_uid(), created_at=now))
         tx.people.set_membership(
             Membership(user_id=user.user_id, user_name=user.name, project=DEFAULT_PROJECT, role=Role.LEAD)
-        )
-        token = Token(
-            token_id=token_id,
-            user_id=user.user_id,
-            secret_hash=minted.secret_hash,
-            label="first admin token",
-            created_at=now,
         )
         tx.people.add_token(token)
         note(tx, "cluster.created", now, SHOAL, data={"admin": admin_name})
@@ -106,29 +97,25 @@ async def _replace_lost(core: Core, admin_name: str, users: list[User]) -> None:
     if not admins or not _is_asked_for_token(core.settings.home):
         return
     admin = min(admins, key=lambda user: (user.name != admin_name, user.created_at))
-    minted = mint_token(token_id := core.new_id("tok"), core.random)
-    write_private(first_token_path(core.settings.state_dir), minted.text.encode())
+    token = _laid_down(core, admin.user_id, "in place of a lost one")
+    data = {"user": admin.name, "token": token.token_id, "label": token.label}
 
     def change(tx: Tx) -> None:
-        now = core.clock.now()
-        token = Token(
-            token_id=token_id,
-            user_id=admin.user_id,
-            secret_hash=minted.secret_hash,
-            label="in place of a lost one",
-            created_at=now,
-        )
         tx.people.add_token(token)
-        note(
-            tx,
-            "token.created",
-            now,
-            SHOAL,
-            data={"user": admin.name, "token": token_id, "label": token.label},
-        )
+        note(tx, "token.created", core.clock.now(), SHOAL, data=data)
 
     await core.store.write(change)
     _forget_asked(core.settings.home)
+
+
+def _laid_down(core: Core, user_id: str, label: str) -> Token:
+    """A new token, whose text is on disk for the home's owner."""
+    minted = mint_token(token_id := core.new_id("tok"), core.random)
+    write_private(first_token_path(core.settings.state_dir), minted.text.encode())
+    now = core.clock.now()
+    return Token(
+        token_id=token_id, user_id=user_id, secret_hash=minted.secret_hash, label=label, created_at=now
+    )
 
 
 def _is_asked_for_token(home: Path) -> bool:

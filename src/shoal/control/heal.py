@@ -6,6 +6,7 @@ import msgspec
 
 from shoal.control.actor import SHOAL
 from shoal.control.core import Core
+from shoal.control.nodes import answers, speaking_on
 from shoal.control.record import note
 from shoal.control.refresh import refresh_nodes
 from shoal.control.replace import record_end
@@ -52,7 +53,7 @@ def _finish_drains(core: Core, tx: Tx) -> None:
 
 
 async def _move(core: Core, job: Job, attempt: Attempt, node: Node) -> None:
-    if node.state is NodeState.DEAD and not node.facts.is_alive:
+    if node.state is NodeState.DEAD and not answers(core, node):
         await _bury(core, attempt, node)
         return
     if attempt.state is AttemptState.STOPPING or _is_being_moved(core, job, attempt, node):
@@ -89,11 +90,11 @@ async def _bury(core: Core, attempt: Attempt, node: Node) -> None:
 
 
 async def _answers(core: Core, name: str) -> bool:
-    """Whether the engine sees it now. One that says nothing at all contradicts nobody."""
+    """Whether the engine sees it now. Of one that cannot be asked, whether somebody there speaks."""
     try:
         return any(facts.is_alive and facts.name == name for facts in await core.engine.nodes())
     except EngineUnreachable:
-        return False
+        return bool(speaking_on(core, await core.store.read(lambda tx: tx.attempts.holding()), name))
 
 
 def _declared(core: Core, attempt: Attempt, node: Node) -> NodeOutcome:

@@ -11,6 +11,7 @@ from math import inf
 
 from shoal.clock import Clock
 from shoal.model.attempt import Attempt
+from shoal.scheduler.words import listed
 
 FENCE_MARGIN_S = 60.0
 """Added to the fence: a supervisor notices its own deadline within one renewal interval."""
@@ -54,11 +55,19 @@ class Leases:
         if told is None:
             self._troubles.pop((attempt_id, node), None)
         else:
-            self._troubles[attempt_id, node] = f"{node}: {told}" if node else told
+            self._troubles[attempt_id, node] = told
 
     def troubles(self, attempt_id: str) -> tuple[str, ...]:
-        """Why it has not begun, by node."""
-        return tuple(told for key, told in sorted(self._troubles.items()) if key[0] == attempt_id)
+        """Why it has not begun: each thing once, with the nodes of which it was said."""
+        nodes: dict[str, list[str]] = {}
+        for (_, node), told in sorted(item for item in self._troubles.items() if item[0][0] == attempt_id):
+            nodes.setdefault(told, []).extend([node] if node else [])
+        return tuple(f"{listed(names)}: {told}" if names else told for told, names in nodes.items())
+
+    def refused_whole(self, attempt_id: str) -> str:
+        """Why all of it could not be handed over; empty: it could, or its engine has something of it."""
+        has_share = any(key[0] == attempt_id and key[1] for key in self._troubles)
+        return "" if has_share else self._troubles.get((attempt_id, ""), "")
 
     def waits(self, attempt_id: str) -> tuple[str, ...]:
         """What the cluster says of those of its shares that wait in its own queue, each thing once."""
@@ -77,9 +86,14 @@ class Leases:
         """The nodes that may still run something of it and were not heard from for longer than that."""
         return tuple(node for node in attempt.nodes_left if self.share_silence_s(attempt, node) > for_s)
 
+    def speaks(self, attempt: Attempt, node: str) -> bool:
+        """Whether somebody there was heard from lately. What waits in the cluster's own queue is nobody."""
+        is_waiting = (attempt.attempt_id, node) in self._waits
+        return not is_waiting and self.share_silence_s(attempt, node) <= QUIET_S
+
     def fenced_nodes(self, attempt: Attempt, fence_s: float) -> tuple[str, ...]:
         """Those silent, and sent nothing, for so long that what ever ran there of it has certainly been
-        stopped by its supervisor; never one whose supervisor died before what it had started.
+        stopped by its supervisor; never one whose supervisor died before what it had started, or may have.
         """
         limit = fence_s + FENCE_MARGIN_S
         unsent_s = self._clock.monotonic() - self._sent.get(attempt.attempt_id, -inf)

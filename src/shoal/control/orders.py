@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from shoal.control.frozen import spec_of
@@ -19,8 +19,13 @@ def checkpoint_dir(job: Job, home: Path) -> str | None:
     return str(home / "checkpoints" / job.job_id) if spec_of(job).checkpoint is not None else None
 
 
-def checkpoint_dir_on(engine: Engine, job: Job, home: Path) -> str | None:
-    """Where the nodes of that engine have it."""
+def checkpoint_dir_on(engine: Engine, job: Job, home: Path, attempts: Sequence[Attempt] = ()) -> str | None:
+    """Where the nodes of that engine have it. None also where the last of its `attempts` that was handed over
+    ran on another engine: where that kept its own, nobody has written down.
+    """
+    handed = next((one.native_id for one in reversed(attempts) if one.native_id), "")
+    if ":" in handed and not handed.startswith(f"{engine.name}:"):
+        return None
     kept = checkpoint_dir(job, home)
     if kept is None or not isinstance(engine, SupportsCheckpointDir):
         return kept

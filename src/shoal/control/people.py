@@ -16,7 +16,7 @@ from shoal.control.tree import check_tree
 from shoal.errors import NotFound, StateError
 from shoal.identity import mint_token
 from shoal.model.people import Membership, Project, Role, Token, User
-from shoal.spec.wording import nearest
+from shoal.spec.wording import or_nearest
 from shoal.store import Tx
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -213,8 +213,7 @@ def find_user(tx: Tx, name: str) -> User:
     """For those who may see everybody: a name that is not there is answered with the nearest."""
     user = tx.people.user_by_name(name)
     if user is None:
-        meant = nearest(name, (user.name for user in tx.people.users()))
-        near = f"; did you mean `{meant}`?" if meant else ""
+        near = or_nearest(name, (user.name for user in tx.people.users()))
         raise NotFound(f"no user `{name}`{near}", hint="list them with `shoal user`")
     return user
 

@@ -118,6 +118,8 @@ async def replace_elsewhere(core: Core, changes: Changes, now: float) -> tuple[s
         return (attempt_id,)
 
     moved = await core.store.write(record)
+    if moved:
+        core.leases.trouble(attempt_id, outcome.node, None)  # nothing of it is there any more
     core.meetings.tell(attempt_id)
     core.watcher.set()
     return moved

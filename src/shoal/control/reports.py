@@ -9,7 +9,7 @@ from shoal.control.core import NEWS_PATIENCE_S, Core
 from shoal.control.frozen import spec_of
 from shoal.control.replace import record_end
 from shoal.control.services import replicas
-from shoal.control.watch import look_at
+from shoal.control.watch import explains_failures, look_at
 from shoal.errors import StateError
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.moves import REASON_OF_KIND, AttemptEvent, NodeEnded, Recovered, Regrouped, Started
@@ -125,14 +125,14 @@ async def _noted(core: Core, renewal: Renewal) -> Attempt:
 def _record(core: Core, tx: Tx, renewal: Renewal) -> Attempt:
     """The attempt with what the renewal tells."""
     attempt = _current(tx.attempts.get(renewal.attempt_id), renewal)
-    event = _news(attempt, renewal) or _regrouping(tx, attempt, renewal)
+    event = _news(attempt, renewal) or _regrouping(core, tx, attempt, renewal)
     if isinstance(event, NodeEnded):
         return record_end(core, tx, renewal.attempt_id, event.outcome) or attempt
     return attempt if event is None else core.recorder.advance(tx, renewal.attempt_id, event) or attempt
 
 
-def _regrouping(tx: Tx, attempt: Attempt, renewal: Renewal) -> AttemptEvent | None:
-    """Ranks failed: start them all anew, if the job's retries allow it."""
+def _regrouping(core: Core, tx: Tx, attempt: Attempt, renewal: Renewal) -> AttemptEvent | None:
+    """Ranks failed: start them all anew, if the job's retries allow it, or another share explains it."""
     if renewal.failure is None:
         return None
     if len(attempt.allocation) == 1:
@@ -145,6 +145,8 @@ def _regrouping(tx: Tx, attempt: Attempt, renewal: Renewal) -> AttemptEvent | No
         return None
     job = tx.jobs.get(attempt.job_id)
     assert job is not None
+    if explains_failures(core, job, attempt, renewal.node):
+        return Regrouped(renewal.generation, renewal.failure, is_excused=True)
     if not may_regroup(job, attempt, REASON_OF_KIND[renewal.failure.kind]):
         return None
     return Regrouped(renewal.generation, renewal.failure)

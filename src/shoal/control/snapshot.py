@@ -106,7 +106,7 @@ def node_view(node: Node) -> NodeView:
 def _closed(node: Node) -> dict[str, Any]:
     """No ages: a view is told once, and explained for as long as it is true."""
     if node.state is NodeState.READY:
-        told = node.no_watts if node.facts.is_alive else "not answering"
+        told = node.no_watts if node.facts.is_alive else node.facts.closed or "not answering"
         return {} if told is None else {"closed_because": told}
     told = f"{WORDS[node.state]} by {node.by}"
     return {"closed_because": told, "closed_at": node.changed_at, "closed_note": node.because}

@@ -15,7 +15,7 @@ from shoal.scheduler.devices import ProjectView, asked_by
 from shoal.scheduler.sharing import facts, hint, sentence
 from shoal.scheduler.tree import Tree
 from shoal.spec.devices import UNITS, write_devices
-from shoal.spec.wording import nearest
+from shoal.spec.wording import or_nearest
 from shoal.store import Tx
 
 MAX_DEPTH = 8
@@ -69,8 +69,7 @@ def _line(by_name: Mapping[str, Project], changed: Project) -> list[Project]:
     line = [changed]
     while (parent := line[-1].parent) is not None:
         if parent not in by_name:
-            meant = nearest(parent, by_name)
-            near = f"; did you mean `{meant}`?" if meant else ""
+            near = or_nearest(parent, by_name)
             raise SpecError(f"there is no project `{parent}` to be part of{near}", hint=LOOK)
         if parent == changed.name:
             circle = " is part of ".join(f"`{one.name}`" for one in [*line, changed])

@@ -6,6 +6,7 @@ that held something then, is not being submitted, and is not listed now, does no
 
 from __future__ import annotations
 
+import msgspec
 import structlog
 
 from shoal.control.core import Core
@@ -13,12 +14,20 @@ from shoal.control.frozen import spec_of
 from shoal.control.launch import launch
 from shoal.control.leases import FENCE_MARGIN_S
 from shoal.control.refresh import refresh_nodes
-from shoal.control.replace import record_end
+from shoal.control.replace import can_replace, record_end
 from shoal.engines.base import Observation, Sight, SupportsBurial
 from shoal.errors import EngineUnreachable, StoreUnavailable
 from shoal.model.attempt import Attempt, AttemptState, EndReason
 from shoal.model.job import Job
-from shoal.model.moves import AttemptEvent, FencePassed, NodeEnded, Orphaned, Started, StopAsked
+from shoal.model.moves import (
+    AttemptEvent,
+    FencePassed,
+    NodeEnded,
+    OrphanCleared,
+    Orphaned,
+    Started,
+    StopAsked,
+)
 from shoal.store import Tx
 from shoal.wire import MAX_OUTCOME_MESSAGE, EndKind, NodeOutcome
 
@@ -26,7 +35,8 @@ log = structlog.get_logger()
 
 Seen = dict[str, dict[str, Observation]]
 REPLACED_S = 60.0
-"""How long a share in place of a lost one may be on its way before its attempt is given up."""
+"""How long a share in place of a lost one may be on its way before its attempt is given up; and how long what
+the lost one left may take to die."""
 LATE_STOP_S = 60.0
 """How long after a time limit the control plane steps in for a supervisor that did not."""
 
@@ -149,14 +159,13 @@ def _events(core: Core, job: Job, attempt: Attempt, observed: dict[str, Observat
             continue  # just handed over again
         if seen is None:
             events.append(NodeEnded(_unlisted(core, attempt, node)))
-        elif seen.sight is Sight.ORPHANED:
-            # Before the epoch, which a share that cannot be read does not have: this ends nothing.
-            told = seen.raw[:MAX_OUTCOME_MESSAGE]
-            events.append(Orphaned(node, told, incarnation=attempt.incarnation(node)))
-        elif seen.epoch != attempt.epoch:
-            log.error("engine.stale_epoch", attempt=attempt.attempt_id, epoch=seen.epoch)
         elif seen.incarnation > attempt.incarnation(node):
             continue  # begun after we read what holds resources: next time
+        elif seen.sight in (Sight.ORPHANED, Sight.DOUBTFUL):
+            # Before the epoch, which a share that cannot be read does not have: this ends nothing.
+            events += _unkept(core, job, attempt, seen)
+        elif seen.epoch != attempt.epoch:
+            log.error("engine.stale_epoch", attempt=attempt.attempt_id, epoch=seen.epoch)
         elif seen.sight is Sight.ENDED and seen.outcome is not None:
             events.append(NodeEnded(seen.outcome))
         elif seen.sight is Sight.PENDING:
@@ -168,9 +177,68 @@ def _events(core: Core, job: Job, attempt: Attempt, observed: dict[str, Observat
         elif seen.sight is Sight.ALIVE:
             core.leases.heard(attempt.attempt_id, node, seen.incarnation)
             core.leases.trouble(attempt.attempt_id, node, None)
+            if not seen.is_hearsay:
+                events += _kept_again(core, attempt, node)
             if seen.started_at is not None and node not in attempt.started_nodes:
                 events.append(Started(node, seen.incarnation))
+        elif seen.is_cleared and node in attempt.doubted_nodes:
+            events += _kept_again(core, attempt, node, is_hearsay=True)
     return events + _overdue(core, job, attempt)
+
+
+def _unkept(core: Core, job: Job, attempt: Attempt, seen: Observation) -> list[AttemptEvent]:
+    """Nobody is known to keep the fence of this share: none passes. Its attempt is stopped where no other
+    share could take its place, or what is left does not die in time; on a doubt alone nothing is.
+    """
+    node, told = seen.node, seen.raw[:MAX_OUTCOME_MESSAGE]
+    core.leases.trouble(attempt.attempt_id, node, told)
+    is_to_stop = (
+        seen.sight is Sight.ORPHANED
+        and attempt.state is not AttemptState.STOPPING
+        and not _is_worth_waiting(core, job, attempt, node)
+    )
+    is_known = node in attempt.orphaned_nodes and (seen.is_hearsay or node not in attempt.doubted_nodes)
+    if is_known and not is_to_stop:
+        return []
+    own = attempt.incarnation(node)
+    return [Orphaned(node, told, incarnation=own, is_to_stop=is_to_stop, is_hearsay=seen.is_hearsay)]
+
+
+def _record_orphan(core: Core, tx: Tx, attempt_id: str, event: Orphaned) -> Attempt | None:
+    """Whether the rest is stopped is decided of the attempt as it is, not as it was before the look."""
+    attempt = tx.attempts.get(attempt_id)
+    job = tx.jobs.get(attempt.job_id) if attempt is not None else None
+    if event.is_to_stop and attempt is not None and job is not None:
+        is_to_stop = not _is_worth_waiting(core, job, attempt, event.node)
+        event = msgspec.structs.replace(event, is_to_stop=is_to_stop)
+    return core.recorder.advance(tx, attempt_id, event)
+
+
+def explains_failures(core: Core, job: Job, attempt: Attempt, node: str) -> bool:
+    """Whether ranks on `node` may have failed because those of a share do that dies, and is waited for. Not
+    for longer than that: what fails later costs the job's retries.
+    """
+    dying = (name for name in attempt.orphans_left if name != node)
+    return any(_is_worth_waiting(core, job, attempt, name) for name in dying)
+
+
+def _is_worth_waiting(core: Core, job: Job, attempt: Attempt, node: str) -> bool:
+    """Whether what this share left may die yet, and the others go on with another in its place."""
+    lost = _ended(core, attempt, node, EndKind.LOST, "")
+    return (
+        core.leases.share_silence_s(attempt, node) <= REPLACED_S
+        and not set(attempt.nodes_left) <= {node, *attempt.orphaned_nodes}
+        and can_replace(core, job, attempt, lost)
+    )
+
+
+def _kept_again(core: Core, attempt: Attempt, node: str, *, is_hearsay: bool = False) -> list[AttemptEvent]:
+    """The fence of this share counts, from now on."""
+    if node not in attempt.orphaned_nodes:
+        return []
+    core.leases.heard(attempt.attempt_id, node, attempt.incarnation(node))
+    core.leases.trouble(attempt.attempt_id, node, None)
+    return [OrphanCleared(node, attempt.incarnation(node), is_hearsay=is_hearsay)]
 
 
 def _may_be_on_its_way(attempt: Attempt, node: str) -> bool:
@@ -290,6 +358,8 @@ async def _advance(
     def record(tx: Tx) -> Attempt | None:
         if isinstance(event, NodeEnded) and has_survivors:
             return record_end(core, tx, attempt.attempt_id, event.outcome, is_found_again=True)
+        if isinstance(event, Orphaned):
+            return _record_orphan(core, tx, attempt.attempt_id, event)
         return core.recorder.advance(tx, attempt.attempt_id, event)
 
     after = await core.store.write(record) or attempt

@@ -21,7 +21,7 @@ from shoal.model.people import Project
 from shoal.model.window import Window, WindowKind
 from shoal.scheduler.tree import Tree
 from shoal.scheduler.windows import Windows
-from shoal.spec.wording import nearest
+from shoal.spec.wording import or_nearest
 from shoal.store import Tx
 
 MAX_AHEAD_S = 366 * 86_400.0
@@ -118,8 +118,7 @@ def _check(asked: AskedWindow) -> None:
 def _declare(core: Core, tx: Tx, actor: Actor, asked: AskedWindow, now: float) -> Window:
     tx.windows.purge(now)
     if asked.project is not None and tx.people.get_project(asked.project) is None:
-        meant = nearest(asked.project, (project.name for project in tx.people.projects()))
-        near = f"; did you mean `{meant}`?" if meant else ""
+        near = or_nearest(asked.project, (project.name for project in tx.people.projects()))
         raise NotFound(f"no project `{asked.project}`{near}", hint="list them with `shoal project`")
     window = Window(
         window_id=core.new_id("win"),

@@ -38,6 +38,9 @@ class Sight(StrEnum):
     ORPHANED = "orphaned"
     """The supervisor is dead, and what it left lives or cannot be told dead. Nobody is left to keep the
     fence, so however long this lasts, or is not seen again, it is no end: only ENDED is."""
+    DOUBTFUL = "doubtful"
+    """Silent, and something on its node does not die that may be of it. The supervisor may live all the same,
+    cut off: nothing is stopped for it. But nobody may be left to keep the fence, so it is no end either."""
     UNKNOWN = "unknown"
     """We could not look. Not evidence of anything."""
 
@@ -61,6 +64,11 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     outcome: NodeOutcome | None = None
     raw: str = ""
     """The engine's own words, kept verbatim."""
+    is_hearsay: bool = False
+    """The cluster says so, and nobody who is there: that it is ALIVE, ORPHANED or DOUBTFUL."""
+    is_cleared: bool = False
+    """Of one that is UNKNOWN: the cluster does not say, or no longer, that something does not die there. If
+    hearsay made it ORPHANED or DOUBTFUL, and nothing else, its fence counts again."""
     is_queued: bool = False
     """It waits in the cluster's own queue, however long: nothing of it runs, and who is started for it
     asks us before it begins."""
@@ -258,6 +266,15 @@ class SupportsBurial(Protocol):
         """The end of the whole attempt is recorded, though this engine still lists something of it. May be
         repeated. What is heard from is stopped; the rest is over, and holds its node no longer.
         """
+        ...
+
+
+@runtime_checkable
+class SupportsClearing(Protocol):
+    """An engine to which a person can say that nothing is left on a node."""
+
+    def how_to_clear(self, node: str) -> str:
+        """What to type, and when, as a clause; empty where it does not have the node. Does not block."""
         ...
 
 

@@ -19,7 +19,8 @@ from shoal.clock import Clock
 from shoal.engines.base import SavedCheckpoints
 from shoal.engines.refusal import is_name
 from shoal.engines.saved import look
-from shoal.errors import EngineUnreachable, LimitReached
+from shoal.engines.threads import on_thread
+from shoal.errors import LimitReached
 from shoal.runtime import removal
 
 T = TypeVar("T")
@@ -101,11 +102,4 @@ class CheckpointFolder:
         self._remove([gone.name])
 
     async def _on_thread(self, work: Callable[[], T], limiter: anyio.CapacityLimiter) -> T:
-        try:
-            return await anyio.to_thread.run_sync(work, limiter=limiter)
-        except OSError as error:
-            raise EngineUnreachable(
-                f"the checkpoints in {self._folder} cannot be used: {error.strerror or error}",
-                hint="shoal doctor",
-                errno=error.errno,
-            ) from error
+        return await on_thread(work, f"the checkpoints in {self._folder} cannot be used", limiter)

@@ -49,7 +49,8 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
     log_base: int = 0
     """Where this share's log begins in the desk's file, which goes on over incarnations."""
     launch: int = 0
-    """The incarnation that the keeper was started for which has it; that of the share, or one before."""
+    """The incarnation that the keeper was started for which has it; that of the share, or one before. Of a
+    share that was closed, its own."""
 
 
 class DeskShare:
@@ -71,7 +72,8 @@ class DeskShare:
         self.boot: Boot | None = None
         """Of its machine, as the cluster told it while its keeper lived: see `mark_boot`."""
         self.left = ""
-        """What its supervisor left that does not die, as its keeper last said it; empty: nothing."""
+        """What its supervisor left that does not die, as its keeper last said it; empty: nothing. On disk: if
+        the keeper dies, too, nobody says it again."""
         self.will_be_followed = False
         """Its keeper asks for the order of the share in its place."""
         self.heir_until: float | None = None
@@ -240,8 +242,7 @@ class Desk:
             is_first = share.heard_at is None
             share.heard_at = now
             size = self._append(share, taken.log_base + told.offset, piece) - taken.log_base
-            is_news = is_first or told.left != share.left
-            share.left = told.left
+            is_news = self._note_left(share, told.left[:MAX_OUTCOME_MESSAGE]) or is_first
             if told.started_at is not None and share.started_at is None:
                 spool.write_started(share.files, spool.Started(at=told.started_at))
                 share.started_at, is_news = told.started_at, True
@@ -260,6 +261,17 @@ class Desk:
             self.on_news()
         return answer
 
+    def _note_left(self, share: DeskShare, left: str) -> bool:
+        """Whether that is news."""
+        if left == share.left:
+            return False
+        if left:
+            spool.durable_write(_left_file(share.files), left.encode(errors="replace"))
+        else:
+            Path(_left_file(share.files)).unlink(missing_ok=True)
+        share.left = left
+        return True
+
     def stop(self, attempt_id: str, grace_s: float) -> None:
         """Ask for its end: who has an order hears it; an order that nobody has is taken back for good."""
         with self._guard:
@@ -276,7 +288,7 @@ class Desk:
         """End a share whose order nobody has: nobody will get it. False: somebody has it, or it has ended."""
         with self._guard:
             if share.is_waiting:
-                self._write_taken(share, "", 0)
+                self._write_taken(share, "", 0, share.order.incarnation)
             if share.outcome is not None or not share.is_closed:
                 return False  # a deposed control plane may have given it out
             self._end(share, self.end_of(share, kind, message))
@@ -368,7 +380,7 @@ class Desk:
             held.rename(self._kept / held.name.removesuffix(FORGOTTEN))
         removal.empty(str(self._trash), timeout_s=REMOVAL_S)
 
-    def _write_taken(self, share: DeskShare, process: str, log_base: int, launch: int = 0) -> None:
+    def _write_taken(self, share: DeskShare, process: str, log_base: int, launch: int) -> None:
         """Once, for ever. Where a control plane that was deposed meanwhile was quicker, its word stands."""
         mine = Taken(process=process, at=self._clock.now(), log_base=log_base, launch=launch)
         if spool.write_once(share.files.claimed, msgspec.json.encode(mine)):
@@ -421,14 +433,24 @@ class Desk:
                 os.fsync(fd)
             finally:
                 os.close(fd)
-        data = msgspec.json.encode(outcome)
-        if not spool.write_once(share.files.outcome, data):
+        if not spool.write_once(share.files.outcome, msgspec.json.encode(outcome)):
             found = spool.read_outcome(share.files)
-            if found is None or found.incarnation != share.order.incarnation:
-                spool.write_outcome(share.files, outcome)  # of the share before this: see `_found`
-            else:
+            if found is None or found.incarnation < share.order.incarnation:
+                self._replace_outcome(share, outcome)  # of the share before this: see `_found`
+            elif found.incarnation == share.order.incarnation:
                 outcome = found
+            # Else another share has this one's place, and has ended: we were deposed, and nobody asks us.
         share.outcome = outcome
+
+    def _replace_outcome(self, share: DeskShare, outcome: NodeOutcome) -> None:
+        """By way of our own place for drafts: where that is gone another leads, and what stands there by now
+        may be his word about this share, or a later one.
+        """
+        draft = self._draft / f"{share.order.attempt_id}.{share.order.node}.{next(self._numbers)}.outcome"
+        with contextlib.suppress(FileNotFoundError):
+            spool.durable_write(draft, msgspec.json.encode(outcome))
+            draft.rename(share.files.outcome)
+            spool.sync_directory(share.files.directory)
 
 
 def _identity(one: Order | Dispatch | NodeOutcome) -> tuple[str, int, str, int]:
@@ -468,12 +490,18 @@ def _found(attempt: Path) -> Iterator[DeskShare]:
         share.outcome = outcome if outcome is None or outcome.incarnation == order.incarnation else None
         with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
             share.boot = msgspec.json.decode(Path(_boot_file(files)).read_bytes(), type=Boot)
+        with contextlib.suppress(FileNotFoundError):
+            share.left = Path(_left_file(files)).read_bytes().decode(errors="replace")
         yield share
 
 
 def _boot_file(files: spool.Share) -> str:
     """Not `booted`, where older versions kept a date that nobody renewed when a clock was set."""
     return f"{files.directory}/boot"
+
+
+def _left_file(files: spool.Share) -> str:
+    return f"{files.directory}/left"
 
 
 def _taken(files: spool.Share) -> Taken | None:

@@ -13,7 +13,6 @@ import zlib
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Collection
-from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,7 +26,9 @@ from shoal.engines.base import CANNOT_ASK, LogChunk, Observation, SavedCheckpoin
 from shoal.engines.boots import Boot
 from shoal.engines.checkpoint_folder import CheckpointFolder
 from shoal.engines.desk import Desk, DeskShare
+from shoal.engines.glimpses import NO_TRACE, THERE, Glimpse, Glimpses, Stage
 from shoal.engines.refusal import is_name, refuse_malformed, refuse_strangers, what_is_gone
+from shoal.engines.threads import on_thread
 from shoal.errors import EngineRefused, EngineUnreachable, NodeGone
 from shoal.model.node import NodeFacts
 from shoal.wire import KEEPER_ASK_S, KEEPER_PATIENCE_S, KEEPER_PING_S, EndKind, Order, Summons
@@ -52,6 +53,7 @@ STARTS_AT_ONCE = 8
 process, as `sbatch` may be, who stops it holds up nobody else."""
 MAX_STARTS = 6
 MAX_PAUSE_S = 60.0
+REPLACED = "nothing was heard from it, and another share has its place"
 FIRST_PORT, NUM_PORTS = 20_000, 10_000
 """Below Linux's ephemeral ports (32768 on), which any outgoing connection may take at any time."""
 
@@ -65,40 +67,6 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
     """On each node's own disk; empty: below its /tmp."""
     shared: str = ""
     """A directory that every node and the control plane have; empty: there is none."""
-
-
-class Stage(StrEnum):
-    """Where the cluster says that a share is."""
-
-    QUEUED = "queued"
-    RUNNING = "running"
-    SUSPENDED = "suspended"
-    ENDED = "ended"
-    UNKNOWN = "unknown"
-    """The cluster has no trace of it."""
-    AWAY = "away"
-    """The cluster could not be asked."""
-
-
-class Glimpse(msgspec.Struct, frozen=True, kw_only=True):
-    """What the cluster says of one share, in its own words."""
-
-    stage: Stage = Stage.UNKNOWN
-    raw: str = ""
-    is_over: bool = False
-    """It is certain that nothing of it runs: who answers has looked, or the machine was restarted."""
-    is_left: bool = False
-    """Who has looked saw that something of it does not die, and that nobody keeps it any more."""
-    stranded: str = ""
-    """Why what it waits for does not come, and elsewhere might, in words; empty: it may."""
-
-
-THERE = (Stage.QUEUED, Stage.RUNNING, Stage.SUSPENDED)
-"""The cluster still has what was started."""
-REPLACED = "nothing was heard from it, and another share has its place"
-NO_TRACE = Glimpse(raw="the cluster has no trace of it")
-Glimpses = dict[tuple[str, str], Glimpse]
-"""By attempt and node."""
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -152,6 +120,8 @@ class RemoteEngine(ABC):
         self._guards: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
         """By owner: starts of one attempt must exclude each other."""
         self._at_once = anyio.CapacityLimiter(STARTS_AT_ONCE)
+        self._unended: set[str] = set()
+        """Attempts that were buried while the cluster could not be told."""
 
     @abstractmethod
     async def start(self, summons: Summons, orders: tuple[Order, ...]) -> None:
@@ -162,8 +132,8 @@ class RemoteEngine(ABC):
 
     @abstractmethod
     async def look(self, shares: Collection[DeskShare]) -> Glimpses:
-        """What the cluster says of these shares, of their very incarnation; nothing of those it has no trace
-        of. Must not be older than the last `start`. May raise `EngineUnreachable`.
+        """What the cluster says of these shares, of their very incarnation; nothing, or no stage, of those it
+        has no trace of. Must not be older than the last `start`. May raise `EngineUnreachable`.
         """
 
     @abstractmethod
@@ -214,7 +184,10 @@ class RemoteEngine(ABC):
         """The control plane has recorded the end of all of it, by a fence or an operator's word. What nobody
         was heard from is over here, too; what speaks is stopped.
         """
-        await self.cancel(attempt_id, 0.0)  # the cluster ends what hears nobody
+        try:
+            await self.cancel(attempt_id, 0.0)  # the cluster ends what hears nobody
+        except EngineUnreachable:
+            self._unended.add(attempt_id)  # what was recorded does not hang on the cluster's word
         told = "its attempt had ended, and nothing was heard from it since"
         for share in self.desk.find(attempt_id).values():
             if self.is_deaf(share):
@@ -292,7 +265,10 @@ class RemoteEngine(ABC):
     async def forget(self, attempt_id: str) -> None:
         if is_name(attempt_id):
             if any(share.outcome is not None for share in self.desk.find(attempt_id).values()):
+                if attempt_id in self._unended:
+                    await self.end(attempt_id)
                 await self.take_back(attempt_id)
+            self._unended.discard(attempt_id)
             await self.on_thread(lambda: self.desk.forget(attempt_id))
             if not self.desk.find(attempt_id):
                 self._starting = {key: at for key, at in self._starting.items() if key[0] != attempt_id}
@@ -361,14 +337,7 @@ class RemoteEngine(ABC):
         return f"{self.name}:{attempt_id}"
 
     async def on_thread(self, work: Callable[[], T]) -> T:
-        try:
-            return await anyio.to_thread.run_sync(work)
-        except OSError as error:
-            raise EngineUnreachable(
-                f"the {self.name} engine could not use {self._home}: {error.strerror or error}",
-                hint="shoal doctor",
-                errno=error.errno,
-            ) from error
+        return await on_thread(work, f"the {self.name} engine could not use {self._home}")
 
     async def _take(self, submission: Submission) -> None:
         refuse_strangers(submission.orders, self.name, self._only_project)
@@ -531,11 +500,17 @@ class RemoteEngine(ABC):
             self._suspended.discard(_place(share))
         if share.left:
             return self._observation(share, Sight.ORPHANED, share.left)
-        if is_heard or glimpse.stage is Stage.SUSPENDED:
-            return self._observation(share, Sight.ALIVE, "its keeper speaks" if is_heard else glimpse.raw)
-        if glimpse.is_left:
-            return self._observation(share, Sight.ORPHANED, glimpse.raw)
-        return self._observation(share, Sight.UNKNOWN, f"its keeper is silent; {glimpse.raw}")
+        if is_heard:
+            return self._observation(share, Sight.ALIVE, "its keeper speaks")
+        if glimpse.stage is Stage.SUSPENDED:
+            return self._observation(share, Sight.ALIVE, glimpse.raw, is_hearsay=True)
+        is_late = silence_s >= LATE_S  # else who lived before us may speak yet
+        if glimpse.is_left and is_late:
+            return self._observation(share, Sight.ORPHANED, glimpse.raw, is_hearsay=True)
+        raw = f"its keeper is silent; {glimpse.raw}"
+        if glimpse.is_left or glimpse.is_doubtful:
+            return self._observation(share, Sight.DOUBTFUL, raw, is_hearsay=True)
+        return self._observation(share, Sight.UNKNOWN, raw, is_cleared=glimpse.is_clear and is_late)
 
     def _behind_s(self, share: DeskShare, glimpse: Glimpse) -> float:
         """For how long it has been left behind by others that the cluster started with it. It may have one
@@ -557,7 +532,14 @@ class RemoteEngine(ABC):
         )
 
     def _observation(
-        self, share: DeskShare, sight: Sight, raw: str, *, is_queued: bool = False
+        self,
+        share: DeskShare,
+        sight: Sight,
+        raw: str,
+        *,
+        is_queued: bool = False,
+        is_hearsay: bool = False,
+        is_cleared: bool = False,
     ) -> Observation:
         order, outcome = share.order, share.outcome
         return Observation(
@@ -571,11 +553,13 @@ class RemoteEngine(ABC):
             outcome=outcome,
             raw=str(raw),
             is_queued=is_queued,
+            is_hearsay=is_hearsay,
+            is_cleared=is_cleared,
         )
 
 
 def _unreached(facts: NodeFacts) -> NodeFacts:
-    return msgspec.structs.replace(facts, is_alive=False, remarks=(*facts.remarks, UNHEARD))
+    return msgspec.structs.replace(facts, is_alive=False, closed="", remarks=(*facts.remarks, UNHEARD))
 
 
 def _place(share: DeskShare) -> tuple[str, str]:

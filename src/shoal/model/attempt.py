@@ -110,6 +110,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """Why the newest of them was needed: the likeliest cause that any node has told of."""
     replacements: tuple[Replacement, ...] = ()
     """Of lost shares, in order."""
+    excused: int = 0
+    """Groups that began while what a dead supervisor left was waited for: that explains their failures."""
     recoveries: tuple[Recovery, ...] = ()
     """How each node came through the newest of them, in order of arrival."""
     stop_reason: EndReason | None = None
@@ -120,7 +122,10 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     outcomes: tuple[NodeOutcome, ...] = ()
     """What each node's supervisor reported, in order of arrival; at most one a node."""
     orphaned_nodes: tuple[str, ...] = ()
-    """Where the supervisor died before what it had started: no fence passes there, only evidence counts."""
+    """Where the supervisor died before what it had started, or may have: no fence passes there, only evidence
+    counts, until somebody vouches for it again."""
+    doubted_nodes: tuple[str, ...] = ()
+    """Those of them of which the cluster said so, and nobody who is there: it alone may withdraw that."""
     reason: EndReason | None = None
     exit_code: int | None = None
     message: str = ""
@@ -153,7 +158,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def restarts(self) -> int:
         """Groups that began because ranks failed, not because a share was lost."""
-        return self.generation - len(self.replacements)
+        return self.generation - len(self.replacements) - self.excused
 
     def incarnation(self, node: str) -> int:
         """The group that the node's present share was begun for; others of the node are over."""

@@ -17,6 +17,7 @@ from shoal.model.moves import (
     AttemptEvent,
     FencePassed,
     NodeEnded,
+    OrphanCleared,
     Orphaned,
     Placed,
     Refused,
@@ -98,7 +99,7 @@ def _table() -> str:
 
 
 def _attempts() -> Iterator[Attempt]:
-    """One of each state, on two nodes: with nothing reported yet, and with one node started or over."""
+    """One of each state, on two nodes: nothing is reported yet, or one node started, is orphaned or over."""
     fresh = Attempt(attempt_id="a", job_id="j", project="p", epoch=1, queued_at=0.0)
     yield fresh
     shares = tuple(NodeShare(node=name, cpus=1.0, memory_bytes=1) for name in ("n1", "n2"))
@@ -107,6 +108,7 @@ def _attempts() -> Iterator[Attempt]:
             held = msgspec.structs.replace(fresh, state=state, allocation=shares)
             yield held
             yield msgspec.structs.replace(held, started_nodes=("n1",))
+            yield msgspec.structs.replace(held, orphaned_nodes=("n2",))
             yield msgspec.structs.replace(held, outcomes=(_outcome("n1", EndKind.SUCCEEDED),))
 
 
@@ -117,6 +119,8 @@ def _events() -> Iterator[AttemptEvent]:
     yield Started("n2")
     yield from (NodeEnded(_outcome("n2", kind)) for kind in EndKind)
     yield Orphaned("n2", "something of it does not die")
+    yield Orphaned("n2", "something of it does not die", is_to_stop=True)
+    yield OrphanCleared("n2")
     yield StopAsked(EndReason.CANCELLED, "ana")
     yield FencePassed()
 

@@ -61,6 +61,8 @@ class Regrouped(msgspec.Struct, frozen=True, tag=True):
     failure: NodeOutcome
     share: NodeShare | None = None
     """What was lost with the ranks, where it was their share: the one that is begun in its place."""
+    is_excused: bool = False
+    """Another share dies, and is waited for: that explains it, as its loss would."""
 
 
 class Recovered(msgspec.Struct, frozen=True, tag=True):
@@ -70,12 +72,27 @@ class Recovered(msgspec.Struct, frozen=True, tag=True):
 
 
 class Orphaned(msgspec.Struct, frozen=True, tag=True):
-    """The supervisor on `node` is dead, and what it left is not known to be."""
+    """The supervisor on `node` is dead, or may be, and what it left is not known to be."""
 
     node: str
     told: str
     """What the engine saw."""
     incarnation: int = 0
+    is_to_stop: bool = False
+    """No other share could take its place, or not in time: the rest is stopped, and all of it held."""
+    is_hearsay: bool = False
+    """The cluster says so, which may withdraw it; else only who is there can."""
+
+
+class OrphanCleared(msgspec.Struct, frozen=True, tag=True):
+    """Whoever doubted that the supervisor on `node` keeps its fence is contradicted: by its own voice, or by
+    the cluster that had said so.
+    """
+
+    node: str
+    incarnation: int = 0
+    is_hearsay: bool = False
+    """The cluster withdraws what it said. What anybody else has said stands."""
 
 
 class StopAsked(msgspec.Struct, frozen=True, tag=True):
@@ -102,6 +119,7 @@ AttemptEvent = (
     | Regrouped
     | Recovered
     | Orphaned
+    | OrphanCleared
     | StopAsked
     | FencePassed
 )
@@ -222,7 +240,8 @@ def _regroup(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
     """
     assert isinstance(event, Regrouped)
     if event.generation == attempt.generation:
-        after = _change(attempt, generation=attempt.generation + 1, failure=event.failure)
+        excused = attempt.excused + event.is_excused
+        after = _change(attempt, generation=attempt.generation + 1, failure=event.failure, excused=excused)
         return (after, ()) if event.share is None else _replace(after, event.failure, event.share, now)
     known = attempt.failure if event.generation == attempt.generation - 1 else None
     if known is None or event.share is not None or known.kind in LOSS_KINDS:
@@ -244,10 +263,11 @@ def _replace(attempt: Attempt, lost: NodeOutcome, share: NodeShare, now: float) 
     after = _change(
         attempt,
         allocation=tuple(share if old.node == lost.node else old for old in attempt.allocation),
-        started_nodes=tuple(name for name in attempt.started_nodes if name != lost.node),
+        started_nodes=_without(attempt.started_nodes, lost.node),
         replacements=(*attempt.replacements, done),
     )
-    return after, (Effect.SUBMIT,)
+    # It is over: what was said of it is not about the next one, which may be on the same node.
+    return _cleared(after, lost.node), (Effect.SUBMIT,)
 
 
 def _recover(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
@@ -260,17 +280,40 @@ def _recover(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
 
 
 def _orphan(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
-    """Nobody supervises a part of it any more: the rest is stopped, and all of it held until it is gone."""
+    """Nobody is known to supervise a part of it: no fence passes there. What becomes of the rest is for
+    whoever knows whether another share could take its place. Said of a share that another has replaced by
+    now, nothing does.
+    """
     assert isinstance(event, Orphaned)
-    if event.node in attempt.orphaned_nodes or event.node not in attempt.nodes_left:
+    if event.node not in attempt.nodes_left or event.incarnation != attempt.incarnation(event.node):
         return attempt, ()
-    if event.incarnation != attempt.incarnation(event.node):
+    if event.node not in attempt.orphaned_nodes:
+        doubted = (*attempt.doubted_nodes, event.node) if event.is_hearsay else attempt.doubted_nodes
+        orphaned = (*attempt.orphaned_nodes, event.node)
+        attempt = _change(attempt, orphaned_nodes=orphaned, doubted_nodes=doubted)
+    elif event.node in attempt.doubted_nodes and not event.is_hearsay:
+        attempt = _change(attempt, doubted_nodes=_without(attempt.doubted_nodes, event.node))
+    if not event.is_to_stop or attempt.state is STOPPING:
         return attempt, ()
-    noted = _change(attempt, orphaned_nodes=(*attempt.orphaned_nodes, event.node))
-    if attempt.state is STOPPING:
-        return noted, ()
     told = f"{event.node}: {event.told}"
-    return _change(noted, state=STOPPING, stop_asked_at=now, message=told), (Effect.CANCEL,)
+    return _stop(attempt, StopAsked(EndReason.LOST, by="the control plane", because=told), now)
+
+
+def _clear(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
+    assert isinstance(event, OrphanCleared)
+    known = attempt.doubted_nodes if event.is_hearsay else attempt.orphaned_nodes
+    if event.node not in known or event.incarnation != attempt.incarnation(event.node):
+        return attempt, ()
+    return _cleared(attempt, event.node), ()
+
+
+def _cleared(attempt: Attempt, node: str) -> Attempt:
+    orphaned, doubted = _without(attempt.orphaned_nodes, node), _without(attempt.doubted_nodes, node)
+    return _change(attempt, orphaned_nodes=orphaned, doubted_nodes=doubted)
+
+
+def _without(nodes: tuple[str, ...], node: str) -> tuple[str, ...]:
+    return tuple(name for name in nodes if name != node)
 
 
 def _fence(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
@@ -332,6 +375,7 @@ TABLE: dict[tuple[AttemptState, type], Handler | None] = {
     (QUEUED, Regrouped): None,
     (QUEUED, Recovered): None,
     (QUEUED, Orphaned): None,
+    (QUEUED, OrphanCleared): None,
     (QUEUED, StopAsked): _stop_queued,
     (QUEUED, FencePassed): None,
     (STARTING, Placed): None,
@@ -342,6 +386,7 @@ TABLE: dict[tuple[AttemptState, type], Handler | None] = {
     (STARTING, Regrouped): _ignore,
     (STARTING, Recovered): _ignore,
     (STARTING, Orphaned): _orphan,
+    (STARTING, OrphanCleared): _clear,
     (STARTING, StopAsked): _stop,
     (STARTING, FencePassed): _fence,
     (RUNNING, Placed): None,
@@ -352,6 +397,7 @@ TABLE: dict[tuple[AttemptState, type], Handler | None] = {
     (RUNNING, Regrouped): _regroup,
     (RUNNING, Recovered): _recover,
     (RUNNING, Orphaned): _orphan,
+    (RUNNING, OrphanCleared): _clear,
     (RUNNING, StopAsked): _stop,
     (RUNNING, FencePassed): _fence,
     (STOPPING, Placed): None,
@@ -362,6 +408,7 @@ TABLE: dict[tuple[AttemptState, type], Handler | None] = {
     (STOPPING, Regrouped): _ignore,
     (STOPPING, Recovered): _ignore,
     (STOPPING, Orphaned): _orphan,
+    (STOPPING, OrphanCleared): _clear,
     (STOPPING, StopAsked): _ignore,
     (STOPPING, FencePassed): _fence,
     (ENDED, Placed): None,
@@ -372,6 +419,7 @@ TABLE: dict[tuple[AttemptState, type], Handler | None] = {
     (ENDED, Regrouped): _ignore,
     (ENDED, Recovered): _ignore,
     (ENDED, Orphaned): _ignore,
+    (ENDED, OrphanCleared): _ignore,
     (ENDED, StopAsked): _ignore,
     (ENDED, FencePassed): _ignore,
 }

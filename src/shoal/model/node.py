@@ -54,6 +54,10 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     gpus: tuple[Gpu, ...] = ()
     is_simulated: bool = False
     is_alive: bool = True
+    """Whether it answers, and its cluster gives it work."""
+    closed: str = ""
+    """Why its cluster gives it no work though it answers there, in the cluster's words: it is not alive then.
+    Empty where it is, or is silent."""
     confinement: str = ""
     """Which walls stand around a job here, e.g. `cgroup1 bubblewrap uid`; `unknown` until somebody knows."""
     labels: dict[str, str] = {}
@@ -103,6 +107,9 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     because: str = ""
     by: str = ""
     changed_at: float = 0.0
+    is_gone: bool = False
+    """Its engine has answered for long without listing it: no place that work could ever have. Kept for what
+    people decided about it, until it is listed again or removed."""
     version: int = 1
 
     @property
@@ -112,6 +119,16 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def takes_work(self) -> bool:
         return self.state is NodeState.READY and self.facts.is_alive and self.no_watts is None
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What the engine says, and what we make of it."""
+        gone = (
+            "the cluster lists it no more, so that it counts for no job; if that is for good: "
+            f"`shoal nodes remove {self.name}`"
+        )
+        ours = (self.no_watts, gone if self.is_gone else None)
+        return (*self.facts.remarks, *(told for told in ours if told is not None))
 
     @property
     def no_watts(self) -> str | None:

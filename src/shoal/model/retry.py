@@ -25,7 +25,7 @@ def judge(job: Job, attempt: Attempt, now: float) -> Verdict:
     """Decide after `attempt` (the job's newest, ended) whether the job ends or tries again."""
     assert attempt.reason is not None
     groups = max([attempt.generation, *(outcome.restarts for outcome in attempt.outcomes)])
-    restarts = groups - len(attempt.replacements)
+    restarts = groups - len(attempt.replacements) - attempt.excused
     job = msgspec.structs.replace(
         job, excluded_nodes=_excluded(job, attempt), failures=job.failures + restarts
     )

@@ -19,6 +19,8 @@ from shoal.wire import Fetch
 
 TIMEOUT_S = 40.0
 TURN_S = 0.1
+PAUSE_S = 5.0
+"""Before it is said that nobody can say: who asks again at once would hear the same."""
 OVER, NOT_YET, LEFT, USAGE = 0, 1, 2, 64
 
 
@@ -29,7 +31,30 @@ def main(arguments: list[str]) -> int:
         return USAGE
     root, attempt_id, node, incarnation = arguments
     asked = Fetch(attempt_id=attempt_id, node=node, incarnation=int(incarnation), process="")
-    return max(bury(spool.Share(places.place_of(one, asked))) for one in places.roots_of(root))
+    found = max((_bury_below(one, asked) for one in places.roots_of(root)), default=OVER)
+    if found == NOT_YET:
+        time.sleep(PAUSE_S)
+    return found
+
+
+def _bury_below(root: str, asked: Fetch) -> int:
+    """What lies where others could have laid it is no word of ours, and nobody is killed by it. One root that
+    cannot be looked into keeps nobody from the others.
+    """
+    share = spool.Share(places.place_of(root, asked))
+    try:
+        if not spool.is_there(share):
+            return OVER
+        if foreign := places.foreign_in(root, share.directory):
+            told = (
+                f"others than user {os.getuid()} could change {foreign}; if it is yours: chmod go-w {foreign}"
+            )
+            sys.stderr.write(f"shoal burial: {share.directory}: {told}\n")
+            return NOT_YET
+        return bury(share)
+    except OSError as error:
+        sys.stderr.write(f"shoal burial: {share.directory}: {error}\n")
+        return NOT_YET
 
 
 def bury(share: spool.Share, timeout_s: float = TIMEOUT_S) -> int:

@@ -16,9 +16,9 @@ import msgspec
 
 from shoal.proof import sign_for
 from shoal.runtime.addresses import MAX_KNOWN
-from shoal.wire import KEEPER_ASK_S, Assignment, Dispatch, DispatchAnswer, Fetch
+from shoal.wire import KEEPER_ASK_S, KEEPER_WAIT_S, Assignment, Dispatch, DispatchAnswer, Fetch
 
-ASK_S, LONG_S = KEEPER_ASK_S, 20.0
+ASK_S, LONG_S = KEEPER_ASK_S, KEEPER_WAIT_S
 """Until a living process has let us in, or has answered a few words; and for all that is longer."""
 PIECE = 1 << 20
 MAX_ANSWER = 8 << 20

@@ -305,8 +305,9 @@ def kill_leftovers(
     as the parent of its supervisor, which has ended.
 
     `order`: for who has it; else it is the one on disk. True: nothing of it runs. False: something did not
-    die within `timeout_s` (a process stuck in the kernel, or not ours to kill), or the order is gone from
-    a share that is there, so that nobody knows what to look for; ask again later. May be repeated.
+    die within `timeout_s` (a process stuck in the kernel, or not ours to kill), or a cgroup is busy after as
+    long again, or the order is gone from a share that is there, so that nobody knows what to look for; ask
+    again later. May be repeated.
     """
     share = Share(directory)
     order = order or read_order(share)
@@ -320,10 +321,11 @@ def kill_leftovers(
     is_clean = tree.kill_until_gone(
         lambda: tree.pids_in(cgroups) | tree.marked(marks, work, order.uid), timeout_s=timeout_s
     )
-    if is_clean:
-        shared_memory.give_back(order)
-        listening.give_back(order, os.path.realpath(share.home))
-    return tree.remove_cgroups(cgroups) and is_clean
+    if not is_clean:
+        return False  # and nobody waits for cgroups that are still in use
+    shared_memory.give_back(order)
+    listening.give_back(order, os.path.realpath(share.home))
+    return tree.remove_cgroups(cgroups, timeout_s=min(2.0, timeout_s))
 
 
 def boot_id() -> str:

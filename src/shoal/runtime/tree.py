@@ -17,6 +17,8 @@ from shoal.clock import BootClock
 
 CLOCK = BootClock()
 PATIENCE_S = 0.01
+ENDED = (b"Z", b"X")
+"""The states of a thread that has ended."""
 
 
 def kill_until_gone(
@@ -44,11 +46,12 @@ def kill_until_gone(
 
 
 def pids_in(cgroups: Iterable[str]) -> set[int]:
-    """Every process in these cgroups; one that is gone has none."""
+    """Every process in these cgroups, and in those that ranks made inside; one that is gone has none."""
     found: set[int] = set()
     for path in cgroups:
-        with contextlib.suppress(OSError), open(f"{path}/cgroup.procs", "rb") as file:
-            found.update(int(line) for line in file)
+        for inner, _, _ in os.walk(path):
+            with contextlib.suppress(OSError), open(f"{inner}/cgroup.procs", "rb") as file:
+                found.update(int(line) for line in file)
     found.discard(0)
     return found
 
@@ -116,7 +119,14 @@ def all_pids() -> list[int]:
 def parent_of(pid: int) -> int | None:
     """The parent of a living process; None for one that is gone or a zombie."""
     fields = _stat(pid)
-    return None if fields is None or fields[0] in (b"Z", b"X") else int(fields[1])
+    return None if fields is None or _is_zombie(fields) else int(fields[1])
+
+
+def _is_zombie(fields: list[bytes]) -> bool:
+    """Whether nothing of it runs. Its first thread alone says little: it has ended by a SIGKILL, and the
+    process is shown as a zombie, while another thread that is stuck in a driver lives on.
+    """
+    return fields[0] in ENDED and int(fields[17]) <= 1
 
 
 def stopped(pids: Iterable[int]) -> set[int]:
@@ -161,41 +171,61 @@ def marked(marks: frozenset[bytes], work: str, uid: int | None) -> set[int]:
 
     A working directory alone proves nothing where ranks share their user with people.
     """
-    found: set[int] = set()
-    for pid in all_pids():
-        if parent_of(pid) is None or pid == os.getpid():
-            continue
-        if _has_marks(pid, marks) or (uid is not None and _works_in(pid, work, uid)):
-            found.add(pid)
-    return found
+    return {
+        pid
+        for pid, places in _living().items()
+        if any(
+            _has_marks(place, marks) or (uid is not None and _works_in(place, work, uid)) for place in places
+        )
+    }
 
 
 def doubtful(work: str, since_ticks: int) -> set[int]:
     """Living processes of this user, begun since then, that may be a share's though they carry no marks: they
     work below `work`, or hide their environment. Shoal's own, which do that, are told by their names.
     """
-    found: set[int] = set()
+    return {
+        pid
+        for pid, places in _living(since_ticks).items()
+        if any(
+            _works_in(place, work, os.getuid()) or (_hides(place) and not _is_shoals(place))
+            for place in places
+        )
+    }
+
+
+def _living(since_ticks: int = 0) -> dict[int, list[str]]:
+    """Every living process but this one, begun since then, and where to read about it: below its id, or, as a
+    first thread that has ended has neither environment nor directory any more, below its other threads.
+    """
+    found: dict[int, list[str]] = {}
     for pid in all_pids():
         fields = _stat(pid)
-        if fields is None or fields[0] in (b"Z", b"X") or int(fields[19]) < since_ticks or pid == os.getpid():
+        if fields is None or _is_zombie(fields) or int(fields[19]) < since_ticks or pid == os.getpid():
             continue
-        if _works_in(pid, work, os.getuid()) or (_hides(pid) and not _is_shoals(pid)):
-            found.add(pid)
+        found[pid] = _threads(pid) if fields[0] in ENDED else [f"/proc/{pid}"]
     return found
 
 
-def _has_marks(pid: int, marks: frozenset[bytes]) -> bool:
+def _threads(pid: int) -> list[str]:
+    """All but the first."""
+    with contextlib.suppress(OSError):
+        return [f"/proc/{pid}/task/{name}" for name in os.listdir(f"/proc/{pid}/task") if name != str(pid)]
+    return []
+
+
+def _has_marks(place: str, marks: frozenset[bytes]) -> bool:
     try:
-        return marks <= set(_environment(pid).split(b"\0"))
+        return marks <= set(_environment(place).split(b"\0"))
     except OSError:
         return False
 
 
-def _hides(pid: int) -> bool:
+def _hides(place: str) -> bool:
     """Whether it is this user's, who may not read it all the same."""
     try:
-        if os.stat(f"/proc/{pid}").st_uid == os.getuid():
-            _environment(pid)
+        if os.stat(place).st_uid == os.getuid():
+            _environment(place)
     except PermissionError:
         return True
     except OSError:
@@ -203,21 +233,21 @@ def _hides(pid: int) -> bool:
     return False
 
 
-def _environment(pid: int) -> bytes:
-    with open(f"/proc/{pid}/environ", "rb") as file:
+def _environment(place: str) -> bytes:
+    with open(f"{place}/environ", "rb") as file:
         return file.read()
 
 
-def _is_shoals(pid: int) -> bool:
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+def _is_shoals(place: str) -> bool:
+    with contextlib.suppress(OSError), open(f"{place}/cmdline", "rb") as file:
         return b"\0-m\0shoal.runtime." in file.read()
     return False
 
 
-def _works_in(pid: int, work: str, uid: int) -> bool:
+def _works_in(place: str, work: str, uid: int) -> bool:
     try:
-        directory = os.readlink(f"/proc/{pid}/cwd")
-        owner = os.stat(f"/proc/{pid}").st_uid
+        directory = os.readlink(f"{place}/cwd")
+        owner = os.stat(place).st_uid
     except OSError:
         return False
     return owner == uid and (directory == work or directory.startswith(work + "/"))

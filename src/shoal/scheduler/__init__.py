@@ -10,7 +10,7 @@ several, `calibration` makes an interval of them, and `changes` rehearses what c
 """
 
 from shoal.scheduler.eligible import explain_unmet
-from shoal.scheduler.impossible import impossible
+from shoal.scheduler.impossible import impossible, missed
 from shoal.scheduler.outlook import Basis, Outlook
 from shoal.scheduler.planner import Planner, plan
 from shoal.scheduler.policy import Policy
@@ -40,6 +40,7 @@ __all__ = [
     "Why",
     "explain_unmet",
     "impossible",
+    "missed",
     "plan",
     "replacement",
 ]

@@ -41,6 +41,17 @@ def impossible(request: Request, nodes: Iterable[NodeView]) -> Explanation | Non
     return never_fits(demand_of(request), Possible(capacity))
 
 
+def missed(request: Request, nodes: Iterable[NodeView], gone: Iterable[NodeView]) -> str:
+    """Which of the nodes that are gone `request` could have run on, with those that are there or without, as
+    the end of a sentence; empty: it could not.
+    """
+    demand = demand_of(request)
+    there, left = (Possible(Capacity(some)).suitable(demand.need).nodes for some in (nodes, gone))
+    if not can_hold(demand, [*there, *left]):
+        return ""
+    return f"{listed([node.name for node in left])} would do, which the cluster lists no more"
+
+
 def never_fits(demand: Demand, possible: Possible) -> Explanation | None:
     """The same for a demand, over the nodes of a cycle."""
     nodes = possible.suitable(demand.need).nodes

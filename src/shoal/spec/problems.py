@@ -34,7 +34,7 @@ from shoal.spec.resources import (
 from shoal.spec.service import ServiceSpec
 from shoal.spec.service_clauses import AFFINITY_PATTERN, HOST_PATTERN, HTTP_PATH_PATTERN, PARTS
 from shoal.spec.text import ENV_NAME_PATTERN, NAME_PATTERN
-from shoal.spec.wording import either, escape, nearest, plural, show
+from shoal.spec.wording import either, escape, nearest, or_nearest, plural, show
 
 MAX_PROBLEMS = 50
 """Sentences in one answer; what is beyond them is counted."""
@@ -223,9 +223,8 @@ def _outside(kind: str, context: dict[str, Any], value: Any) -> str | None:
 
 def _not_a_choice(name: str, value: object, expected: str) -> str:
     choices = re.findall(r"'([^']*)'", expected)
-    meant = nearest(value, choices) if isinstance(value, str) else None
-    told = f"`{name}`: {show(value)} is not {either(choices)}"
-    return f"{told}; did you mean `{meant}`?" if meant else told
+    near = or_nearest(value, choices) if isinstance(value, str) else ""
+    return f"`{name}`: {show(value)} is not {either(choices)}{near}"
 
 
 def _unknown_key(loc: Loc, models: Models) -> str:

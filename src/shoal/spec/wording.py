@@ -43,6 +43,12 @@ def nearest(word: str, choices: Iterable[str]) -> str | None:
     return close[0] if close else None
 
 
+def or_nearest(word: str, choices: Iterable[str]) -> str:
+    """How a sentence about a `word` that is none of them ends: with the one that was meant, or not at all."""
+    meant = nearest(word, choices)
+    return f"; did you mean `{meant}`?" if meant else ""
+
+
 def either(choices: Sequence[str]) -> str:
     """`a`, `b` or `c`."""
     quoted = [f"`{choice}`" for choice in choices]

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from shoal.control.outage import Outage
+from shoal.model.node import Node, NodeFacts, NodeState
 from tests.support.world import World, open_world
 
 
@@ -29,3 +31,56 @@ def test_server_whose_loops_fail_is_degraded_and_says_why_to_operators_alone(wor
     finally:
         turns.went_well("clean")
     assert world.call("GET", "/healthz").json() == {"status": "ok", "role": "leader"}
+
+
+def test_nodes_that_their_cluster_has_closed_are_not_silent(world: World) -> None:
+    core = world.plane.core
+    facts = NodeFacts(
+        name="shut", cpus=8, memory_bytes=1, disk_bytes=1, is_alive=False, closed="drained in Slurm: bad fan"
+    )
+    node = Node(facts=facts, engine=core.engine.name)
+    world.portal.call(core.store.write, lambda tx: tx.nodes.put(node))
+    try:
+        counts = world.call("GET", "/v1/status", role="member").json()["nodes"]
+        assert (counts["silent"], counts["closed"]) == (0, 1)
+        told = world.call("GET", "/v1/nodes/shut", role="admin").json()
+        assert (told["closed"], told["takes_work"]) == ("drained in Slurm: bad fan", False)
+    finally:
+        world.portal.call(core.store.write, lambda tx: tx.nodes.remove("shut"))
+
+
+def test_cluster_that_does_not_answer_is_told_with_since_when_and_its_words_to_operators_alone(
+    world: World,
+) -> None:
+    def told(role: str) -> object:
+        return world.call("GET", "/v1/status", role=role).json()["unanswered"]
+
+    def of_nodes() -> set[float | None]:
+        items = world.call("GET", "/v1/nodes", role="member").json()["items"]
+        alone = world.call("GET", f"/v1/nodes/{items[0]['name']}", role="member").json()
+        return {node["unanswered_since"] for node in (*items, alone)}
+
+    outages = world.plane.core.outages
+    assert (told("admin"), of_nodes()) == (None, {None})
+    outages.present = Outage(since=7.0, why="ssh to n1: refused")
+    try:
+        assert told("admin") == {"since": 7.0, "why": "ssh to n1: refused"}
+        assert told("member") == {"since": 7.0, "why": None}
+        assert of_nodes() == {7.0}
+    finally:
+        outages.answered()
+
+
+def test_nodes_that_are_gone_are_in_no_other_count(world: World) -> None:
+    def counts() -> dict[str, int]:
+        told: dict[str, int] = world.call("GET", "/v1/status", role="member").json()["nodes"]
+        return told
+
+    before, core = counts(), world.plane.core
+    facts = NodeFacts(name="away", cpus=8, memory_bytes=1, disk_bytes=1, is_alive=False)
+    node = Node(facts=facts, engine=core.engine.name, state=NodeState.CORDONED, is_gone=True)
+    world.portal.call(core.store.write, lambda tx: tx.nodes.put(node))
+    try:
+        assert counts() == {**before, "gone": 1}
+    finally:
+        world.portal.call(core.store.write, lambda tx: tx.nodes.remove("away"))

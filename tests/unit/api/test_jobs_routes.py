@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from pydantic import TypeAdapter
 
-from shoal.api import views
+from shoal.api import status_views, views
 from shoal.model.attempt import AttemptState
 from tests.support.archives import tar_of
 from tests.support.asgi import Answer
@@ -276,7 +276,7 @@ def test_what_a_route_answers_is_what_its_description_says(world: World) -> None
         f"/v1/jobs/{job}/logs": views.LogPageView,
         "/v1/jobs": views.JobPageView,
         "/v1/nodes": views.NodePageView,
-        "/v1/status": views.StatusView,
+        "/v1/status": status_views.StatusView,
         "/v1/me": views.MeView,
         "/v1/events": views.EventPageView,
         "/v1/projects": views.ProjectPageView,

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from shoal.api import follow
-from shoal.api.logs import ALL
+from shoal.api.logs import ALL, Page, Position
 from shoal.engines.fake import Act, by_run
+from shoal.model.attempt import Attempt, AttemptState
 from shoal.settings import ServerLimits
 from shoal.wire import EndKind
 from tests.support.asgi import Stream
@@ -190,3 +191,28 @@ def test_an_attempt_that_its_cluster_lets_wait_is_placed_and_has_not_started(
     lab.watch()
     out, _ = now(follower.turn())
     assert b"event: attempt" in out
+
+
+def test_an_attempt_that_ended_before_it_began_has_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def sleep(_seconds: float) -> None:
+        """In no time."""
+
+    async def silent(_engine: object, attempt: Attempt, *_: object) -> Page:
+        return Page([], Position(attempt.epoch), is_complete=True)
+
+    monkeypatch.setattr("shoal.api.follow.anyio.sleep", sleep)
+    monkeypatch.setattr("shoal.api.follow.read_page", silent)
+    lab = Lab(script=lambda _: Act(claim_s=60.0, run_s=None), num_nodes=1)
+    job = lab.running(resources={"nodes": 1, "cpus": 1})
+    call: Any = SimpleNamespace(plane=SimpleNamespace(core=lab.core, changed=BusyCluster()))
+    wanted = follow.Followed(job.job_id, None, is_resumed=False, lines=ALL, tail=None)
+    follower = follow._Follower(call, wanted)
+    assert lab.attempt(job).state is AttemptState.STARTING
+    lab.stop(job)
+    lab.watch()
+    ended = lab.attempt(job)
+    assert (ended.state, ended.started_at, ended.node_names) == (AttemptState.ENDED, None, ("n1",))
+    told, is_over = now(follower.turn())
+    assert is_over
+    assert b"event: end" in told
+    assert b"event: attempt" not in told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +13,16 @@ import pytest
 from shoal.cli import main
 from shoal.cli.cluster_connect import connect_shoal
 from shoal.cli.cluster_inventory import alone
+from shoal.clock import SystemClock
 from shoal.cluster import ssh
 from shoal.cluster.inventory import Host, Inventory, load
 from shoal.cluster.run import Crew
+from shoal.engines.desk import Desk
 from shoal.engines.slurm.config import SlurmConfig
 from shoal.errors import EngineUnreachable
 from tests.support.bare_machines import PART, PaperMachine, facts_of, found, three, told
 from tests.support.cli import Shell
+from tests.unit.engines.test_desk_terms import ORDER
 
 CREATE = (
     "cluster",
@@ -193,7 +197,7 @@ def test_machines_come_and_go(shell: Shell, drawer: dict[str, PaperMachine]) -> 
     kept = load(shell.home / "clusters" / "lab.yaml")
     assert [(host.label, host.user, host.switch) for host in kept.hosts][-1] == ("c", "root", "rack2")
     removed = shell("cluster", "remove", "c")
-    assert (removed.code, "until it is told: `shoal nodes remove c`" in removed.err) == (0, True)
+    assert (removed.code, "or until told: `shoal nodes remove c`" in removed.err) == (0, True)
     assert len(load(shell.home / "clusters" / "lab.yaml").hosts) == 2
     assert shell("cluster", "upgrade").code == 0
 
@@ -243,6 +247,29 @@ def test_a_shoal_that_would_start_jobs_again_is_not_fought(
     gone = shell("cluster", "destroy", "--yes")
     assert gone.code == 0
     assert "back to this machine: `shoal down`, then `shoal connect local`" in gone.err
+
+
+def test_what_may_run_for_all_shoal_knows_is_told_with_the_way_out(
+    shell: Shell, drawer: dict[str, PaperMachine]
+) -> None:
+    assert shell(*CREATE).code == 0
+    (shell.home / "options.json").write_text('{"engine": "slurm"}')
+    config = SlurmConfig(python="python3", ssh="ana@login", cluster="lab", heads=("a",))
+    (shell.home / "slurm.json").write_bytes(msgspec.json.encode(config))
+    desk = Desk(shell.home, SystemClock())
+    orders = [msgspec.structs.replace(ORDER, node=node, nodes=("b", "a")) for node in ("b", "a")]
+    desk.add(tuple(orders), None)
+    gone = shell("cluster", "destroy", "--yes", "--force")
+    assert gone.code == 0
+    typed = re.findall(r"`(shoal [^`]*)`", gone.err)
+    assert typed == [
+        "shoal up",
+        "shoal nodes declare-dead a",
+        "shoal nodes declare-dead b",
+        "shoal down --jobs",
+        "shoal down",
+        "shoal connect local",
+    ]
 
 
 def test_a_shoal_that_works_elsewhere_hinders_nothing(

@@ -81,6 +81,8 @@ async def test_a_worker_that_fails_before_it_joins_is_not_declared_and_the_rest_
     report = await create(crew, three(), Wishes())
     assert list(wrong(crew)) == ["b"]
     assert crew.failed["10.0.0.2"].detail == "it broke"
+    way = crew.machines["10.0.0.2"].typed
+    assert crew.failed["10.0.0.2"].hint.startswith(f"see for yourself with `{way}`"), "as we logged in"
     assert report.inventory is not None
     assert [item.label for item in report.inventory.hosts if item.found] == ["a", "c"]
     sent = [stdin for _, stdin in paper.machines["10.0.0.1"].seen if b"ClusterName" in stdin]
@@ -190,6 +192,19 @@ async def test_a_dead_machine_may_be_removed_and_is_no_failure() -> None:
     assert [item.label for item in report.inventory.hosts] == ["a", "b"]
     assert set(crew.failed) - report.gone == set()
     assert "c did not answer" in report.remarks[-1]
+
+
+async def test_a_machine_that_never_joined_is_out_of_the_inventory_and_had_nothing_of_ours() -> None:
+    inventory = found(three(), facts_of(three().hosts))
+    mistyped = Host(address="10.0.0.33")
+    crew, report = await removed(
+        Paper(inventory), inventory.with_hosts([*inventory.hosts, mistyped]), "10.0.0.33"
+    )
+    assert report.inventory is not None
+    assert [item.label for item in report.inventory.hosts] == ["a", "b", "c"]
+    said = "10.0.0.33 did not answer: it was no node of the cluster, and is out of the inventory"
+    assert report.remarks[-1] == said
+    assert f"note: {said}" in closing("lab", crew, report, 1.0, is_dry=False)
 
 
 async def test_a_machine_that_is_out_and_could_not_be_cleaned_can_be_removed_again() -> None:

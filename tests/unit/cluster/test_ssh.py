@@ -37,6 +37,29 @@ async def test_who_does_not_let_us_in_is_not_silent(
 
 
 @pytest.mark.parametrize(
+    ("jump", "hint"),
+    [
+        ("bastion", "ssh-copy-id -o ProxyJump=bastion ana@10.0.0.3, or name a key with `--identity`"),
+        ("eve@b:2022", "ssh-copy-id -o ProxyJump=eve@b:2022 ana@10.0.0.3, or name a key with `--identity`"),
+    ],
+)
+async def test_a_key_is_brought_by_the_way_that_we_came(
+    jump: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def connect(address: str, **__: object) -> object:
+        if address == "10.0.0.3":
+            raise asyncssh.PermissionDenied("no more methods")
+        return None
+
+    monkeypatch.setattr(asyncssh, "connect", connect)
+    with pytest.raises(EngineRefused) as refused:
+        await Ssh(Access(known_hosts=tmp_path / "known")).connect(
+            Host(address="10.0.0.3", user="ana", jump=jump)
+        )
+    assert refused.value.hint == hint
+
+
+@pytest.mark.parametrize(
     ("wrong", "told", "hint"),
     [
         (

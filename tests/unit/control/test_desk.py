@@ -16,7 +16,8 @@ from shoal.control.actor import SHOAL
 from shoal.control.core import Core
 from shoal.control.first import DEFAULT_PROJECT, prepare
 from shoal.engines.desk import DeskShare
-from shoal.engines.remote import Glimpses, Reach, RemoteEngine
+from shoal.engines.glimpses import Glimpses
+from shoal.engines.remote import Reach, RemoteEngine
 from shoal.errors import Deposed, EngineUnreachable, NotFound, StateError
 from shoal.identity import proof_key
 from shoal.ids import id_factory
@@ -25,7 +26,7 @@ from shoal.model.node import NodeFacts
 from shoal.settings import Settings
 from shoal.spec import parse_job
 from shoal.store import open_memory_store
-from shoal.wire import Dispatch, EndKind, Fetch, NodeOutcome, Order, Summons
+from shoal.wire import KEEPER_WAIT_S, Dispatch, EndKind, Fetch, NodeOutcome, Order, Summons
 from tests.support.plane import open_plane
 
 pytestmark = pytest.mark.anyio
@@ -110,8 +111,32 @@ async def test_an_order_is_given_with_what_the_engine_knows_only_then(
     monkeypatch.setattr(plane.core.engine, "as_given", away)
     with pytest.raises(EngineUnreachable):
         await plane.fetch_order(asked)
+    assert isinstance(plane.core.engine, Unstarted)
+    [share] = plane.core.engine.desk.shares()
+    assert share.is_waiting, "who was not answered may have given up, and nobody else could get it"
     monkeypatch.setattr(plane.core.engine, "as_given", as_given)
+    asked = msgspec.structs.replace(asked, process="another")
     assert (await plane.fetch_order(asked)).order.master_addr == "10.0.0.9"
+
+
+async def test_an_order_is_not_given_to_who_does_not_wait_for_it_any_more(
+    plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core, since = plane.core, plane.core.clock.monotonic()
+    asked = await waiting(plane)
+
+    async def late(order: Order) -> Order:
+        monkeypatch.setattr(core.clock, "monotonic", lambda: since + 10 * KEEPER_WAIT_S)
+        return order
+
+    assert isinstance(core.engine, Unstarted)
+    with monkeypatch.context() as slow:
+        slow.setattr(core.engine, "as_given", late)
+        with pytest.raises(EngineUnreachable, match="does not wait any more"):
+            await plane.fetch_order(asked)
+    [share] = core.engine.desk.shares()
+    assert share.is_waiting
+    await plane.fetch_order(asked)
 
 
 async def test_no_order_for_a_second_process_another_node_or_another_incarnation(plane: ControlPlane) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from shoal.control.leases import FENCE_MARGIN_S
+from shoal.clock import SystemClock
+from shoal.control.leases import FENCE_MARGIN_S, Leases
 from shoal.control.reports import renew
 from shoal.control.submit import Asked
 from shoal.errors import StateError
@@ -132,3 +133,14 @@ def test_outcome_of_a_stale_epoch_ends_nothing(world: World) -> None:
             answer = carry(world, renewal_of(attempt, epoch=carried, phase=Phase.ENDED, outcome=outcome))
             assert isinstance(answer, StateError)
     assert newest(world, attempt.job_id).state == "running"
+
+
+def test_what_a_cluster_says_of_every_node_of_a_gang_is_told_once() -> None:
+    leases = Leases(SystemClock())
+    for node in ("n1", "n2", "n3"):
+        leases.trouble("att_1", node, "Slurm job 12 is PENDING (Resources)", is_queued=True)
+    leases.trouble("att_1", "n4", "no order yet")
+    assert leases.troubles("att_1") == (
+        "n1, n2 and n3: Slurm job 12 is PENDING (Resources)",
+        "n4: no order yet",
+    )

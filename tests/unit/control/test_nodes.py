@@ -5,10 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from shoal.control.absences import FORGOTTEN_S, GONE_S, MOST_S
+from shoal.control.leases import QUIET_S
+from shoal.control.outage import Outage, in_short
 from shoal.engines.fake import Act, Verb, always
-from shoal.errors import NotFound, StateError
+from shoal.errors import NotFound, SpecError, StateError
 from shoal.model.attempt import EndReason
 from shoal.model.node import Node, NodeState
+from shoal.scheduler import Why
 from shoal.store import KeyReused
 from tests.support.lab import ANA, Lab, now
 
@@ -152,6 +156,133 @@ def test_a_node_the_engine_lists_no_more_is_kept_as_silent() -> None:
     assert not node(lab, "n2").facts.is_alive
 
 
+def without(lab: Lab, name: str, seconds: float = GONE_S) -> None:
+    """The engine answers for so long without naming this node, which is no simulated one."""
+    lab.cluster.facts[name] = msgspec.structs.replace(lab.cluster.facts[name], is_simulated=False)
+    lab.heal()
+    del lab.cluster.facts[name]
+    absent(lab, seconds)
+
+
+def absent(lab: Lab, seconds: float) -> None:
+    lab.heal()
+    for _ in range(int(seconds / MOST_S)):
+        lab.clock.advance(MOST_S)
+        lab.heal()
+
+
+def never_fits(lab: Lab, **resources: object) -> str:
+    with pytest.raises(SpecError) as refused:
+        lab.submit(resources=resources)
+    return refused.value.message
+
+
+def test_a_node_that_is_gone_for_long_counts_for_no_job_and_is_named() -> None:
+    lab = Lab()
+    lab.heal()
+    lab.cluster.cut("n2")
+    waiting = lab.submit(resources={"nodes": 2, "cpus": 8})
+    without(lab, "n2", GONE_S - MOST_S)
+    lab.submit(resources={"nodes": 2, "cpus": 8})
+    lab.place()
+    lab.clock.advance(MOST_S)
+    lab.heal()
+    lab.place()
+    assert node(lab, "n2").is_gone
+    assert "`shoal nodes remove n2`" in node(lab, "n2").remarks[-1]
+    assert never_fits(lab, nodes=2, cpus=8).endswith("has 1; n2 would do, which the cluster lists no more")
+    told = lab.plane.explain(lab.job(waiting), lab.attempts(waiting))
+    assert told is not None
+    assert told.why is Why.NEVER_FITS
+    assert told.sentence.endswith("; n2 would do, which the cluster lists no more")
+    assert "n2" not in never_fits(lab, nodes=3, cpus=8), "it would not have been enough"
+
+
+def test_a_node_that_is_listed_again_is_what_it_was() -> None:
+    lab = Lab()
+    lab.heal()
+    decide(lab, "n2", NodeState.CORDONED, "bad fan")
+    facts = lab.cluster.facts["n2"]
+    without(lab, "n2", FORGOTTEN_S)
+    assert (node(lab, "n2").is_gone, node(lab, "n2").state) == (True, NodeState.CORDONED)
+    decide(lab, "n2", NodeState.READY)
+    decide(lab, "n2", NodeState.CORDONED, "worse fan")
+    lab.place()
+    lab.cluster.facts["n2"] = facts
+    lab.cluster.cut("n2")
+    lab.heal()
+    assert (node(lab, "n2").is_gone, node(lab, "n2").facts.is_alive) == (False, False), "silent is not gone"
+    lab.place()
+    lab.submit(resources={"nodes": 2, "cpus": 8})
+    assert [event.kind for event in lab.events("node.") if event.node == "n2"][-4:] == [
+        "node.ready",
+        "node.cordoned",
+        "node.back",
+        "node.changed",
+    ]
+
+
+def test_a_node_that_nobody_decided_about_is_forgotten_in_the_end() -> None:
+    lab = Lab()
+    without(lab, "n2", FORGOTTEN_S)
+    assert [one.name for one in lab.read(lambda tx: tx.nodes.all())] == ["n1"]
+    assert [event.kind for event in lab.events("node.") if event.node == "n2"][1:] == [
+        "node.silent",
+        "node.gone",
+        "node.removed",
+    ]
+
+
+def test_a_node_that_something_may_run_on_is_not_gone() -> None:
+    lab = Lab()
+    job = lab.running(resources={"nodes": 2, "cpus": 1})
+    without(lab, "n2", FORGOTTEN_S)
+    assert (node(lab, "n2").is_gone, lab.status(job)) == (False, "running")
+    written: list[bool] = []
+    lab.store.meanwhile("before write", lambda: written.append(True))
+    lab.heal()
+    assert not written, "there is nothing to record of it, however often it is looked for"
+    lab.stop(job)
+    lab.clock.advance(3600)
+    lab.turn()
+    assert lab.attempts(job)[0].ended_at is not None
+    lab.heal()
+    assert lab.read(lambda tx: tx.nodes.get("n2")) is None
+
+
+def test_a_look_that_was_not_answered_or_named_nobody_makes_no_node_gone() -> None:
+    lab = Lab()
+    without(lab, "n2", GONE_S / 2)
+    lab.engine.lose(Verb.NODES)
+    absent(lab, GONE_S)
+    lab.engine.lose(None)
+    n1 = lab.cluster.facts["n1"] = msgspec.structs.replace(lab.cluster.facts["n1"], is_simulated=False)
+    lab.heal()
+    del lab.cluster.facts["n1"]
+    absent(lab, GONE_S)
+    lab.cluster.facts["n1"] = n1
+    lab.heal()
+    lab.clock.advance(GONE_S)
+    lab.heal()
+    assert not node(lab, "n2").is_gone, "two answers say nothing about the time between them"
+    lab.restart()
+    absent(lab, GONE_S - MOST_S)
+    assert not node(lab, "n2").is_gone, "who starts counts anew"
+    lab.clock.advance(MOST_S)
+    lab.heal()
+    assert node(lab, "n2").is_gone
+
+
+def test_a_node_that_is_listed_for_a_moment_begins_to_be_absent_anew() -> None:
+    lab = Lab()
+    facts = lab.cluster.facts["n2"]
+    without(lab, "n2", GONE_S - MOST_S)
+    lab.cluster.facts["n2"] = facts
+    lab.heal()
+    without(lab, "n2", GONE_S - MOST_S)
+    assert not node(lab, "n2").is_gone
+
+
 def test_an_engine_that_cannot_be_asked_changes_no_node() -> None:
     lab = Lab()
     lab.heal()
@@ -284,6 +415,80 @@ def test_a_node_that_answers_is_not_declared_dead() -> None:
     lab.heal()
     with pytest.raises(StateError, match="answers"):
         decide(lab, "n1", NodeState.DEAD)
+
+
+def test_what_an_engine_said_before_it_was_away_keeps_no_node_from_being_declared_dead() -> None:
+    lab = Lab(num_nodes=1)
+    job = lab.running()
+    lab.engine.lose_all()
+    lab.cluster.power_off("n1")
+    lab.turn()
+    assert node(lab, "n1").facts.is_alive, "as it last said"
+    with pytest.raises(StateError, match=f"{job.reference} there has not been silent for 20 s"):
+        decide(lab, "n1", NodeState.DEAD)
+    lab.clock.advance(QUIET_S + 1)
+    lab.turn()
+    told = lab.plane.explain(lab.job(job), lab.attempts(job))
+    assert told is not None
+    assert "`shoal nodes declare-dead n1`" in (told.hint or "")
+    with pytest.raises(StateError, match=f"still holds {job.reference}"):
+        now(lab.plane.remove_node(ANA, "n1"))
+    decide(lab, "n1", NodeState.DEAD)
+    lab.heal()
+    first = lab.attempts(job)[0]
+    assert (first.reason, first.message) == (EndReason.LOST, "n1: declared dead by ana")
+    now(lab.plane.remove_node(ANA, "n1"))
+
+
+def test_who_speaks_on_a_node_contradicts_its_death_while_the_engine_is_away() -> None:
+    lab = Lab(num_nodes=1)
+    job = lab.running()
+    lab.engine.lose_all()
+    lab.clock.advance(QUIET_S + 1)
+    lab.turn()
+    decide(lab, "n1", NodeState.DEAD)
+    lab.core.leases.heard(lab.attempt(job).attempt_id, "n1")
+    lab.heal()
+    assert (lab.status(job), len(lab.attempts(job))) == ("running", 1)
+    lab.clock.advance(QUIET_S + 1)
+    lab.heal()
+    assert lab.attempts(job)[0].reason is EndReason.LOST
+
+
+def test_what_waits_in_the_queue_of_an_engine_that_is_away_speaks_for_no_node() -> None:
+    lab = Lab(num_nodes=1, script=always(Act(claim_s=600.0)))
+    job = lab.running()
+    lab.engine.lose_all()
+    lab.heal()
+    attempt = lab.attempt(job)
+    lab.core.leases.heard(attempt.attempt_id, "n1")
+    lab.core.leases.trouble(attempt.attempt_id, "n1", "the cluster cannot be asked", is_queued=True)
+    assert decide(lab, "n1", NodeState.DEAD).state is NodeState.DEAD
+
+
+def away(lab: Lab) -> Outage | None:
+    return lab.core.outages.present
+
+
+def test_an_engine_that_answers_again_is_believed_again() -> None:
+    lab = Lab(num_nodes=1)
+    lab.heal()
+    lab.engine.lose_all()
+    lab.heal()
+    lab.clock.advance(60)
+    lab.heal()
+    why = "nodes: no connection to the fake cluster"
+    assert away(lab) == Outage(since=lab.clock.now() - 60, why=why)
+    lab.engine.lose(None)
+    lab.heal()
+    assert away(lab) is None
+    with pytest.raises(StateError, match="answers"):
+        decide(lab, "n1", NodeState.DEAD)
+
+
+def test_of_an_engines_words_the_first_line_is_kept() -> None:
+    assert in_short("\n ssh: refused \nand more") == "ssh: refused"
+    assert in_short("x" * 500) == "x" * 197 + "..."
 
 
 def test_simulated_nodes_that_were_given_up_go_as_soon_as_nothing_is_held_there() -> None:

@@ -72,9 +72,11 @@ def test_share_goes_on_at_another_node_when_its_own_takes_no_work() -> None:
     lab.cluster.power_off("n2")
     lab.watch()
     assert lab.attempt(job).node_names == ("n1", "n2"), "nothing is recorded before it is planned"
+    lab.core.leases.trouble(lab.attempt(job).attempt_id, "n2", "something of it does not die")
     lab.place()
     attempt = lab.attempt(job)
     assert (attempt.node_names, attempt.generation) == (("n1", "n3"), 1)
+    assert lab.core.leases.troubles(attempt.attempt_id) == (), "n2 has nothing of it any more"
     assert attempt.logged_nodes == ("n1", "n2", "n3")
     assert runs(lab) == {("n1", 0), ("n3", 1)}
     assert decisions_follow_from_the_log(lab) == 1

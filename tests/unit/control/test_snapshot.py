@@ -152,6 +152,14 @@ def test_a_closed_node_says_who_closed_it_when_and_why(
     assert (view.closed_at, view.closed_note) == ((NOW - 7300, because) if is_closed else (None, ""))
 
 
+@pytest.mark.parametrize("is_alive,told", [(True, None), (False, "drained in Slurm: bad fan")])
+def test_node_that_its_cluster_has_closed_says_so_in_the_cluster_s_words(
+    is_alive: bool, told: str | None
+) -> None:
+    facts = msgspec.structs.replace(node_facts("n1"), is_alive=is_alive, closed="drained in Slurm: bad fan")
+    assert node_view(Node(facts=facts, engine="fake")).closed_because == told
+
+
 @pytest.mark.parametrize("said", ["lots", "-1", "inf", "nan", ""])
 def test_node_whose_power_label_is_no_number_of_watts_is_closed_and_says_so(said: str) -> None:
     facts = msgspec.structs.replace(node_facts("n1"), labels={"rack": "r1", "gpu_watts": said})
@@ -248,6 +256,30 @@ def test_what_the_engine_says_about_a_job_that_does_not_begin_is_told() -> None:
     told = lab.plane.explain(job, lab.attempts(job))
     assert told is not None
     assert told.details[0] == "it has not begun: submit: no connection to the fake cluster"
+
+
+def test_a_job_that_was_never_handed_over_says_that_its_cluster_does_not_answer() -> None:
+    lab = Lab(num_nodes=1)
+    lab.heal()
+    job = lab.submit()
+    lab.engine.lose_all()
+    lab.turn()
+    lab.clock.advance(60)
+    lab.turn()
+    told = lab.plane.explain(job, lab.attempts(job))
+    assert told is not None
+    assert (told.why, told.sentence) == (
+        Why.NOT_BEGUN,
+        "not handed to the Fake yet: it does not answer",
+    )
+    assert told.details[0] == "submit: no connection to the fake cluster"
+    assert "declare-dead" not in (told.hint or "")
+    assert told.facts == {"in_short": "cluster away"}
+    attempt_id = lab.attempt(job).attempt_id
+    lab.core.leases.trouble(attempt_id, "n1", f"{CANNOT_ASK}: it may be queued there")
+    told = lab.plane.explain(job, lab.attempts(job))
+    assert told is not None
+    assert not told.sentence.startswith("not handed"), "its engine may have it"
 
 
 def test_what_a_cluster_lets_a_job_wait_for_is_told_in_short() -> None:

@@ -444,6 +444,10 @@ def test_checkpoints_that_the_next_attempt_would_not_find_are_refused_at_submit(
     kept = lab.submit(checkpoint={})
     assert checkpoint_dir_on(engine, kept, Path("/home")) == f"/scratch/{kept.job_id}"
     assert checkpoint_dir_on(engine, lab.submit(), Path("/home")) is None
+    ran = msgspec.structs.replace(lab.attempt(kept), native_id="slurm:att_1")
+    assert checkpoint_dir_on(engine, kept, Path("/home"), [ran]) is None
+    again = msgspec.structs.replace(ran, native_id=f"{engine.name}:att_2")
+    assert checkpoint_dir_on(engine, kept, Path("/home"), [ran, again]) == f"/scratch/{kept.job_id}"
     assert (
         checkpoint_dir_on(StagedEngine(lab.cluster), kept, Path("/home"))
         == f"/home/checkpoints/{kept.job_id}"

@@ -12,7 +12,7 @@ from shoal.engines.desk import Desk
 from shoal.engines.ray.config import RayConfig
 from shoal.engines.slurm.config import SlurmConfig
 from shoal.wire import EndKind
-from tests.unit.engines.test_slurm_pieces import order
+from tests.support.paper_slurm import order
 
 LAB = SlurmConfig(cluster="lab", heads=("a", "b")).cluster_id
 

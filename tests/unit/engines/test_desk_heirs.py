@@ -14,9 +14,8 @@ from shoal.engines.slurm.accounts import Account
 from shoal.engines.slurm.render import Request
 from shoal.errors import NotFound, StateError
 from shoal.wire import EndKind, Fetch, NodeOutcome
+from tests.support.paper_slurm import PaperSlurm, engine_on, order
 from tests.unit.engines.test_desk_terms import ORDER, fetch, told
-from tests.unit.engines.test_slurm_engine import PaperSlurm, engine_on
-from tests.unit.engines.test_slurm_pieces import order
 
 LOST = NodeOutcome(attempt_id="att_1", epoch=1, node="n1", kind=EndKind.LOST, ended_at=1.0)
 NEXT = msgspec.structs.replace(ORDER, incarnation=3)

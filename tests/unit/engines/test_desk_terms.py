@@ -102,6 +102,59 @@ def test_end_of_a_share_that_was_begun_anew_since_is_not_the_new_ones(old: Desk,
     assert (share.order.incarnation, share.outcome) == (1, None)
 
 
+@pytest.mark.parametrize("is_deposed", [True, False])
+def test_end_of_a_later_share_is_not_written_over_with_that_of_one_before(
+    old: Desk, tmp_path: Path, is_deposed: bool
+) -> None:
+    lost = old.take(fetch("one"))
+    new = desk(tmp_path, 5) if is_deposed else old
+    new.begin_anew(msgspec.structs.replace(ORDER, incarnation=1), None)
+    new.bury(new.take(fetch("two", incarnation=1)), EndKind.SUCCEEDED, "")
+    old.bury(lost, EndKind.LOST, "its node was restarted")
+    (share,) = desk(tmp_path, 6).shares()
+    assert share.outcome is not None
+    assert (share.outcome.kind, share.outcome.incarnation) == (EndKind.SUCCEEDED, 1)
+
+
+def test_end_that_the_successor_records_while_the_deposed_one_reads_is_not_written_over(
+    old: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late, read = old.find("att_1")["n1"], spool.read_outcome
+    old.begin_anew(msgspec.structs.replace(ORDER, incarnation=1), None)
+    share = old.take(fetch("one", incarnation=1))
+    spool.write_outcome(share.files, old.end_of(late, EndKind.LOST, "said late, of the share before"))
+
+    def frozen(files: spool.Share) -> object:
+        monkeypatch.setattr(spool, "read_outcome", read)
+        found, new = read(files), desk(tmp_path, 5)
+        new.bury(new.find("att_1")["n1"], EndKind.SUCCEEDED, "")
+        return found
+
+    monkeypatch.setattr(spool, "read_outcome", frozen)
+    old.bury(share, EndKind.LOST, "its supervisor is gone")
+    (found,) = desk(tmp_path, 6).shares()
+    assert found.outcome is not None
+    assert found.outcome.kind is EndKind.SUCCEEDED
+
+
+def test_end_of_the_share_before_that_was_written_late_gives_way(old: Desk, tmp_path: Path) -> None:
+    lost = old.find("att_1")["n1"]
+    new = desk(tmp_path, 5)
+    new.begin_anew(msgspec.structs.replace(ORDER, incarnation=1), None)
+    old.bury(lost, EndKind.LOST, "its node was restarted")
+    new.bury(new.take(fetch("two", incarnation=1)), EndKind.SUCCEEDED, "")
+    (share,) = desk(tmp_path, 6).shares()
+    assert share.outcome is not None
+    assert share.outcome.kind is EndKind.SUCCEEDED
+
+
+def test_share_that_was_closed_is_of_its_own_launch(old: Desk, tmp_path: Path) -> None:
+    old.begin_anew(msgspec.structs.replace(ORDER, incarnation=2), None)
+    assert old.close_unbegun("att_1", 2, EndKind.LOST, "its node takes no work")
+    for found in (old, desk(tmp_path, 5)):
+        assert [share.launch for share in found.shares()] == [2]
+
+
 def test_end_that_the_successor_recorded_stands_whatever_the_deposed_one_buries(
     old: Desk, tmp_path: Path
 ) -> None:

@@ -20,7 +20,7 @@ import pytest
 
 from shoal.engines.base import Observation, Sight, Submission
 from shoal.engines.local import engine as engine_module
-from shoal.engines.local.watch import MAX_STARTS
+from shoal.engines.local.watch import BURIAL_S, MAX_STARTS
 from shoal.errors import EngineUnreachable
 from shoal.runtime import spool
 from shoal.wire import EndKind, NodeOutcome, Order
@@ -178,12 +178,20 @@ async def test_after_a_reboot_what_ran_is_lost(local: Local, monkeypatch: pytest
 
 
 async def test_what_does_not_die_is_not_called_ended(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+
+    def in_vain(*_: object, timeout_s: float) -> bool:
+        waited.append(timeout_s)
+        return False
+
     with monkeypatch.context() as patch:
-        patch.setattr(spool, "kill_leftovers", lambda *_, **__: False)
+        patch.setattr(spool, "kill_leftovers", in_vain)
         await local.engine.submit(local.submission("dies"))
         seen = await local.until(Sight.ORPHANED)
         assert "does not die" in seen.raw
         assert spool.read_outcome(local.share()) is None
+        assert (await local.look()).sight is Sight.ORPHANED
+    assert (waited[0], set(waited[1:])) == (BURIAL_S, {0.0})  # others are not kept waiting for it
     await local.until(Sight.ENDED)
 
 

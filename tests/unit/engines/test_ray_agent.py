@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +15,11 @@ import pytest
 
 from shoal.engines.ray import agent as agent_module
 from shoal.engines.ray.agent import Agent
-from tests.support.networks import is_alive
+from tests.support.host import is_alive
+from tests.support.shares import until
 
 KEY = "att_1.n0.0"
 KEEPER = 'cat > "$1/summons"; env > "$1/env.new"; mv "$1/env.new" "$1/env"; echo ready >&2; exec sleep 100'
-
-
-def until(is_so: Callable[[], bool], within_s: float = 30.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 class Site:
@@ -217,6 +211,68 @@ def test_a_place_that_somebody_has_taken_is_not_used_and_another_is_found_again(
     assert site.look()["pid"] == told["pid"]
     assert Agent().start(str(site.root), KEY, site.task()) == {"pid": told["pid"], "is_new": False}
     assert len(list(site.root.glob(f"{taken.name}-*"))) == 1
+
+
+def test_records_are_found_wherever_this_user_had_its_place(site: Site) -> None:
+    site.root.chmod(0o1777)
+    usual = site.root / f"shoal-{os.getuid()}"
+    usual.mkdir()
+    usual.chmod(0o777)
+    told = site.start()
+    usual.chmod(0o700)  # the one for new records by now
+    assert site.look()["pid"] == told["pid"]
+    assert not site.start()["is_new"]
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o002])
+def test_nobody_else_can_add_records_whatever_the_umask(site: Site, umask: int) -> None:
+    site.root.chmod(0o755)
+    before = os.umask(umask)
+    try:
+        site.start()
+    finally:
+        os.umask(before)
+    assert [path.stat().st_mode & 0o777 for path in (site.root / "ray", site.root / "ray" / KEY)] == [
+        0o700
+    ] * 2
+    (site.root / "ray").chmod(0o775)  # as older versions left it
+    assert site.look()["state"] == "running"
+    assert (site.root / "ray").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("trap", ["open", "link", "another's"])
+def test_a_record_that_somebody_else_could_have_laid_is_not_believed(site: Site, trap: str) -> None:
+    told = site.start()
+    kill(site, told["pid"])
+    folder = site.record_file.parent
+    aged(site, "errors")
+    if trap == "open":
+        folder.chmod(0o777)
+    elif trap == "link":
+        folder.rename(site.root / "there")
+        folder.symlink_to(site.root / "there")
+    elif os.getuid() != 0:
+        pytest.skip("only root gives files away: `sudo make test`")
+    else:
+        os.chown(folder, 1, 1)
+    assert (site.look()["state"], KEY in site.look()["said"]) == ("hidden", True)
+    assert site.look()["pid"] is None
+    with pytest.raises(PermissionError, match=KEY):
+        site.start()
+    Agent().look(str(site.root), [])  # sweeps
+    time.sleep(0.2)
+    assert not site.burials.exists()
+
+
+def test_a_record_that_is_not_believed_says_nothing_about_the_others(site: Site) -> None:
+    bad, good = "att_0.n0.0", site.start()["pid"]
+    hidden = site.agent.start(str(site.root), bad, site.task())["pid"]
+    (site.root / "ray" / bad).chmod(0o777)
+    seen = site.agent.look(str(site.root), [bad, KEY])
+    assert {key: one["state"] for key, one in seen.items()} == {bad: "hidden", KEY: "running"}
+    site.agent.end(str(site.root), [bad, KEY])
+    until(lambda: not is_alive(good))
+    assert is_alive(hidden), "whoever that is"
 
 
 def test_no_keeper_is_started_while_what_is_left_of_another_is_ended(site: Site) -> None:

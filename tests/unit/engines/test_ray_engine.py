@@ -13,6 +13,7 @@ from shoal.engines.ray.client import RayClient
 from shoal.engines.ray.config import RayConfig
 from shoal.engines.ray.engine import NODES_S, RayEngine
 from shoal.engines.remote import LATE_S, SILENT_S, Reach
+from shoal.errors import EngineUnreachable
 from shoal.wire import EndKind, Fetch
 from tests.unit.engines.test_desk_terms import ORDER
 from tests.unit.engines.test_ray_pieces import answer, facts, row
@@ -26,6 +27,8 @@ class PaperRay(RayClient):
 
     is_cut = False
     is_known = True
+    is_away = False
+    """Ray itself cannot be asked."""
     state = ""
     """What the agent says of every keeper; empty: it has no record."""
     machine, boot_id = "m", "1"
@@ -34,6 +37,8 @@ class PaperRay(RayClient):
         """No bridge."""
 
     def nodes(self) -> dict[str, Any]:
+        if self.is_away:
+            raise EngineUnreachable("Ray did not answer")
         told = {} if self.is_cut else {NODE_ID: facts(machine=self.machine, boot_id=self.boot_id)}
         return answer(row(NODE_ID, NodeName="n1"), **told) if self.is_known else answer()
 
@@ -72,6 +77,48 @@ async def test_what_nobody_has_begun_is_not_left_to_a_node_that_does_not_answer(
     [seen] = await engine.list_owned()
     assert seen.outcome is not None
     assert (seen.outcome.kind, "`n1` did not answer for" in seen.outcome.message) == (EndKind.LOST, True)
+
+
+async def test_while_ray_itself_cannot_be_asked_no_node_is_seen_away(tmp_path: Path) -> None:
+    clock, ray = VirtualClock(1_800_000_000.0), PaperRay()
+    reach = Reach(urls=("https://login:1",), ca="ca")
+    engine = RayEngine(tmp_path, clock=clock, reach=reach, config=RayConfig(), client=ray)
+    engine.desk.add((ORDER,), None)
+    clock.advance(NODES_S)
+    ray.is_cut = True
+    await engine.list_owned()
+    ray.is_away = True
+    for _ in range(10):
+        clock.advance(60)
+        [seen] = await engine.list_owned()
+        assert seen.sight is Sight.PENDING
+    ray.is_away, ray.is_known = False, False  # another head, which its raylets have not found yet
+    for _ in range(2):
+        clock.advance(NODES_S)
+        [seen] = await engine.list_owned()
+        assert seen.sight is Sight.PENDING
+    clock.advance(SILENT_S - NODES_S - 1)
+    [seen] = await engine.list_owned()
+    assert seen.sight is Sight.PENDING
+    clock.advance(1)
+    [seen] = await engine.list_owned()
+    assert seen.sight is Sight.ENDED
+
+
+async def test_a_question_in_vain_now_and_then_does_not_keep_what_waits_on_a_node_that_is_gone(
+    tmp_path: Path,
+) -> None:
+    clock, ray = VirtualClock(1_800_000_000.0), PaperRay()
+    reach = Reach(urls=("https://login:1",), ca="ca")
+    engine = RayEngine(tmp_path, clock=clock, reach=reach, config=RayConfig(), client=ray)
+    engine.desk.add((ORDER,), None)
+    ray.is_cut = True
+    for turn in range(60):  # a bridge that ends itself every ten seconds, to learn anew where agents are
+        clock.advance(NODES_S)
+        ray.is_away = turn % 5 == 4
+        await engine.list_owned()
+    [seen] = await engine.list_owned()
+    assert seen.sight is Sight.ENDED
 
 
 async def test_what_somebody_has_begun_is_left_alone_however_long_its_node_does_not_answer(

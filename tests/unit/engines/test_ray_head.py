@@ -7,15 +7,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from shoal.engines.ray.head import Head
+from shoal.engines.ray.head import Head, make_temp
 from shoal.errors import EngineUnreachable, SpecError
-from tests.support.networks import is_alive
+from tests.support.host import is_alive
+from tests.support.shares import until
 
 PAPER = f"""#!{sys.executable}
 import json, os, pathlib, socket, sys, time
@@ -36,13 +36,6 @@ import pathlib, sys
 from shoal.engines.ray.head import Head
 Head(pathlib.Path(sys.argv[1]), sys.argv[2]).ensure()
 """
-
-
-def until(is_so: Callable[[], bool], within_s: float = 30.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 class Site:
@@ -123,3 +116,60 @@ def test_a_python_without_ray_is_said_at_once_and_what_to_install(site: Site) ->
         site.head.ensure()
     assert "`pip install -c constraints.txt -e '.[ray]'`" in str(refused.value.hint)
     assert (site.home / "tries").read_text() == "begun\n"
+
+
+SOCKET = "session_2026-10-10_10-10-10_123456_4194304/sockets/plasma_store"
+"""The longest that Ray makes below its own directory."""
+
+
+@pytest.fixture
+def everybodys(tmp_path: Path) -> Path:
+    path = tmp_path / "tmp"
+    path.mkdir()
+    path.chmod(0o1777)
+    return path
+
+
+@pytest.mark.parametrize("trap", ["", "link", "file", "open", "another's"])
+def test_a_head_has_a_place_for_its_sockets_whoever_took_the_usual_name(everybodys: Path, trap: str) -> None:
+    usual = everybodys / f"shoal-{os.getuid()}"
+    if trap == "link":
+        usual.symlink_to("/nowhere")
+    elif trap == "file":
+        usual.touch()
+    elif trap:
+        usual.mkdir()
+        usual.chmod(0o777 if trap == "open" else 0o700)
+    if trap == "another's":
+        if os.getuid() != 0:
+            pytest.skip("only root gives files away: `sudo make test`")
+        os.chown(usual, 1, 1)
+    temp = make_temp(Path("/home/ana/.shoal/ray"), str(everybodys))
+    assert temp == make_temp(Path("/home/ana/.shoal/ray"), str(everybodys))
+    for path in (temp.parent, temp.parent.parent):
+        facts = path.lstat()
+        assert (facts.st_uid, facts.st_mode & 0o777) == (os.getuid(), 0o700)
+    assert (temp.parent.parent == usual) is (trap == "")
+    least = str(temp).replace(str(everybodys), "/tmp").replace(f"shoal-{os.getuid()}", "shoal-4294967294")
+    assert len(f"{least}/{SOCKET}") <= 107
+
+
+def test_a_place_for_sockets_that_cannot_be_made_private_is_said_and_nothing_is_to_be_removed(
+    everybodys: Path,
+) -> None:
+    temp = make_temp(Path("/home/ana/.shoal/ray"), str(everybodys))
+    temp.parent.rmdir()
+    temp.parent.touch()
+    with pytest.raises(EngineUnreachable, match=str(temp.parent)) as told:
+        make_temp(Path("/home/ana/.shoal/ray"), str(everybodys))
+    assert "rm" not in (told.value.hint or "").split()
+
+
+def test_what_a_head_had_below_tmp_goes_with_it(site: Site) -> None:
+    site.open()
+    site.head.ensure()
+    temp = Path(json.loads((site.home / "ray" / "head.json").read_text())["temp"])
+    assert temp.parent.is_dir()
+    assert site.head.stop()
+    assert not temp.parent.exists()
+    assert temp.parent.parent.is_dir()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from shoal.engines.boots import Boot
+from shoal.engines.glimpses import Stage
 from shoal.engines.ray.config import RayConfig, check_token_file, load_config
 from shoal.engines.ray.parse import check_version, node_name, parse_nodes, refusal
 from shoal.engines.ray.render import (
@@ -19,10 +20,9 @@ from shoal.engines.ray.render import (
     tls_environment,
 )
 from shoal.engines.ray.states import glimpse
-from shoal.engines.remote import Stage
 from shoal.errors import EngineUnreachable, SpecError
 from shoal.wire import Summons
-from tests.unit.engines.test_slurm_pieces import order
+from tests.support.paper_slurm import order
 
 MISMATCH = """RuntimeError: Version mismatch: The cluster was started with:
     Ray: 2.60.0
@@ -238,3 +238,9 @@ def test_only_who_looked_for_what_is_left_gives_evidence(
     seen = glimpse("n0", {"state": state, "pid": 7, "said": "no order"})
     assert (seen.stage, seen.is_over, seen.is_left) == (stage, is_over, is_left)
     assert "no order" in seen.raw
+
+
+def test_a_record_that_is_not_believed_is_no_evidence() -> None:
+    seen = glimpse("n0", {"state": "hidden", "pid": None, "said": "/tmp/x is not a directory of ours"})
+    assert (seen.stage, seen.is_over, seen.is_left) == (Stage.UNKNOWN, False, False)
+    assert seen.raw == "what n0 has of its keeper is not believed: /tmp/x is not a directory of ours"

@@ -11,20 +11,20 @@ import pytest
 
 from shoal.engines.base import Sight, Submission
 from shoal.engines.boots import Boot
+from shoal.engines.cluster_id import DESK, all_left
 from shoal.engines.desk import DeskShare
 from shoal.engines.fake import VirtualClock
+from shoal.engines.glimpses import Glimpse, Glimpses, Stage
 from shoal.engines.remote import (
     BEHIND_S,
     HEARD_S,
+    LATE_S,
     MAX_PAUSE_S,
     SILENT_S,
     STARTS_AT_ONCE,
     Asked,
-    Glimpse,
-    Glimpses,
     Reach,
     RemoteEngine,
-    Stage,
 )
 from shoal.errors import EngineRefused, EngineUnreachable, StateError
 from shoal.model.node import NodeFacts
@@ -62,6 +62,8 @@ class Lent(RemoteEngine):
         return self.seen
 
     async def end(self, attempt_id: str) -> None:
+        if self.is_away:
+            raise EngineUnreachable("scancel: unable to contact slurm controller")
         self.ended.append(attempt_id)
 
     async def nodes(self) -> list[NodeFacts]:
@@ -115,7 +117,7 @@ async def test_who_speaks_is_alive_while_the_cluster_cannot_be_asked(
 
 
 async def test_what_does_not_die_without_its_supervisor_is_an_orphan_whoever_is_heard_from(
-    engine: Lent, clock: VirtualClock
+    engine: Lent, clock: VirtualClock, tmp_path: Path
 ) -> None:
     news: list[int] = []
     engine.notice(lambda: news.append(1))
@@ -129,10 +131,14 @@ async def test_what_does_not_die_without_its_supervisor_is_an_orphan_whoever_is_
         [seen] = await engine.list_owned()
         assert (seen.sight, seen.raw, seen.outcome) == (Sight.ORPHANED, "it does not die", None)
         clock.advance(HEARD_S)
+    engine = Lent(tmp_path, clock)  # and whether or not it is heard from again
+    [seen] = await engine.list_owned()
+    assert (seen.sight, seen.raw, seen.is_hearsay) == (Sight.ORPHANED, "it does not die", False)
     outcome = engine.desk.end_of(engine.desk.find("att_1")["n1"], EndKind.LOST, "gone")
     engine.desk.hear(msgspec.structs.replace(told(process), outcome=outcome), b"")
     [seen] = await engine.list_owned()
     assert seen.sight is Sight.ENDED
+    assert not (tmp_path / "desk/live/att_1/n1/left").exists()
 
 
 async def test_what_the_cluster_saw_not_die_is_an_orphan_once_its_keeper_is_silent(
@@ -144,7 +150,57 @@ async def test_what_the_cluster_saw_not_die_is_an_orphan_once_its_keeper_is_sile
     assert seen.sight is Sight.ALIVE
     clock.advance(HEARD_S)
     [seen] = await engine.list_owned()
-    assert (seen.sight, seen.raw) == (Sight.ORPHANED, "it does not die")
+    assert (seen.sight, seen.raw, seen.is_hearsay) == (Sight.ORPHANED, "it does not die", True)
+    engine.seen = {("att_1", "n1"): Glimpse(raw="may be its", is_doubtful=True)}
+    [seen] = await engine.list_owned()
+    assert (seen.sight, seen.raw) == (Sight.DOUBTFUL, "its keeper is silent; may be its")
+    assert seen.is_hearsay
+    engine.seen = {("att_1", "n1"): Glimpse(stage=Stage.SUSPENDED)}
+    [seen] = await engine.list_owned()
+    assert (seen.sight, seen.is_hearsay) == (Sight.ALIVE, True)
+
+
+@pytest.mark.parametrize("is_left", [True, False])
+async def test_nothing_is_an_orphan_before_a_new_control_plane_has_listened_for_long_enough(
+    engine: Lent, clock: VirtualClock, tmp_path: Path, is_left: bool
+) -> None:
+    engine.desk.take(fetch("one"))
+    later = Lent(tmp_path, clock)
+    later.seen = {("att_1", "n1"): Glimpse(raw="", is_left=is_left, is_doubtful=True)}
+    for _ in range(3):
+        [seen] = await later.list_owned()
+        assert seen.sight is Sight.DOUBTFUL
+        clock.advance(LATE_S / 3)
+    [seen] = await later.list_owned()
+    assert seen.sight is (Sight.ORPHANED if is_left else Sight.DOUBTFUL)
+
+
+async def test_a_doubt_is_withdrawn_by_who_looked_and_while_nobody_is_heard_from(
+    engine: Lent, clock: VirtualClock
+) -> None:
+    engine.desk.take(fetch("one"))
+    engine.seen = {("att_1", "n1"): Glimpse(raw="fine", is_clear=True)}
+    clock.advance(HEARD_S)
+    [seen] = await engine.list_owned()
+    assert (seen.sight, seen.is_cleared) == (Sight.UNKNOWN, True)
+    engine.is_away = True
+    [seen] = await engine.list_owned()
+    assert (seen.sight, seen.is_cleared) == (Sight.UNKNOWN, False)
+
+
+async def test_no_doubt_is_withdrawn_before_who_lived_under_an_earlier_control_plane_could_speak(
+    engine: Lent, clock: VirtualClock, tmp_path: Path
+) -> None:
+    engine.desk.take(fetch("one"))
+    later = Lent(tmp_path, clock)
+    later.seen = {("att_1", "n1"): Glimpse(raw="fine", is_clear=True)}
+    clock.advance(2 * HEARD_S)
+    for _ in range(3):
+        [seen] = await later.list_owned()
+        assert (seen.sight, seen.is_cleared) == (Sight.UNKNOWN, False)
+        clock.advance(LATE_S / 3)
+    [seen] = await later.list_owned()
+    assert (seen.sight, seen.is_cleared) == (Sight.UNKNOWN, True)
 
 
 async def test_what_is_to_end_at_once_and_hears_nobody_is_ended_by_the_cluster(
@@ -201,6 +257,24 @@ async def test_what_is_recorded_as_over_and_silent_holds_its_node_no_longer(
     assert [node.is_alive for node in await engine.nodes()] == [True, True]
     await engine.forget("att_1")
     assert await Lent(tmp_path, clock).list_owned() == []
+
+
+async def test_what_is_recorded_as_over_is_over_while_the_cluster_is_away_and_ended_there_later(
+    engine: Lent, clock: VirtualClock, tmp_path: Path
+) -> None:
+    engine.desk.take(fetch("one"))
+    clock.advance(SILENT_S)
+    engine.is_away = True
+    await engine.bury("att_1")
+    [seen] = await engine.list_owned()
+    assert seen.sight is Sight.ENDED
+    assert [left.open_nodes for left in all_left(tmp_path, DESK)] == [[]], "the home may go elsewhere"
+    with pytest.raises(EngineUnreachable):
+        await engine.forget("att_1")
+    engine.is_away = False
+    await engine.forget("att_1")
+    assert engine.ended == ["att_1"]
+    assert await engine.list_owned() == []
 
 
 async def test_what_is_turned_away_for_now_is_no_try(engine: Lent, clock: VirtualClock) -> None:

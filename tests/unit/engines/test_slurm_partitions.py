@@ -25,8 +25,8 @@ from shoal.engines.slurm.render import request, sbatch_arguments
 from shoal.engines.slurm.rights import parts_of, rights_of
 from shoal.errors import EngineRefused, EngineUnreachable, SpecError
 from shoal.wire import Order, Summons
-from tests.unit.engines.test_slurm_engine import PaperSlurm
-from tests.unit.engines.test_slurm_pieces import GOLDEN, order
+from tests.support.paper_slurm import PaperSlurm, order
+from tests.unit.engines.test_slurm_pieces import GOLDEN
 
 LINE = (
     "PartitionName={name} AllowGroups={groups} AllowAccounts=ALL AllowQos=ALL AllocNodes=ALL "
@@ -219,6 +219,7 @@ def test_a_node_takes_no_work_while_all_its_partitions_are_closed() -> None:
         "n4": "closed",
     }
     assert [name for name, facts in found.items() if not facts.is_alive] == ["n4"]
+    assert found["n4"].closed.endswith(" in Slurm")
     assert found["n4"].remarks == ("Slurm says partition `closed` is INACTIVE",)
     assert found["n2"].labels == {"partition.gpu": "yes", "partition.all": "yes"}
 

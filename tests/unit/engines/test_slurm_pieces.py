@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shoal.engines.remote import Stage
+from shoal.engines.glimpses import Stage
 from shoal.engines.slurm.config import SlurmConfig, load_config
 from shoal.engines.slurm.nodes import SlurmNode, slurm_nodes
 from shoal.engines.slurm.parse import (
@@ -25,38 +25,13 @@ from shoal.engines.slurm.render import batch_script, request, sbatch_arguments, 
 from shoal.engines.slurm.rights import parts_of
 from shoal.engines.slurm.states import OVER, Job, glimpse, stage_of
 from shoal.errors import EngineRefused, SpecError
-from shoal.wire import Limits, Order, Summons
+from shoal.wire import Summons
+from tests.support.paper_slurm import NODE, order
+
+NOW = 1_794_877_200.0
+"""2026-11-17T01:00:00 UTC."""
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "slurm"
-NODE = (
-    "NodeName=n0 Arch=x86_64 CoresPerSocket=1  CPUAlloc=0 CPUEfctv=4 CPUTot=4 CPULoad=7.27 "
-    "AvailableFeatures=fast,ib ActiveFeatures=fast,ib "
-    "Gres=gpu:h100:2(S:0,2),gpu:a100:1,nvme:4,bandwidth:lustre:no_consume:4G NodeAddr=10.204.204.10 "
-    "NodeHostName=n0 Port=26818 Version=22.05.8 OS=Linux 6.1 #1 SMP PREEMPT_DYNAMIC @0  RealMemory=8000 "
-    "AllocMem=0 FreeMem=20021 Sockets=4 Boards=1 State={state} ThreadsPerCore=1 TmpDisk=100 Weight=1 "
-    "MCS_label=N/A Partitions=main,low  BootTime=2026-11-16T18:11:18 SlurmdStartTime=2026-11-16T18:56:36 "
-    "CfgTRES=cpu=4,mem=8000M,billing=4 AllocTRES= CapWatts=n/a Reason={reason} [root@2026-11-16T18:00:00]"
-)
-
-
-def order(**more: object) -> Order:
-    fields: dict[str, object] = {
-        "attempt_id": "att_1",
-        "epoch": 1,
-        "job_id": "job_1",
-        "job_number": 7,
-        "job_name": "train",
-        "project": "default",
-        "node": "n0",
-        "node_rank": 0,
-        "nodes": ("n0", "n1"),
-        "ranks_per_node": 2,
-        "run": "python train.py",
-        "limits": Limits(cpus=1.5, memory_bytes=3 << 30),
-        "time_limit_s": 3600.0,
-        "gpu_ids": (0, 1),
-    }
-    return Order(**{**fields, **more})  # type: ignore[arg-type]
 
 
 def test_what_slurm_is_told_is_the_golden_file() -> None:
@@ -179,6 +154,24 @@ def test_a_node_that_takes_no_work_says_why(state: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("state", "closed"),
+    [
+        ("IDLE", ""),
+        ("IDLE+DRAIN", "drained in Slurm: bad cable"),
+        ("IDLE+DRAIN+POWERED_DOWN", "drained in Slurm: bad cable"),
+        ("MIXED+MAINTENANCE+RESERVED", "in maintenance, reserved in Slurm: bad cable"),
+        ("DOWN", ""),
+        ("MIXED*", ""),
+        ("DOWN*+DRAIN", ""),
+        ("IDLE+DRAIN+NOT_RESPONDING", ""),
+    ],
+)
+def test_a_node_that_answers_and_is_closed_is_told_from_one_that_is_silent(state: str, closed: str) -> None:
+    [node] = nodes(state, "bad cable")
+    assert node.facts.closed.partition(" [root@")[0] == closed
+
+
+@pytest.mark.parametrize(
     "reason",
     [
         "bad DIMM RealMemory=half",
@@ -214,11 +207,25 @@ def test_a_node_that_cannot_be_read_takes_no_work_and_leaves_the_others_alone() 
     assert "half" in second.facts.remarks[0]
 
 
+@pytest.mark.parametrize(
+    ("start", "told"),
+    [
+        ("2026-12-16T01:00:00", ", Slurm expects it to start at 2026-12-16T01:00:00 UTC"),
+        ("2027-11-17T00:00:00", ", and Slurm has no estimate of its start that means anything"),
+        ("N/A", ""),
+    ],
+)
+def test_an_estimate_a_year_away_is_none(start: str, told: str) -> None:
+    job = Job(job_id="12", state="PENDING", name="x", start=start)
+    seen = glimpse(job, is_settled=False, rebooted=False, now=NOW)
+    assert seen.raw == f"Slurm job 12 is PENDING{told}"
+
+
 def test_jobs_and_switches_are_read() -> None:
     line = "12|PENDING|ana|2026-11-17T01:00:00|shoal-att_1.0|Resources|odd"
     [job] = parse_jobs(f"{line}\nrubbish\n")
     assert (job.job_id, job.state, job.reason) == ("12", "PENDING", "Resources|odd")
-    assert glimpse(job, is_settled=False, rebooted=False).raw == (
+    assert glimpse(job, is_settled=False, rebooted=False, now=NOW).raw == (
         "Slurm job 12 is PENDING (Resources|odd), Slurm expects it to start at 2026-11-17T01:00:00 UTC"
     )
     leaf = "SwitchName=s0 Level=0 LinkSpeed=1 Nodes=n[08-10],m1"
@@ -237,7 +244,7 @@ def test_jobs_and_switches_are_read() -> None:
 )
 def test_what_slurm_merely_believes_is_never_evidence(state: str) -> None:
     job = Job(job_id="1", state=state, name="x")
-    assert not glimpse(job, is_settled=True, rebooted=False).is_over
+    assert not glimpse(job, is_settled=True, rebooted=False, now=NOW).is_over
 
 
 @pytest.mark.parametrize("state", ["PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD"])
@@ -248,10 +255,14 @@ def test_what_slurm_is_to_run_again_waits_in_its_queue(state: str) -> None:
 def test_an_end_is_evidence_once_the_node_has_answered_for_a_while_or_was_restarted() -> None:
     for state in OVER:
         job = Job(job_id="1", state=state, name="x")
-        assert not glimpse(job, is_settled=False, rebooted=False).is_over
-        assert glimpse(job, is_settled=True, rebooted=False).is_over
-    assert glimpse(Job(job_id="1", state="NODE_FAIL", name="x"), is_settled=False, rebooted=True).is_over
-    suspended = glimpse(Job(job_id="1", state="SUSPENDED", name=""), is_settled=False, rebooted=False)
+        assert not glimpse(job, is_settled=False, rebooted=False, now=NOW).is_over
+        assert glimpse(job, is_settled=True, rebooted=False, now=NOW).is_over
+    assert glimpse(
+        Job(job_id="1", state="NODE_FAIL", name="x"), is_settled=False, rebooted=True, now=NOW
+    ).is_over
+    suspended = glimpse(
+        Job(job_id="1", state="SUSPENDED", name=""), is_settled=False, rebooted=False, now=NOW
+    )
     assert suspended.stage is Stage.SUSPENDED
 
 

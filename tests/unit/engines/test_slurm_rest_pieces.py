@@ -29,7 +29,8 @@ from shoal.engines.slurm.rest_render import RENDERERS
 from shoal.engines.slurm.rights import parts_of
 from shoal.engines.slurm.states import is_away, is_for_ever, words
 from shoal.errors import EngineUnreachable, SpecError
-from tests.unit.engines.test_slurm_pieces import KINDS, order
+from tests.support.paper_slurm import order
+from tests.unit.engines.test_slurm_pieces import KINDS
 
 RECORDED = Path(__file__).parents[2] / "recorded" / "slurm"
 GOLDEN = Path(__file__).parents[2] / "golden" / "slurm"
@@ -77,7 +78,7 @@ def test_jobs_are_read_alike(version: str) -> None:
     running, waiting = found["shoal-att_1.0"], found["shoal-att_2.0"]
     assert (running.state, running.is_active) == ("RUNNING", True)
     assert (waiting.state, waiting.reason) == ("PENDING", "Resources")
-    assert f"Slurm job {waiting.job_id} is PENDING (Resources)" in words(waiting)
+    assert f"Slurm job {waiting.job_id} is PENDING (Resources)" in words(waiting, NOW)
     assert found["shoal-att_x.0"].state == "COMPLETED"
 
 
@@ -101,6 +102,18 @@ def test_nodes_are_read_alike(version: str) -> None:
     assert facts.is_alive
     assert second.facts.remarks == ("Slurm says DRAIN bad cable",)
     assert second.answers
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_node_that_does_not_answer_slurm_is_told_from_one_that_takes_no_work(version: str) -> None:
+    told = (RECORDED / version / "nodes.json").read_text().replace('"DRAIN"', '"NOT_RESPONDING"')
+    found = parse_reply(told.encode())
+    assert found is not None
+    raw = nodes_in(found)
+    first, second = slurm_nodes(raw, {}, parts_of(SlurmConfig(partition="main"), SlurmFacts(), [], raw))
+    assert (first.mute, first.answers) == ("", True)
+    assert (second.mute, second.shut) == ("Slurm says NOT_RESPONDING bad cable", "")
+    assert not second.answers
 
 
 def test_memory_that_is_set_aside_is_not_offered() -> None:
@@ -139,7 +152,7 @@ def test_associations_are_read_alike(version: str) -> None:
 def test_what_accounting_remembers_is_read_alike(version: str) -> None:
     [job] = jobs_in(reply(version, "past"), "root", is_past=True)
     assert (job.name, job.state) == ("shoal-att_1.0", "RUNNING")
-    assert words(job) == f"Slurm's accounting has job {job.job_id} as RUNNING"
+    assert words(job, NOW) == f"Slurm's accounting has job {job.job_id} as RUNNING"
 
 
 @pytest.mark.parametrize("version", VERSIONS)

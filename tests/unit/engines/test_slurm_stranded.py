@@ -15,8 +15,7 @@ from shoal.engines.slurm.render import job_name
 from shoal.engines.slurm.states import Job
 from shoal.errors import StateError
 from shoal.wire import EndKind, Fetch
-from tests.unit.engines.test_slurm_engine import BOOTED_AT, PaperSlurm, engine_on
-from tests.unit.engines.test_slurm_pieces import NODE, order
+from tests.support.paper_slurm import BOOTED_AT, NODE, PaperSlurm, engine_on, order
 
 pytestmark = pytest.mark.anyio
 UNAVAILABLE = "ReqNodeNotAvail, UnavailableNodes:n0"
@@ -105,7 +104,7 @@ async def test_of_a_gang_of_which_one_has_an_order_nothing_is_taken_back(tmp_pat
         ("IDLE+DRAIN", "PENDING", "ReqNodeNotAvail, May be reserved for other job", True),
         ("IDLE+DRAIN", "PENDING", "Priority", True),
         ("IDLE+DRAIN", "PENDING", "None", True),
-        # A slurmd that is silent for a moment is awaited, for as long as Slurm itself does.
+        # A slurmd that is silent for a moment is awaited.
         ("IDLE*", "PENDING", UNAVAILABLE, False),
         # Reserved for a time to come: it may begin when that is over.
         ("IDLE", "PENDING", "ReqNodeNotAvail, May be reserved for other job", False),

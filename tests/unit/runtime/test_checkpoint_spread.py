@@ -20,7 +20,9 @@ def outside_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.parametrize(("kind", "per_node", "lost"), [("fsdp", 2, 1), ("ddp", 1, 0)])
+@pytest.mark.parametrize(
+    ("kind", "per_node", "lost"), [pytest.param("fsdp", 2, 1, marks=pytest.mark.soak), ("ddp", 1, 0)]
+)
 def test_memory_of_a_neighbour_has_what_a_lost_node_had(
     tmp_path: Path, kind: str, per_node: int, lost: int
 ) -> None:

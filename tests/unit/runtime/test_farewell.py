@@ -71,8 +71,8 @@ class Ranks:
         return [process.wait(60) for process in self.processes]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("pause_s", ["0.05", pytest.param("0", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("pause_s", ["0.05", "0"])
 def test_ranks_that_hear_of_it_one_after_the_other_save_after_the_same_step(
     tmp_path: Path, pause_s: str
 ) -> None:

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from pathlib import Path
 
@@ -104,6 +105,16 @@ def test_leftovers_are_found_by_the_order_of_who_has_it_where_its_file_is_gone(t
             assert process.wait(20) == -signal.SIGKILL
         finally:
             process.kill()
+
+
+def test_a_cgroup_that_stays_busy_takes_no_longer_than_was_given(tmp_path: Path) -> None:
+    share = a_share(tmp_path)
+    (tmp_path / "group" / "busy").mkdir(parents=True)
+    (tmp_path / "group" / "busy" / "file").touch()  # nobody can remove it
+    spool.write_cgroups(share, (str(tmp_path / "group"),))
+    began_at = time.monotonic()
+    assert not spool.kill_leftovers(share.directory, an_order(), timeout_s=0.0)
+    assert time.monotonic() - began_at < 1.5
 
 
 def test_second_claim_is_refused_for_ever(tmp_path: Path) -> None:

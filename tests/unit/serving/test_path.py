@@ -29,15 +29,6 @@ async def test_link_that_a_replica_planted_for_its_socket_leads_nowhere(lab: Lab
     assert not victim.connections
 
 
-async def test_many_requests_take_one_connection_on_each_side(lab: Lab) -> None:
-    replica = await lab.replica()
-    lab.serve(service(replica))
-    wire = await lab.connect()
-    for _ in range(20):
-        assert (await wire.ask(get())).status == 200
-    assert replica.connections == 1
-
-
 async def test_hop_by_hop_headers_end_here_and_ours_cannot_be_forged(lab: Lab) -> None:
     async def rude(seen: Conversation) -> None:
         await seen.send(

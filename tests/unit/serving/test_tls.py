@@ -2,38 +2,13 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import itertools
 import os
 import ssl
 from pathlib import Path
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
-
 from shoal.serving.tls import TlsFiles
-
-
-def pair(name: str) -> tuple[bytes, bytes]:
-    """A certificate in that name, and its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    told = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    now = dt.datetime.now(dt.UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(told)
-        .issuer_name(told)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - dt.timedelta(days=1))
-        .not_valid_after(now + dt.timedelta(days=1))
-        .sign(key, hashes.SHA256())
-    )
-    kind, plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    pem = serialization.Encoding.PEM
-    return made.public_bytes(pem), key.private_bytes(pem, kind, plain)
+from tests.support.certificates import pair
 
 
 def shown(server: ssl.SSLContext) -> bytes:

@@ -50,6 +50,48 @@ def test_every_decision_of_a_busy_queue_comes_out_equal() -> None:
     assert all(verdict.is_equal for verdict in verdicts)
 
 
+def test_decisions_around_a_node_that_is_gone_and_comes_back_come_out_equal() -> None:
+    lab = Lab(num_nodes=2, script=always(Act(run_s=3.0)))
+    lab.cluster.facts |= {
+        name: msgspec.structs.replace(one, is_simulated=False) for name, one in lab.cluster.facts.items()
+    }
+    lab.heal()
+    lab.submit_all(array={"indices": "0-5"}, resources={"nodes": 2, "cpus": 8}, time_limit="1m")
+    turns(lab, 5)
+    away = lab.cluster.facts.pop("n2")
+    turns(lab, 30, 30.0)
+    now(lab.plane.set_node_state(ANA, "n2", NodeState.CORDONED, "repair"))
+    lab.submit(resources={"cpus": 8})
+    turns(lab, 5)
+    now(lab.plane.set_node_state(ANA, "n2", NodeState.READY, ""))
+    lab.cluster.facts["n2"] = away
+    turns(lab, 30)
+    seen = [event.kind for event in lab.events("node.") if event.node == "n2"]
+    assert [kind for kind in seen if kind in ("node.gone", "node.back")] == ["node.gone", "node.back"]
+    verdicts = list(Replay().verdicts(facts(lab)))
+    assert len(verdicts) >= 7
+    assert all(verdict.is_equal for verdict in verdicts)
+
+
+def test_decisions_around_a_node_that_its_cluster_closes_and_opens_come_out_equal() -> None:
+    lab = Lab(num_nodes=2, script=always(Act(run_s=3.0)))
+    lab.heal()
+    lab.submit_all(array={"indices": "0-5"}, resources={"nodes": 2, "cpus": 8}, time_limit="1m")
+    turns(lab, 5)
+    open_facts = lab.cluster.facts["n2"]
+    lab.cluster.facts["n2"] = msgspec.structs.replace(open_facts, closed="drained in Slurm: bad fan")
+    lab.cluster.cut("n2")
+    turns(lab, 10)
+    waiting = lab.submit(resources={"nodes": 2, "cpus": 8})
+    turns(lab, 2)
+    told = lab.plane.explain(lab.job(waiting), lab.attempts(waiting))
+    assert "n2 drained in Slurm: bad fan" in str(told)
+    lab.cluster.facts["n2"] = open_facts
+    lab.cluster.heal("n2")
+    turns(lab, 30)
+    assert all(verdict.is_equal for verdict in Replay().verdicts(facts(lab)))
+
+
 def test_retries_and_their_backoff_are_part_of_the_past() -> None:
     lab = Lab(num_nodes=1, script=FAILS)
     lab.heal()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated
 
 from fastapi import Query, Request, Response
@@ -172,7 +172,9 @@ async def explain_job(request: Request, job_id: str, query: Annotated[WhyQuery, 
         "sentence": explanation.sentence if explanation else _sentence(job, newest, status),
         "attempts": [render_attempt(attempt) for attempt in attempts],
         "max_failures": job.retry.max_retries + 1,
-        "checkpoint_dir": checkpoint_dir_on(call.plane.core.engine, job, call.plane.settings.state_dir)
+        "checkpoint_dir": checkpoint_dir_on(
+            call.plane.core.engine, job, call.plane.settings.state_dir, attempts
+        )
         if attempts[0].allocation
         else None,
     }
@@ -193,22 +195,23 @@ def _sentence(job: Job, attempt: Attempt, status: str) -> str:
 @routes.add("POST", "/v1/jobs/{job_id}/stop", Permission.JOB_STOP, answers=views.JobView, body=NoBody)
 async def stop_job(request: Request, job_id: str, query: Annotated[NoQuery, Query()]) -> Response:
     """Ask for a job's end. A job that has ended stays as it is."""
-    call = call_of(request)
-    key = idempotency_key(request)
-    await read_nothing(request)
-    await _allow_action(call, job_id)
-    job = await call.plane.stop_job(call.actor, job_id, key=key)
-    return answer(render_job(job, (await load_job(call, job_id))[1][-1]))
+    return await _acted(request, job_id, lambda call, key: call.plane.stop_job(call.actor, job_id, key=key))
 
 
 @routes.add("POST", "/v1/jobs/{job_id}/retry", Permission.JOB_RETRY, answers=views.JobView, body=NoBody)
 async def retry_job(request: Request, job_id: str, query: Annotated[NoQuery, Query()]) -> Response:
     """A new attempt of a job that has ended."""
+    return await _acted(request, job_id, lambda call, key: call.plane.retry_job(call.actor, job_id, key=key))
+
+
+async def _acted(
+    request: Request, job_id: str, act: Callable[[Call, str | None], Awaitable[Job]]
+) -> Response:
     call = call_of(request)
     key = idempotency_key(request)
     await read_nothing(request)
     await _allow_action(call, job_id)
-    job = await call.plane.retry_job(call.actor, job_id, key=key)
+    job = await act(call, key)
     return answer(render_job(job, (await load_job(call, job_id))[1][-1]))
 
 

@@ -8,11 +8,12 @@ from typing import Annotated
 from fastapi import Query, Request, Response
 
 from shoal import __version__
-from shoal.api import views
+from shoal.api import status_views, views
 from shoal.api.call import answer, call_of
 from shoal.api.openapi import schema_bytes
 from shoal.api.queries import NoQuery
 from shoal.api.routing import Routes
+from shoal.control.outage import Outage
 from shoal.control.turns import Failing, Turns
 from shoal.identity import Permission, is_at_least
 from shoal.model.attempt import Attempt
@@ -25,11 +26,11 @@ routes = Routes("cluster")
 Loaded = tuple[list[Node], list[tuple[Job, Attempt]], dict[str, int], Head]
 
 
-@routes.add("GET", "/healthz", None, answers=views.HealthView)
+@routes.add("GET", "/healthz", None, answers=status_views.HealthView)
 async def check_health(request: Request) -> Response:
     """Whether the server answers, and does its work. Says nothing else to anybody."""
     turns: Turns = request.app.state.turns
-    view: views.HealthView = {"status": "degraded" if turns.failing else "ok", "role": "leader"}
+    view: status_views.HealthView = {"status": "degraded" if turns.failing else "ok", "role": "leader"}
     return answer(view)
 
 
@@ -53,42 +54,46 @@ async def show_me(request: Request, query: Annotated[NoQuery, Query()]) -> Respo
     return answer(view)
 
 
-@routes.add("GET", "/v1/status", Permission.STATUS_READ, answers=views.StatusView)
+@routes.add("GET", "/v1/status", Permission.STATUS_READ, answers=status_views.StatusView)
 async def show_status(request: Request, query: Annotated[NoQuery, Query()]) -> Response:
     """The cluster at a glance."""
     call = call_of(request)
     nodes, holding, counts, head = await call.plane.core.store.read(lambda tx: _load(tx, call.visible()))
     shares = [share for _, attempt in holding for share in attempt.allocation]
-    states = Counter(node.state for node in nodes)
+    there = [node for node in nodes if not node.is_gone]
+    states = Counter(node.state for node in there)
     is_operator = is_at_least(call.caller.cluster_role, Role.OPERATOR)
-    view: views.StatusView = {
+    view: status_views.StatusView = {
         "version": __version__,
         "store": call.plane.settings.store_url.partition(":")[0].partition("+")[0],
         "engine": call.plane.core.engine.name,
         "started_at": call.services.started_at,
         "counts": counts,
         "nodes": {
-            "total": len(nodes),
-            "ready": sum(node.takes_work for node in nodes),
+            "total": len(there),
+            "ready": sum(node.takes_work for node in there),
             "cordoned": states[NodeState.CORDONED],
             "draining": states[NodeState.DRAINING],
             "drained": states[NodeState.DRAINED],
             "dead": states[NodeState.DEAD],
-            "silent": sum(not node.facts.is_alive for node in nodes),
+            "silent": sum(not node.facts.is_alive and not node.facts.closed for node in there),
+            "closed": sum(node.state is NodeState.READY and bool(node.facts.closed) for node in there),
+            "gone": len(nodes) - len(there),
         },
         "devices": {
-            "gpus_total": sum(len(node.facts.gpus) for node in nodes),
+            "gpus_total": sum(len(node.facts.gpus) for node in there),
             "gpus_used": sum(share.num_gpus for share in shares),
-            "cpus_total": sum(node.facts.cpus for node in nodes),
+            "cpus_total": sum(node.facts.cpus for node in there),
             "cpus_used": sum(share.cpus for share in shares),
         },
         "events_head": {"seq": head.seq, "hash": head.hash} if is_operator else None,
         "failing": [_failing(one, is_operator=is_operator) for one in call.plane.core.turns.failing],
+        "unanswered": _unanswered(call.plane.core.outages.present, is_operator=is_operator),
     }
     return answer(view)
 
 
-def _failing(failing: Failing, *, is_operator: bool) -> views.FailingView:
+def _failing(failing: Failing, *, is_operator: bool) -> status_views.FailingView:
     """What went wrong may name files and servers."""
     return {
         "loop": failing.loop,
@@ -96,6 +101,13 @@ def _failing(failing: Failing, *, is_operator: bool) -> views.FailingView:
         "times": failing.times,
         "why": failing.why if is_operator else None,
     }
+
+
+def _unanswered(outage: Outage | None, *, is_operator: bool) -> status_views.UnansweredView | None:
+    """A cluster's own words may name machines."""
+    if outage is None:
+        return None
+    return {"since": outage.since, "why": outage.why if is_operator else None}
 
 
 def _load(tx: Tx, visible: tuple[str, ...] | None) -> Loaded:

@@ -30,7 +30,8 @@ async def list_nodes(request: Request, query: Annotated[NoQuery, Query()]) -> Re
     """Every node, with what is in use. Jobs that you may not see are counted but not named."""
     call = call_of(request)
     nodes, by_node = await _load(call)
-    items = [render_node(node, by_node[node.name], call.visible()) for node in nodes]
+    outage = call.plane.core.outages.present
+    items = [render_node(node, by_node[node.name], call.visible(), outage) for node in nodes]
     view: views.NodePageView = {"items": items, "next_cursor": None}
     return answer(view)
 
@@ -86,7 +87,7 @@ async def _set(request: Request, name: str, state: NodeState) -> Response:
 
 async def _view(call: Call, name: str) -> views.NodeView:
     nodes, by_node = await _load(call, name)
-    return render_node(nodes[0], by_node[name], call.visible())
+    return render_node(nodes[0], by_node[name], call.visible(), call.plane.core.outages.present)
 
 
 async def _load(call: Call, name: str | None = None) -> tuple[list[Node], dict[str, Holding]]:

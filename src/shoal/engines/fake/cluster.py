@@ -43,6 +43,8 @@ class FakeCluster:
         self._kept: dict[tuple[str, str], Share] = {}
         self._cut: set[str] = set()
         self._off: set[str] = set()
+        self.doubted: set[str] = set()
+        """Nodes where something does not die, and nobody knows whose: what is cut off there is in doubt."""
 
     def settle(self) -> None:
         """Let everything happen that is due by now, each share by itself."""

@@ -104,8 +104,15 @@ class FakeEngine:
             raw=share.stage.name.lower(),
         )
         if self.cluster.is_cut(order.node):
+            is_doubtful = order.node in self.cluster.doubted
             seen = msgspec.structs.replace(
-                seen, sight=Sight.UNKNOWN, started_at=None, outcome=None, raw="cut off"
+                seen,
+                sight=Sight.DOUBTFUL if is_doubtful else Sight.UNKNOWN,
+                is_hearsay=is_doubtful,
+                is_cleared=not is_doubtful and share.stage is not Stage.ORPHANED,
+                started_at=None,
+                outcome=None,
+                raw="cut off",
             )
         self._seen[key] = seen
         return seen

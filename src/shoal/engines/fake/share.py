@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+import msgspec
+
 from shoal.engines.fake.script import Act
 from shoal.wire import EndKind, NodeOutcome, Order, Phase, Renewal, RenewalAnswer
 
@@ -201,19 +203,12 @@ class Share:
         act = self.act
         if kind is not act.kind or kind is EndKind.STOPPED:
             return self._outcome(kind, ended_at, str(kind))
-        return NodeOutcome(
-            attempt_id=self.order.attempt_id,
-            epoch=self.order.epoch,
-            node=self.order.node,
-            kind=kind,
-            ended_at=ended_at,
+        return msgspec.structs.replace(
+            self._outcome(kind, ended_at, act.message),
             exit_code=act.exit_code,
             signal=act.signal,
             rank=act.rank,
-            message=act.message,
             rules_hit=act.rules_hit,
-            started_at=self.started_at,
-            incarnation=self.order.incarnation,
         )
 
     def _outcome(self, kind: EndKind, ended_at: float, message: str) -> NodeOutcome:

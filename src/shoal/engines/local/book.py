@@ -63,6 +63,8 @@ class ShareView:
         """Monotonic: when the next may be tried."""
         self.kill_at: float | None = None
         """Monotonic: when a stop becomes a kill."""
+        self.is_stuck = False
+        """Something of it did not die when it was waited for."""
         self.lost: NodeOutcome | None = None
         """The end we found for it, on disk or not."""
         self.end: Observation | None = None

@@ -42,7 +42,8 @@ from shoal.engines.local.simulated import SimulatedNodes
 from shoal.engines.local.states import native_id
 from shoal.engines.local.watch import Watch
 from shoal.engines.refusal import refuse_malformed, what_is_gone
-from shoal.errors import EngineRefused, EngineUnreachable, NodeGone
+from shoal.engines.threads import on_thread
+from shoal.errors import EngineRefused, NodeGone
 from shoal.model.node import NodeFacts
 from shoal.runtime.standby.place import directory_of
 from shoal.wire import Credentials, Order
@@ -143,14 +144,7 @@ class LocalEngine:
         self._children.close()
 
     async def _ask(self, work: Callable[[], T]) -> T:
-        try:
-            return await anyio.to_thread.run_sync(work, limiter=self._threads)
-        except OSError as error:
-            raise EngineUnreachable(
-                f"the local engine could not use {self._home}: {error.strerror or error}",
-                hint="shoal doctor",
-                errno=error.errno,
-            ) from error
+        return await on_thread(work, f"the local engine could not use {self._home}", self._threads)
 
     def _submit(self, submission: Submission) -> str:
         attempt_id = submission.attempt_id

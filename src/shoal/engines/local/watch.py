@@ -32,7 +32,8 @@ T = TypeVar("T")
 PATIENCE_S = 10.0
 """How long after its grace a supervisor may take to end before it is killed."""
 BURIAL_S = 1.0
-"""How long one look waits for killed processes to go; the next look goes on with it."""
+"""How long one look waits for killed processes to go. The next goes on with it, and waits no more: others are
+looked at after it, and what is stuck in the kernel may be so for days."""
 MAX_TOLD = 400
 """Of a file nobody can read."""
 MAX_STARTS = 6
@@ -121,9 +122,10 @@ class Watch:
     def _kill(self, view: ShareView) -> Observation:
         """The supervisor had its time: end it, and everything of its share."""
         spool.signal_supervisor(view.share, signal.SIGKILL)
-        lock = _await_lock(view.share)
+        lock = _await_lock(view.share, 0.0 if view.is_stuck else BURIAL_S)
         if lock is None:
-            spool.kill_leftovers(view.share.directory, view.order, timeout_s=BURIAL_S)
+            self._is_cleared(view)
+            view.is_stuck = True
             return seen(view.key, Sight.ALIVE, "its supervisor was killed, but does not die")
         try:
             return self._bury(view, "its supervisor did not stop in time and was killed")
@@ -138,7 +140,7 @@ class Watch:
         claim = _try(spool.read_claim, view.share)
         # Nothing outlives a reboot; looking through the process table for every share would take long.
         if claim is None or claim.boot_id == spool.boot_id():
-            if not spool.kill_leftovers(view.share.directory, view.order, timeout_s=BURIAL_S):
+            if not self._is_cleared(view):
                 return seen(view.key, Sight.ORPHANED, f"{because}, and something of it does not die")
         else:
             because = "the machine was restarted"
@@ -151,6 +153,12 @@ class Watch:
             raw = f"{because}; the outcome is not on disk: {error.strerror}"
             return seen(view.key, Sight.ENDED, raw, started_at=view.lost.started_at, outcome=view.lost)
         return _close(view, view.lost)
+
+    def _is_cleared(self, view: ShareView) -> bool:
+        """Kill what is left; whether all of it is gone."""
+        timeout_s = 0.0 if view.is_stuck else BURIAL_S
+        view.is_stuck = not spool.kill_leftovers(view.share.directory, view.order, timeout_s=timeout_s)
+        return not view.is_stuck
 
     def _lost(self, view: ShareView, because: str) -> NodeOutcome:
         """Its end in words, here and in its log. Called once, when nobody writes that any more."""
@@ -227,13 +235,13 @@ def _is_claimed(view: ShareView) -> bool:
     return view.is_claimed
 
 
-def _await_lock(share: spool.Share) -> int | None:
+def _await_lock(share: spool.Share, timeout_s: float) -> int | None:
     """The lock, once the killed holder is gone; it usually is within a millisecond."""
     for _ in range(100):
         lock = spool.take_lock(share)
-        if lock is not None:
+        if lock is not None or timeout_s == 0:
             return lock
-        time.sleep(BURIAL_S / 100)
+        time.sleep(timeout_s / 100)
     return None
 
 

@@ -97,7 +97,7 @@ class Agent:
         input. `task`: `command`, `bury` (what to run when it is gone without a word), `env`, `summons`.
         """
         with self._guard:
-            folder = _folder(root, key, is_to_be=True)
+            folder = _make_folder(root, key)
             if folder in self._burying:
                 raise OSError("what is left of the keeper before it is being ended; ask again")
             with _launching(folder) as lock:
@@ -110,24 +110,31 @@ class Agent:
 
     def look(self, root: str, keys: list[str]) -> dict[str, dict[str, Any]]:
         """By key: `running`, `over` (nothing of it runs: looked for and ended here), `left` (something of it
-        does not die), `gone` (nobody knows yet whether all of it is), or `hidden` (it is not ours to see).
-        Keys without a record are left out.
+        does not die), `gone` (nobody knows yet whether all of it is), or `hidden` (it is not ours to see,
+        or its record not ours to believe). Keys without a record are left out.
         """
         self._sweep(root)
-        found = {}
+        found: dict[str, dict[str, Any]] = {}
+        places = _places(root)
         for key in keys:
-            folder = _folder(root, key)
-            record = _record(folder)
-            if record is not None:
+            try:
+                folder = _folder(places, key)
+            except PermissionError as error:
+                found[key] = {"pid": None, "said": str(error), "state": "hidden"}
+                continue
+            record = _record(folder) if folder is not None else None
+            if folder is not None and record is not None:
                 found[key] = self._seen(folder, record)
         return found
 
     def end(self, root: str, keys: list[str]) -> None:
-        """Ask keepers to stop what they keep."""
+        """Ask keepers to stop what they keep; those whose records are not ours to believe are passed over."""
+        places = _places(root)
         for key in keys:
-            record = _record(_folder(root, key))
-            if record is not None and _lives(record) is True:
-                with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                folder = _folder(places, key)
+                record = _record(folder) if folder is not None else None
+                if record is not None and _lives(record) is True:
                     os.kill(record["pid"], signal.SIGTERM)
 
     def _launch(self, folder: str, lock: int, task: dict[str, Any]) -> None:
@@ -208,9 +215,8 @@ class Agent:
             if now - self._swept_at < KEPT_S / 24:
                 return
             self._swept_at = now
-        place = _place(root)
-        for name in os.listdir(place) if os.path.isdir(place) else ():
-            folder = f"{place}/{name}"
+        folders = (f"{place}/{name}" for place in _places(root) for name in os.listdir(place))
+        for folder in filter(_is_own, folders):
             record = _record(folder)
             if record is None or _lives(record) is not False:
                 continue
@@ -276,29 +282,60 @@ def _launching(folder: str) -> Iterator[int]:
         os.close(lock)
 
 
-def _place(root: str, *, is_to_be: bool = False) -> str:
-    """Where records lie; with `is_to_be` it is there afterwards. `PermissionError` for one that is somebody
-    else's: what lies there would be believed.
+def _roots(root: str) -> tuple[str, list[str]]:
+    """Below which records lie: the usual directory, whosever it is, and those that are this user's own.
 
-    As for shares (`shoal.runtime.places`): where everybody may add names, as in /tmp, that is one of this
-    user's own, and another where somebody had taken its name.
+    By the rules for shares (`shoal.runtime.places`): where everybody may add names, as in /tmp, that is one
+    of this user's own, and another where somebody had taken its name.
     """
     base = root or "/tmp"  # noqa: S108 - owner and mode of what is used below it are looked at
-    own, others = base, list[str]()
-    if not root or _is_for_all(base):
-        name = f"shoal-{os.getuid()}"
-        own, others = f"{base}/{name}", sorted(one for one in os.listdir(base) if one.startswith(f"{name}-"))
-    found = next((one for one in (own, *(f"{base}/{one}" for one in others)) if _is_own(one)), None)
-    if found is None and os.path.lexists(own):
-        if own == base or not is_to_be:
-            raise PermissionError(f"{own} is not a directory that only user {os.getuid()} can change")
-        own = f"{own}-{os.urandom(8).hex()}"
-    found = found or own
-    if is_to_be:
-        os.makedirs(found, mode=0o700, exist_ok=True)
-        if not _is_own(found):  # whoever made it meanwhile
-            raise PermissionError(f"{found} is not a directory that only user {os.getuid()} can change")
-    return f"{found}/ray"
+    if root and not _is_for_all(base):
+        return base, [base] if _is_own(base) else []
+    name = f"shoal-{os.getuid()}"
+    others = sorted(f"{base}/{one}" for one in os.listdir(base) if one.startswith(f"{name}-"))
+    return f"{base}/{name}", [one for one in (f"{base}/{name}", *others) if _is_own(one)]
+
+
+def _own_root(root: str) -> str:
+    """The one for new records, made where there is none. `PermissionError`: it is somebody else's."""
+    usual, own = _roots(root)
+    if own:
+        return own[0]
+    if os.path.lexists(usual) and usual != root:
+        usual = f"{usual}-{os.urandom(4).hex()}"
+    os.makedirs(usual, mode=0o700, exist_ok=True)
+    _check_own(usual)  # whoever made it meanwhile
+    return usual
+
+
+def _places(root: str) -> list[str]:
+    """Where records lie. `PermissionError` where there is one that is somebody else's, and no other: what
+    lies there would be believed.
+    """
+    usual, own = _roots(root)
+    if not own and os.path.lexists(usual):
+        _check_own(usual)
+    found = [f"{one}/ray" for one in own if os.path.lexists(f"{one}/ray")]
+    for place in found:
+        _make_own(place)
+    return found
+
+
+def _make_own(path: str) -> None:
+    """A directory below one's own, which nobody else can change: also one that was made where others were
+    allowed to, by the umask of the time.
+    """
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+    facts = os.lstat(path)
+    if stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() and facts.st_mode & 0o022:
+        os.chmod(path, 0o700)
+    _check_own(path)
+
+
+def _check_own(path: str) -> None:
+    if not _is_own(path):
+        raise PermissionError(f"{path} is not a directory that only user {os.getuid()} can change")
 
 
 def _is_own(path: str) -> bool:
@@ -320,12 +357,21 @@ def _is_for_all(path: str) -> bool:
     return bool(is_open and facts.st_uid in (0, os.getuid()))
 
 
-def _folder(root: str, key: str, *, is_to_be: bool = False) -> str:
+def _folder(places: list[str], key: str) -> str | None:
+    """Of the keeper's record; None: it has none. `PermissionError` where somebody else could have laid it."""
     if not KEY.fullmatch(key):
         raise ValueError(f"{key!r} is no name for a keeper")
-    folder = f"{_place(root, is_to_be=is_to_be)}/{key}"
-    if is_to_be:
-        os.makedirs(folder, mode=0o700, exist_ok=True)  # those above it are for nobody else already
+    found = [f"{place}/{key}" for place in places if os.path.lexists(f"{place}/{key}")]
+    for folder in found[:1]:
+        _check_own(folder)
+    return found[0] if found else None
+
+
+def _make_folder(root: str, key: str) -> str:
+    place = f"{_own_root(root)}/ray"
+    _make_own(place)
+    folder = _folder(_places(root), key) or f"{place}/{key}"
+    _make_own(folder)
     return folder
 
 
@@ -362,8 +408,11 @@ def _write_over(folder: str, record: dict[str, Any]) -> None:
 
 
 def _write_mark(folder: str, name: str, record: dict[str, Any]) -> None:
-    with open(f"{folder}/{name}", "w", encoding="ascii") as file:
+    """Whole or not at all: who looks while it is written again must not find it gone."""
+    draft = f"{folder}/{name}.{os.urandom(4).hex()}"
+    with open(draft, "w", encoding="ascii") as file:
         file.write(_mark(record))
+    os.replace(draft, f"{folder}/{name}")
 
 
 def _lives(record: dict[str, Any]) -> bool | None:

@@ -6,9 +6,8 @@ import stat
 import sys
 from pathlib import Path
 
-import msgspec
-
 from shoal.engines.cluster_id import ClusterId
+from shoal.engines.connection import Connection, load
 from shoal.errors import SpecError
 
 FILE = "ray.json"
@@ -17,7 +16,7 @@ TRIED = "2.60"
 TOKENS_SINCE = (2, 52)
 
 
-class RayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RayConfig(Connection, frozen=True, kw_only=True, forbid_unknown_fields=True):
     address: str = ""
     """HOST:PORT of the head; empty: a Ray of our own, on this machine alone."""
     token_file: str = ""
@@ -29,18 +28,6 @@ class RayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Whose certificates that Ray believes."""
     ray_python: str = sys.executable
     """The Python with Ray in it on this machine: of exactly the cluster's versions."""
-    python: str = sys.executable
-    """The Python with Shoal in it, as the nodes see it."""
-    python_path: str = ""
-    """Its PYTHONPATH, where Shoal is not installed in it."""
-    spool: str = ""
-    """A directory on each node's own disk; empty: below its /tmp."""
-    shared: str = ""
-    """A directory that all nodes and this machine have: for checkpoints."""
-    project: str = "default"
-    """The one whose jobs run there."""
-    has_shared_trust: bool = False
-    """Jobs of all projects may run there, though each could read and stop the others'."""
 
     @property
     def cluster_id(self) -> ClusterId:
@@ -52,12 +39,7 @@ class RayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 def load_config(home: Path) -> RayConfig:
     """`SpecError` where nobody connected this home, or the file is broken."""
-    try:
-        return msgspec.json.decode((home / FILE).read_bytes(), type=RayConfig)
-    except FileNotFoundError:
-        raise SpecError(f"no Ray is connected in {home}", hint="shoal connect ray") from None
-    except msgspec.DecodeError as error:
-        raise SpecError(f"{home / FILE} cannot be read: {error}", hint="shoal connect ray") from error
+    return load(home / FILE, RayConfig, "Ray")
 
 
 def check_files(config: RayConfig) -> None:

@@ -11,13 +11,14 @@ import anyio
 
 from shoal.clock import Clock
 from shoal.engines.desk import DeskShare
+from shoal.engines.glimpses import Glimpse, Glimpses
 from shoal.engines.ray.client import RayClient
 from shoal.engines.ray.config import RayConfig
 from shoal.engines.ray.head import finder
 from shoal.engines.ray.parse import RayNode, parse_nodes
 from shoal.engines.ray.render import keeper_task, key_of
 from shoal.engines.ray.states import glimpse, restarted, unseen
-from shoal.engines.remote import SILENT_S, Asked, Glimpse, Glimpses, Reach, RemoteEngine
+from shoal.engines.remote import SILENT_S, Asked, Reach, RemoteEngine
 from shoal.errors import EngineUnreachable, SpecError
 from shoal.model.node import NodeFacts
 from shoal.wire import Order, Summons
@@ -65,7 +66,10 @@ class RayEngine(RemoteEngine):
         self._nodes_at = -NODES_S
         self._nodes_asked = Asked(-NODES_S, -NODES_S)
         self._away_since: dict[str, float] = {}
-        """By node: since when Ray has no such node, or no agent answers there."""
+        """By node: since when Ray has no such node, or no agent answers there; later by as long as Ray itself
+        could not be asked since."""
+        self._unasked_since: float | None = None
+        """Monotonic: Ray's last answer, once a question after it was in vain."""
         self._asking = anyio.Lock()
 
     async def start(self, summons: Summons, orders: tuple[Order, ...]) -> None:
@@ -149,14 +153,28 @@ class RayEngine(RemoteEngine):
                 self._nodes = {node.facts.name: node for node in parse_nodes(told)}
                 self._nodes_at = self._clock.monotonic()
                 self._nodes_asked = Asked(asked_at, self._nodes_at)
-                answering = {name for name, node in self._nodes.items() if node.facts.is_alive}
-                self._away_since = {n: at for n, at in self._away_since.items() if n not in answering}
+                self._count_away(self._nodes_at)
+
+    def _count_away(self, now: float) -> None:
+        """Of nodes that do not answer yet. While Ray itself could not be asked none of them was seen away;
+        what was counted before stands, as one whose agent is gone has the bridge begin anew every few
+        seconds.
+        """
+        unasked_s = 0.0 if self._unasked_since is None else now - self._unasked_since
+        self._unasked_since = None
+        answering = {name for name, node in self._nodes.items() if node.facts.is_alive}
+        away = {name: at for name, at in self._away_since.items() if name not in answering}
+        self._away_since = {name: min(at + unasked_s, now) for name, at in away.items()}
 
     async def _ask(self, work: Callable[[], T]) -> T:
         """What keeps us from asking now was right once: whatever it is, nothing is known of what runs."""
         try:
             return await self.on_thread(work)
-        except SpecError as error:
+        except (EngineUnreachable, SpecError) as error:
+            if self._unasked_since is None:
+                self._unasked_since = self._nodes_at
+            if isinstance(error, EngineUnreachable):
+                raise
             raise EngineUnreachable(error.message, hint=error.hint) from error
 
 

@@ -14,7 +14,6 @@ import secrets
 import shutil
 import signal
 import socket
-import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +27,7 @@ from shoal.engines.ray.parse import without_ray
 from shoal.engines.ray.render import HEAD_PORTS, head_command, head_environment
 from shoal.engines.refusal import is_name
 from shoal.errors import EngineUnreachable
-from shoal.runtime import spool
+from shoal.runtime import places, spool
 
 TRIES = 5
 START_S = 120.0
@@ -43,6 +42,8 @@ class HeadRecord(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     ticks: int
     boot: str
+    temp: str = ""
+    """Where Ray has its sockets and logs. Older versions did not say so."""
 
 
 def finder(config: RayConfig, home: Path) -> Callable[[], tuple[str, Path]]:
@@ -90,7 +91,8 @@ class Head:
         if record is None or not is_alive(record):
             return False
         self._end(record)
-        shutil.rmtree(_temp_of(self._folder).parent, ignore_errors=True)
+        if record.temp:
+            shutil.rmtree(Path(record.temp).parent, ignore_errors=True)
         return True
 
     def _start(self, lock: int) -> HeadRecord:
@@ -110,9 +112,7 @@ class Head:
     def _start_once(self, lock: int) -> HeadRecord | None:
         """At ports of its own each time: somebody may have taken those of the last."""
         port, *others = free_ports(1 + len(HEAD_PORTS))
-        temp = _temp_of(self._folder)
-        _make_private(temp.parent.parent)
-        _make_private(temp.parent)
+        temp = make_temp(self._folder)
         with contextlib.suppress(FileNotFoundError):
             (temp / "ray_current_cluster").unlink()  # Ray refuses to start again where this is left
         node = socket.gethostname().partition(".")[0]
@@ -120,7 +120,7 @@ class Head:
             self._ray_python, node if is_name(node) else "local", port, tuple(others), temp
         )
         env = head_environment(os.environ, self.token_file, self._folder / "gcs")
-        started = self._launch(command, env, lock, port)
+        started = self._launch(command, env, lock, port, temp)
         deadline = time.monotonic() + START_S
         while is_alive(started) and time.monotonic() < deadline:
             if "Ray runtime started" in self._said() and answers(port):
@@ -129,9 +129,12 @@ class Head:
         self._end(started)
         return None
 
-    def _launch(self, command: list[str], env: dict[str, str], lock: int, port: int) -> HeadRecord:
+    def _launch(
+        self, command: list[str], env: dict[str, str], lock: int, port: int, temp: Path
+    ) -> HeadRecord:
         """Its record is there before it is, and who comes after us waits until then: none is forgotten."""
-        file, more = self._folder / "head.json", {"port": port, "boot": spool.boot_id()}
+        file = self._folder / "head.json"
+        more = {"port": port, "boot": spool.boot_id(), "temp": str(temp)}
         with (self._folder / "head.log").open("wb") as said:
             is_done = launch(str(file), lock, more, command, env, said, b"")
         record = self._read()
@@ -197,21 +200,21 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def _temp_of(folder: Path) -> Path:
-    """Short: Ray has its sockets below it, and Linux allows 107 characters for one. Ray lets everybody into
-    it, so it is inside another that does not.
+def make_temp(folder: Path, base: str = "") -> Path:
+    """Where that head has its sockets, not made itself. Short: Linux allows 107 characters for one. Ray lets
+    everybody into it, so it is inside another that does not, where this user's shares are too: also where
+    somebody had taken its name.
     """
-    digest = hashlib.sha256(str(folder).encode()).hexdigest()[:8]
-    return Path(f"/tmp/shoal-{os.getuid()}/ray-{digest}/t")  # noqa: S108 - its owner and mode are looked at
-
-
-def _make_private(folder: Path) -> None:
-    folder.mkdir(mode=0o700, exist_ok=True)
-    facts = folder.lstat()
-    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o022:
+    digest = hashlib.sha256(str(folder).encode()).hexdigest()[:6]
+    try:
+        above = f"{places.own_root(base)}/ray-{digest}"
+        places.make_own(above)
+    except OSError as error:
         raise EngineUnreachable(
-            f"{folder} is not a directory that only user {os.getuid()} can change", hint=f"rm -r {folder}"
-        )
+            f"there is no directory for Ray's sockets that only user {os.getuid()} can change: {error}",
+            hint="ls -ld /tmp /tmp/shoal-*",
+        ) from error
+    return Path(above) / "t"
 
 
 def _session(leader: int, ticks: int) -> set[int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shoal.engines.remote import Glimpse, Stage
+from shoal.engines.glimpses import Glimpse, Stage
 
 
 def glimpse(node: str, told: dict[str, Any]) -> Glimpse:
@@ -19,6 +19,10 @@ def glimpse(node: str, told: dict[str, Any]) -> Glimpse:
     if told["state"] == "over":
         return Glimpse(
             stage=Stage.ENDED, raw=f"its keeper, process {pid} on {node}, has ended{said}", is_over=True
+        )
+    if told["state"] == "hidden" and pid is None:
+        return Glimpse(
+            stage=Stage.UNKNOWN, raw=f"what {node} has of its keeper is not believed: {told['said']}"
         )
     if told["state"] == "hidden":
         return Glimpse(

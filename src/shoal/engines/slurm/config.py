@@ -2,39 +2,26 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import msgspec
 
 from shoal.engines.cluster_id import ClusterId
-from shoal.errors import SpecError
+from shoal.engines.connection import Connection, load
 
 FILE = "slurm.json"
 
 
-class SlurmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SlurmConfig(Connection, frozen=True, kw_only=True, forbid_unknown_fields=True):
     partition: str = ""
     """Only nodes of it; of several, separated by commas, the first that takes a job. Empty: of all."""
     account: str = ""
-    accounts: dict[str, str] = {}
+    accounts: dict[str, str] = msgspec.field(default_factory=dict)
     """By project, where it has its own."""
     default_account: str = ""
     """Whom Slurm charged, when it was connected, where none is named; empty: nobody knows."""
     qos: str = ""
-    project_qos: dict[str, str] = {}
-    python: str = sys.executable
-    """The Python with Shoal in it, as the nodes see it."""
-    python_path: str = ""
-    """Its PYTHONPATH, where Shoal is not installed in it."""
-    spool: str = ""
-    """A directory on each node's own disk; empty: below its /tmp."""
-    shared: str = ""
-    """A directory that all nodes and this machine have: for checkpoints, and for what keepers say."""
-    project: str = "default"
-    """The one whose jobs run there."""
-    has_shared_trust: bool = False
-    """Jobs of all projects may run there, though each could read and stop the others'."""
+    project_qos: dict[str, str] = msgspec.field(default_factory=dict)
     ssh: str = ""
     """`user@host` of a login node; empty: this machine is one."""
     ssh_options: tuple[str, ...] = ()
@@ -73,9 +60,4 @@ class SlurmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 def load_config(home: Path) -> SlurmConfig:
     """`SpecError` where nobody connected this home, or the file is broken."""
-    try:
-        return msgspec.json.decode((home / FILE).read_bytes(), type=SlurmConfig)
-    except FileNotFoundError:
-        raise SpecError(f"no Slurm is connected in {home}", hint="shoal connect slurm") from None
-    except msgspec.DecodeError as error:
-        raise SpecError(f"{home / FILE} cannot be read: {error}", hint="shoal connect slurm") from error
+    return load(home / FILE, SlurmConfig, "Slurm")

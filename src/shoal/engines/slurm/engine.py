@@ -12,12 +12,13 @@ import structlog
 
 from shoal.clock import Clock
 from shoal.engines.desk import DeskShare
-from shoal.engines.remote import Asked, Glimpses, Reach, RemoteEngine, Stage
+from shoal.engines.glimpses import Glimpses, Stage
+from shoal.engines.remote import SILENT_S, Asked, Reach, RemoteEngine
 from shoal.engines.slurm.accounts import fit_account
 from shoal.engines.slurm.client import CommandDoor
 from shoal.engines.slurm.config import SlurmConfig
 from shoal.engines.slurm.door import Door, open_door
-from shoal.engines.slurm.nodes import SlurmNode, slurm_nodes, what_changed, what_shuts
+from shoal.engines.slurm.nodes import SlurmNode, by_name, mute_since, slurm_nodes, what_changed, what_shuts
 from shoal.engines.slurm.parse import SlurmFacts
 from shoal.engines.slurm.partitions import Parts, is_asked, partition_for
 from shoal.engines.slurm.render import batch_script, job_name, job_prefix, num_cpus, request
@@ -26,7 +27,6 @@ from shoal.engines.slurm.states import (
     BELIEFS,
     HANDED,
     OVER,
-    RESTARTED,
     SETTLE_S,
     Job,
     forgotten,
@@ -82,9 +82,10 @@ class SlurmEngine(RemoteEngine):
         only_project = None if config.has_shared_trust or config.as_owners else config.project
         super().__init__(home, clock=clock, reach=reach, term=term, only_project=only_project)
         self._config = config
-        if config.ssh and len(list((home / "clusters").glob("*.yaml"))) == 1:
-            # `shoal cluster create` made it, and knows the other flags.
-            self.to_share = "`shoal down`, `shoal cluster create --shared DIR`, `shoal up`"
+        made = {file.stem for file in (home / "clusters").glob("*.yaml")}
+        if config.ssh and config.cluster in made:  # `shoal cluster create` made it, and knows the other flags
+            created = f"`shoal cluster create --name {config.cluster} --shared DIR`"
+            self.to_share = f"`shoal down`, {created}, `shoal up`"
         self._door = door or open_door(config, home / "ssh")
         self._owners = self._door if config.as_owners and isinstance(self._door, CommandDoor) else None
         """The same door, where each job is its owner's."""
@@ -93,11 +94,16 @@ class SlurmEngine(RemoteEngine):
         self._jobs_at = self._nodes_at = self._config_at = self._past_at = -math.inf
         self._nodes_asked = Asked(-math.inf, -math.inf)
         """The question whose answer `_nodes` is."""
-        self._jobs_took = 0.0
+        self._jobs_took = self._nodes_took = 0.0
         self._jobs_failed: EngineUnreachable | None = None
+        self._nodes_failed: EngineUnreachable | None = None
+        self._failed_at = -math.inf
+        """When Slurm could not be asked about its nodes: see `_refresh_nodes`."""
         self._handed: dict[tuple[str, int], float] = {}
         """By attempt and incarnation: when `sbatch` was done with it, until `squeue` has been asked since."""
         self._nodes: dict[str, SlurmNode] = {}
+        self._mute_since: dict[str, float] = {}
+        """By node: since when Slurm says, each time it is asked, that its slurmd does not answer."""
         self._parts = Parts()
         self._facts = SlurmFacts()
         self._past: dict[Key, Job] = {}
@@ -116,7 +122,6 @@ class SlurmEngine(RemoteEngine):
         # Below /tmp of a node anybody could lay a link with that name.
         output = f"{folder}/{name}.out" if self._config.shared else "/dev/null"
         async with self._asking:
-            await self._refresh_config()
             await self._refresh_nodes()
         kinds = {name: node.gpu_kinds for name, node in self._nodes.items()}
         nodes_of = {name: node.partitions for name, node in self._nodes.items()}
@@ -151,8 +156,7 @@ class SlurmEngine(RemoteEngine):
     ) -> None:
         """`NodeGone` where one of their nodes, which we chose, is not what it was: elsewhere they may run."""
         async with self._asking:
-            self._nodes_at = -math.inf
-            await self._refresh_nodes()
+            await self._refresh_nodes(0.0)
         for order in orders:
             changed = what_changed(order, before.get(order.node), self._nodes.get(order.node))
             if changed is not None:
@@ -170,7 +174,6 @@ class SlurmEngine(RemoteEngine):
         is_urgent = is_news_due or any(share.is_waiting or self.is_deaf(share) for share in shares)
         async with self._asking:
             await self._refresh_jobs(JOBS_S if is_urgent else QUIET_S)
-            await self._refresh_config()
             await self._refresh_nodes()
             await self._remember([share for share in shares if share.taken is not None])
         nodes, nodes_asked = self._nodes, self._nodes_asked
@@ -183,17 +186,15 @@ class SlurmEngine(RemoteEngine):
             key = self._key(order, share.launch)
             job = self._jobs.get(key) or self._past.get(key)
             node = nodes.get(order.node)
-            unkilled = node.unkilled if node is not None else ""
+            unkilled, is_clear = (node.unkilled, node.tells) if node is not None else ("", False)
             rebooted = await self.has_rebooted(share, node.boot if node else None, nodes_asked)
             if job is None:
-                if rebooted:
-                    seen[order.attempt_id, order.node] = RESTARTED
-                elif unkilled:
-                    seen[order.attempt_id, order.node] = forgotten(unkilled)
+                seen[order.attempt_id, order.node] = forgotten(
+                    rebooted=rebooted, unkilled=unkilled, is_clear=is_clear
+                )
                 continue
             spot = order.attempt_id, order.incarnation, order.node
-            can_tell = node is not None and node.answers and not unkilled and self._facts.has_cgroups
-            if job.state in OVER and can_tell:
+            if job.state in OVER and is_clear and self._facts.has_cgroups:
                 watched.add(spot)
             since = self._answers_since.setdefault(spot, now) if spot in watched else now
             is_settled = now - since >= SETTLE_S + self._facts.kill_wait_s
@@ -201,8 +202,11 @@ class SlurmEngine(RemoteEngine):
                 job,
                 is_settled=is_settled,
                 rebooted=rebooted,
+                now=self._clock.now(),
                 shut=what_shuts(order.node, node),
+                mute=self._what_mutes(order.node, node),
                 unkilled=unkilled,
+                is_clear=is_clear,
             )
         # Of shares that nobody asked about now, it stays: others have asked, and will.
         asked = {(s.order.attempt_id, s.order.incarnation, s.order.node) for s in shares} - watched
@@ -213,34 +217,57 @@ class SlurmEngine(RemoteEngine):
         }
         return seen
 
+    def _what_mutes(self, name: str, node: SlurmNode | None) -> str:
+        """That nothing has begun on this node for long, or will before it answers, in words; empty: it may.
+
+        By two answers of Slurm's that are as far apart, and none in between that says otherwise: one that has
+        been away itself calls nodes mute that it has not asked yet.
+        """
+        since = self._mute_since.get(name)
+        if node is None or since is None or self._nodes_at - since < SILENT_S:
+            return ""
+        return f"`{name}` has not answered Slurm for {self._nodes_at - since:.0f} s: {node.mute}"
+
     async def end(self, attempt_id: str) -> None:
         shares = self.desk.find(attempt_id).values()
         names = {job_name(attempt_id, number) for s in shares for number in (s.order.incarnation, s.launch)}
         await self._cancel(names, attempt_id)
 
     async def as_given(self, order: Order) -> Order:
-        """With the address that its first node has now: one that Slurm woke for it had another, or none."""
+        """With the address that its first node has now: one that Slurm woke for it had another, or none.
+
+        While Slurm cannot be asked, with the one that is known, which few nodes change. `EngineUnreachable`:
+        nor was it known before, as the node slept.
+        """
+        if len(order.nodes) == 1:
+            return order
         first = self._nodes.get(order.nodes[0])
-        if len(order.nodes) > 1 and (first is None or not first.answers):
-            async with self._asking:
-                await self._refresh_config()
-                if self._clock.monotonic() - self._nodes_at >= JOBS_S:
-                    self._nodes_at = -math.inf
-                await self._refresh_nodes()
+        if first is None or not first.answers:
+            try:
+                async with self._asking:
+                    await self._refresh_nodes(JOBS_S)
+            except EngineUnreachable as error:
+                if first is not None and first.is_asleep:
+                    raise
+                log.info("slurm.address_not_asked", node=order.nodes[0], error=error.message)
             first = self._nodes.get(order.nodes[0])
-        if first is None or len(order.nodes) == 1:
+        if first is None:
             return order
         return msgspec.structs.replace(order, master_addr=first.facts.address)
 
     async def take_back(self, attempt_id: str) -> None:
         async with self._asking:
             await self._refresh_jobs(QUIET_S)
-        prefix = job_prefix(attempt_id)
+        prefix, shares = job_prefix(attempt_id), self.desk.find(attempt_id).values()
+        closed = {job_name(attempt_id, share.order.incarnation) for share in shares if share.is_closed}
+        # What Slurm calls running and nobody had an order of is on a node that does not answer.
+        unbegun = closed - {job_name(attempt_id, share.launch) for share in shares if not share.is_closed}
         await self._cancel(
             {
                 name
                 for (name, _), job in self._jobs.items()
-                if name.startswith(prefix) and stage_of(job.state) is Stage.QUEUED
+                if name.startswith(prefix)
+                and (stage_of(job.state) is Stage.QUEUED or (name in unbegun and job.is_active))
             },
             attempt_id,
         )
@@ -274,9 +301,16 @@ class SlurmEngine(RemoteEngine):
         """A job is in one partition: its nodes share a pool, unless it names a partition, or there is one."""
         return "pool" if len(pools) > 1 and not is_asked(require) else None
 
+    def how_to_clear(self, node: str) -> str:
+        if node not in self._nodes:
+            return ""
+        return (
+            "where Slurm has drained it for them (`Kill task failed`), once there are none: "
+            f"`scontrol update nodename={node} state=resume`"
+        )
+
     async def nodes(self) -> list[NodeFacts]:
         async with self._asking:
-            await self._refresh_config()
             await self._refresh_nodes()
         return self.reached([node.facts for node in self._nodes.values()])
 
@@ -284,7 +318,7 @@ class SlurmEngine(RemoteEngine):
         if self._clock.monotonic() - self._jobs_at >= max(age_s, EASE * self._jobs_took):
             await self._ask_for_jobs()
         if self._jobs_failed is not None:
-            raise self._jobs_failed
+            raise self._jobs_failed.with_traceback(None)
 
     async def _ask_for_jobs(self) -> None:
         asked_at = self._clock.monotonic()
@@ -292,6 +326,7 @@ class SlurmEngine(RemoteEngine):
             found = await self.on_thread(self._door.jobs)
         except EngineUnreachable as error:
             self._jobs_failed = error
+            self._mute_since = {}
             return
         finally:
             self._jobs_at = self._clock.monotonic()
@@ -324,7 +359,26 @@ class SlurmEngine(RemoteEngine):
         told = {self._key_of(job): job for job in sorted(found, key=_weight)}
         self._past = kept | {key: job for key, job in told.items() if key in open_ends}
 
-    async def _refresh_config(self) -> None:
+    async def _refresh_nodes(self, age_s: float = NODES_S) -> None:
+        """Know how Slurm is set up, and its nodes, as of `age_s` ago at the most.
+
+        After a question that failed it is left in peace for as long as that took: whoever needs the answer
+        holds up all the others meanwhile, and with them what watches jobs.
+        """
+        asked_at = self._clock.monotonic()
+        if self._nodes_failed is not None and asked_at - self._failed_at < max(JOBS_S, self._nodes_took):
+            raise self._nodes_failed.with_traceback(None)
+        try:
+            await self._ask_for_config()
+            if asked_at - self._nodes_at >= age_s:
+                await self._ask_for_nodes()
+        except EngineUnreachable as error:
+            self._nodes_failed, self._failed_at = error, self._clock.monotonic()
+            self._nodes_took, self._mute_since = self._failed_at - asked_at, {}
+            raise
+        self._nodes_failed = None
+
+    async def _ask_for_config(self) -> None:
         if self._clock.monotonic() - self._config_at < CONFIG_S:
             return
         facts = await self.on_thread(self._door.facts)
@@ -339,16 +393,15 @@ class SlurmEngine(RemoteEngine):
         self._facts = facts
         self._config_at = self._clock.monotonic()
 
-    async def _refresh_nodes(self) -> None:
-        if self._clock.monotonic() - self._nodes_at < NODES_S:
-            return
+    async def _ask_for_nodes(self) -> None:
         asked_at = self._clock.monotonic()
         raw, partitions = await self.on_thread(lambda: (self._door.nodes(), self._door.partitions()))
         self._parts = parts_of(self._config, self._facts, partitions, raw)
         found = slurm_nodes(raw, self._facts.places, self._parts)
-        self._nodes = {node.facts.name: node for node in found}
+        self._nodes = by_name(found, self._nodes)
         self._nodes_at = self._clock.monotonic()
         self._nodes_asked = Asked(asked_at, self._nodes_at)
+        self._mute_since = mute_since(found, self._mute_since, self._nodes_at)
 
 
 def _weight(job: Job) -> tuple[int, int]:

@@ -22,8 +22,11 @@ CLOSED = frozenset({"DRAIN", "DRAINED", "DRAINING", "MAINTENANCE", "RESERVED"})
 """As `scontrol` and slurmrestd say it; `sinfo` has shorter words."""
 _GPUS = re.compile(r"gpu(?::(?P<kind>[A-Za-z0-9_.-]+))?:(?P<count>[0-9]+)")
 _OTHERS = re.compile(r"(?:^|,)(?!gpu\b)([A-Za-z][A-Za-z0-9_.-]*)(?=[:,(]|$)")
+DRAINED = frozenset({"DRAIN", "DRAINED", "DRAINING"})
+IN_WORDS = {"MAINTENANCE": "in maintenance", "RESERVED": "reserved"}
 UNKILLED = "kill task failed"
-"""In the reason for which slurmd drains a node: it has given a job up whose processes do not die."""
+"""In the reason for which slurmd drains a node: it has given a job up whose processes do not die. One that is
+drained already keeps the reason it has: then nobody says so."""
 GRES = "gres."
 """What the label begins with that says what else than GPUs Slurm counts there."""
 Places = Mapping[str, Mapping[str, str]]
@@ -61,18 +64,40 @@ class SlurmNode(msgspec.Struct, frozen=True, kw_only=True):
     """Of each GPU, by its index, as Slurm spells it; empty where it names none."""
     partitions: tuple[str, ...] = ()
     """All that it is in."""
+    is_drained: bool = False
     shut: str = ""
     """Why it begins nothing until somebody does something about it, in Slurm's words. Empty: it does, or has
     been silent for a moment."""
+    mute: str = ""
+    """That its slurmd does not answer, in Slurm's words, which calls it down after SlurmdTimeout. Empty:
+    it does, or the node sleeps."""
+    is_asleep: bool = False
+    """Or about to wake, maybe at another address."""
     unkilled: str = ""
     """That processes of a job which Slurm calls over did not die there, in Slurm's words. Whose, it does not
     say. Empty: it knows of none."""
+
+    @property
+    def tells(self) -> bool:
+        """Whether Slurm would say of it what does not die there, and does not."""
+        return self.answers and not self.is_drained and not self.unkilled
 
 
 def slurm_nodes(found: Iterable[RawNode], places: Places, parts: Parts) -> list[SlurmNode]:
     """Those in partitions that jobs may go to."""
     usable = ((raw, parts.of(raw.partitions)) for raw in found)
     return [_node(raw, places.get(raw.name, {}), through) for raw, through in usable if through]
+
+
+def by_name(found: Iterable[SlurmNode], before: Mapping[str, SlurmNode]) -> dict[str, SlurmNode]:
+    """With what was known `before`: that something did not die there is so until somebody has resumed the
+    node, whatever else its reason says meanwhile.
+    """
+    nodes = {node.facts.name: node for node in found}
+    for name, node in nodes.items():
+        if name in before and not node.unkilled and not node.tells:
+            nodes[name] = msgspec.structs.replace(node, unkilled=before[name].unkilled)
+    return nodes
 
 
 def _node(raw: RawNode, places: Mapping[str, str], through: list[Partition]) -> SlurmNode:
@@ -96,6 +121,7 @@ def _node(raw: RawNode, places: Mapping[str, str], through: list[Partition]) -> 
         disk_bytes=raw.disk_mb << 20,
         gpus=tuple(Gpu(index=index, kind=(kind or "GPU").upper()) for index, kind in enumerate(kinds)),
         is_alive=not remarks,
+        closed="" if states & DOWN else _why_closed(raw, states & CLOSED, through),
         confinement="unknown",
         labels=labels,
         remarks=tuple(remarks),
@@ -107,8 +133,21 @@ def _node(raw: RawNode, places: Mapping[str, str], through: list[Partition]) -> 
         gpu_kinds=kinds,
         partitions=raw.partitions,
         unkilled=f"Slurm says of `{raw.name}`: {raw.reason}" if UNKILLED in raw.reason.lower() else "",
+        is_drained=bool(states & DRAINED),
         shut=said if closed not in ([], ["NOT_RESPONDING"]) else "",
+        mute=said if "NOT_RESPONDING" in closed else "",
+        is_asleep=bool(states & ASLEEP),
     )
+
+
+def _why_closed(raw: RawNode, closed: frozenset[str], through: list[Partition]) -> str:
+    """In words; empty: it is not. Slurm speaks to it, or would wake it, and gives it nothing."""
+    if closed:
+        said = sorted({"drained" if state in DRAINED else IN_WORDS[state] for state in closed})
+        return f"{', '.join(said)} in Slurm{f': {raw.reason}' if raw.reason else ''}"
+    if any(one.is_up for one in through):
+        return ""
+    return ", ".join(f"partition `{one.name}` is {one.state} in Slurm" for one in through)
 
 
 def _boot(raw: RawNode) -> Boot | None:
@@ -125,6 +164,11 @@ def what_shuts(name: str, node: SlurmNode | None) -> str:
     if node is None:
         return _absent(name)
     return f"`{name}` takes no work: {node.shut}" if node.shut else ""
+
+
+def mute_since(nodes: Iterable[SlurmNode], before: Mapping[str, float], now: float) -> dict[str, float]:
+    """By name: since when nodes that do not answer now have not, as far as anybody has looked."""
+    return {node.facts.name: before.get(node.facts.name, now) for node in nodes if node.mute}
 
 
 def what_changed(order: Order, before: SlurmNode | None, after: SlurmNode | None) -> str | None:

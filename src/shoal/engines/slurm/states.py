@@ -3,14 +3,17 @@
 Slurm has no fence: NODE_FAIL means that slurmctld stopped hearing from slurmd, whose tasks may run on. So no
 word of its own ends a share. That a job is over is evidence only together with a node that answers, for a
 while: its slurmd has by then told what runs there and been told to end what should not. And only where Slurm
-knows all that runs there, by control groups: else what a rank had started may outlive the job.
+knows all that runs there, by control groups: else what a rank had started may outlive the job. And only on a
+node that is not drained: that is how Slurm says that it could not kill something, and it says it of no other.
 """
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 
-from shoal.engines.remote import Glimpse, Stage
+from shoal.engines.glimpses import NO_TRACE, Glimpse, Stage
 
 QUEUED = frozenset(
     {
@@ -77,6 +80,10 @@ FOR_EVER = (
 drained, associations that are not loaded yet, a node that has just gone, limits on jobs of ours."""
 
 
+FAR_S = 30 * 86400.0
+"""An estimate further away goes by nothing but the year that Slurm gives a job ahead which has no limit."""
+
+
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """As Slurm lists it, or as its accounting remembers it."""
 
@@ -134,31 +141,65 @@ def is_in_turn(job: Job) -> bool:
     return job.state == "PENDING" and (job.reason.lower() in IN_TURN or is_barred(job))
 
 
-def words(job: Job) -> str:
-    """Slurm's own reason and estimate, as `squeue` says them."""
+def is_to_begin(job: Job) -> bool:
+    """Whether Slurm has given it its nodes: keepers are there by now, or on their way."""
+    return job.state == "CONFIGURING" or stage_of(job.state) is Stage.RUNNING
+
+
+def words(job: Job, now: float) -> str:
+    """Slurm's own reason and estimate, as `squeue` says them, at this hour of the wall clock."""
     if job.is_past:
         return f"Slurm's accounting has job {job.job_id} as {job.state}"
     reason = f" ({job.reason})" if job.reason not in ("", "None") else ""
-    start = f", Slurm expects it to start at {job.start} UTC" if job.start not in ("", "N/A") else ""
-    return (
-        f"Slurm job {job.job_id} is {job.state}{reason}{start if stage_of(job.state) is Stage.QUEUED else ''}"
+    start = _expected(job.start, now) if stage_of(job.state) is Stage.QUEUED else ""
+    return f"Slurm job {job.job_id} is {job.state}{reason}{start}"
+
+
+def _expected(start: str, now: float) -> str:
+    if start in ("", "N/A"):
+        return ""
+    if start > time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now + FAR_S)):
+        return ", and Slurm has no estimate of its start that means anything"
+    return f", Slurm expects it to start at {start} UTC"
+
+
+def glimpse(
+    job: Job,
+    *,
+    is_settled: bool,
+    rebooted: bool,
+    now: float,
+    shut: str = "",
+    mute: str = "",
+    unkilled: str = "",
+    is_clear: bool = False,
+) -> Glimpse:
+    """`is_settled`: the share's node has answered for long enough since the job was over.
+
+    `now`: the wall clock's. `rebooted`: the node was started anew after the share had begun.
+    `shut`: why it takes no work, in words.
+    `mute`: that it has not answered for so long that nothing begins there, in words, whatever Slurm says.
+    `unkilled`: that something did not die there, in words. It may be of this job, over or not: a step of it
+    may have been given up on one node while others of it run. `is_clear`: Slurm would say so, and does not.
+    """
+    is_doubtful = bool(unkilled) and not rebooted
+    told = f"{words(job, now)}; the node was restarted since" if rebooted else words(job, now)
+    stranded = (shut or mute) if is_in_turn(job) else mute if is_to_begin(job) else ""
+    return Glimpse(
+        stage=stage_of(job.state),
+        raw=f"{told}; {unkilled}" if is_doubtful else told,
+        is_over=rebooted or (job.state in OVER and is_settled and not unkilled),
+        is_left=is_doubtful and job.state in OVER,
+        is_doubtful=is_doubtful,
+        is_clear=is_clear,
+        stranded=stranded,
     )
 
 
-def glimpse(job: Job, *, is_settled: bool, rebooted: bool, shut: str = "", unkilled: str = "") -> Glimpse:
-    """`is_settled`: the share's node has answered for long enough since the job was over.
-
-    `rebooted`: the node was started anew after the share had begun. `shut`: why it takes no work, in words.
-    `unkilled`: that something did not die there, in words: it may be of this job, if that is over.
-    """
-    is_left = bool(unkilled) and not job.is_active and not rebooted
-    is_over = rebooted or (job.state in OVER and is_settled and not unkilled)
-    told = f"{words(job)}; the node was restarted since" if rebooted else words(job)
-    told = f"{told}; {unkilled}" if is_left else told
-    stranded = shut if is_in_turn(job) else ""
-    return Glimpse(stage=stage_of(job.state), raw=told, is_over=is_over, is_left=is_left, stranded=stranded)
-
-
-def forgotten(unkilled: str) -> Glimpse:
-    """Of a share whose job Slurm has no trace of, where something did not die."""
-    return Glimpse(raw=f"Slurm has no trace of it; {unkilled}", is_left=True)
+def forgotten(*, rebooted: bool, unkilled: str, is_clear: bool) -> Glimpse:
+    """Of a share whose job Slurm has no trace of."""
+    if rebooted:
+        return RESTARTED
+    if unkilled:
+        return Glimpse(raw=f"Slurm has no trace of it; {unkilled}", is_doubtful=True)
+    return msgspec.structs.replace(NO_TRACE, is_clear=is_clear)

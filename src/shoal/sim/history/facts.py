@@ -253,12 +253,20 @@ class _Reader:
         facts = msgspec.structs.replace(known.facts, is_alive=event["kind"] == "node.answers")
         return self._node(msgspec.structs.replace(known, facts=facts), event)
 
-    def node_gone(self, event: Event) -> Fact:
+    def node_listed(self, event: Event) -> Fact | None:
+        known = self._nodes.get(str(event["node"]))
+        if known is None:
+            return None
+        return self._node(msgspec.structs.replace(known, is_gone=event["kind"] == "node.gone"), event)
+
+    def node_removed(self, event: Event) -> Fact:
         self._nodes.pop(str(event["node"]), None)
         return NodeGone(str(event["node"]), event["at"])
 
-    def _node(self, node: Node, event: Event) -> NodeIs:
+    def _node(self, node: Node, event: Event) -> NodeIs | NodeGone:
         self._nodes[node.name] = node
+        if node.is_gone:
+            return NodeGone(node.name, event["at"])
         is_lost = not node.facts.is_alive or node.state is NodeState.DEAD
         return NodeIs(node_view(node), event["at"], is_lost)
 
@@ -333,7 +341,9 @@ READERS: dict[str, Callable[[_Reader, Event], Fact | None]] = {
     "node.changed": _Reader.node_facts,
     "node.answers": _Reader.node_alive,
     "node.silent": _Reader.node_alive,
-    "node.removed": _Reader.node_gone,
+    "node.gone": _Reader.node_listed,
+    "node.back": _Reader.node_listed,
+    "node.removed": _Reader.node_removed,
     "project.created": _Reader.project,
     "project.updated": _Reader.project,
     "window.added": _Reader.window,

@@ -1,0 +1,42 @@
+"""Since when the engine cannot be asked: what it last said of its nodes is as old as that.
+
+In memory: who starts asks anew before anybody is answered.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from shoal.clock import Clock
+
+MAX_WHY = 200
+
+
+class Outage(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine whose last answer did not come."""
+
+    since: float
+    """When the first question in a row was in vain."""
+    why: str
+    """The first line of what came instead."""
+
+
+class Outages:
+    """How the last look at the nodes went."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.present: Outage | None = None
+
+    def answered(self) -> None:
+        self.present = None
+
+    def unanswered(self, error: str) -> None:
+        since = self.present.since if self.present else self._clock.now()
+        self.present = Outage(since=since, why=in_short(error))
+
+
+def in_short(error: str) -> str:
+    """The first line of an engine's words, if that is not too long."""
+    first = next((line.strip() for line in error.splitlines() if line.strip()), "")
+    return first if len(first) <= MAX_WHY else f"{first[: MAX_WHY - 3]}..."

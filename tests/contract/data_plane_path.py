@@ -1,0 +1,296 @@
+"""How requests go through a data plane to replicas, and answers back."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.support.serving import (
+    AnyLab,
+    Conversation,
+    get,
+    reply,
+    service,
+    until,
+)
+
+
+class PathContract:
+    """Requests find their way to replicas and answers back, whatever their shape."""
+
+    async def test_path_loses_its_prefix_and_keeps_its_query(self, lab: AnyLab) -> None:
+        replica = await lab.replica()
+        lab.serve(service(replica))
+        answer = await lab.ask(get("/p/s/a/b?x=1&y=%20"))
+        assert (answer.status, answer.body) == (200, b"one")
+        assert replica.requests[0].first == "GET /a/b?x=1&y=%20 HTTP/1.1"
+
+    @pytest.mark.parametrize(
+        "path,seen",
+        [("/p/s", "/"), ("/p/s?x", "/?x"), ("/p/s//a", "//a"), ("/p/s/", "/"), ("/p/s/p/s/", "/p/s/")],
+    )
+    async def test_service_itself_is_the_replicas_root(self, lab: AnyLab, path: str, seen: str) -> None:
+        replica = await lab.replica()
+        lab.serve(service(replica))
+        assert (await lab.ask(get(path))).status == 200
+        assert replica.requests[0].path == seen
+
+    async def test_host_alone_names_a_service_whatever_its_port_and_case(self, lab: AnyLab) -> None:
+        replica = await lab.replica()
+        lab.serve(service(replica, hosts=("chat.example",)))
+        wire = await lab.connect()
+        answer = await wire.ask(b"GET /v1/x HTTP/1.1\r\nHost: Chat.Example:8443\r\n\r\n")
+        assert answer.status == 200
+        assert replica.requests[0].path == "/v1/x"
+
+    @pytest.mark.parametrize("path", ["/p/s/../t", "/p/s/%2e%2E/t", "/p/s/./a", "/p/s/.."])
+    async def test_path_that_could_mean_another_is_refused(self, lab: AnyLab, path: str) -> None:
+        replica = await lab.replica()
+        lab.serve(service(replica))
+        assert (await lab.ask(get(path))).status == 400
+        assert replica.requests == []
+
+    @pytest.mark.parametrize(
+        "raw",
+        [
+            b"GET /p/s/ HTTP/1.1\r\n\r\n",
+            b"GET /p/s/ HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n",
+            b"POST /p/s/ HTTP/1.1\r\nhost: a\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nx",
+            b"POST /p/s/ HTTP/1.1\r\nhost: a\r\ncontent-length: +1\r\n\r\nx",
+            b"GET /p/s/ HTTP/1.1\r\nhost: a\r\nno colon\r\n\r\n",
+            b"GET /p/s/ HTTP/1.1\r\nhost : a\r\n\r\n",
+        ],
+    )
+    async def test_request_of_more_than_one_meaning_is_refused(self, lab: AnyLab, raw: bytes) -> None:
+        replica = await lab.replica()
+        lab.serve(service(replica))
+        assert (await lab.ask(raw)).status == 400
+        assert replica.requests == []
+
+    async def test_many_requests_take_one_connection_on_each_side(self, lab: AnyLab) -> None:
+        async def peer(seen: Conversation) -> None:
+            await seen.send(reply(str(seen.writer.get_extra_info("peername")[1]).encode()))
+
+        lab.serve(service(await lab.replica("one", peer)))
+        wire = await lab.connect()
+        assert len({(await wire.ask(get())).body for _ in range(20)}) == 1
+
+    async def test_requests_sent_ahead_are_answered_in_their_order(self, lab: AnyLab) -> None:
+        async def echo(seen: Conversation) -> None:
+            body = await seen.body()
+            await seen.send(reply(seen.request.path.encode() + body))
+
+        lab.serve(service(await lab.replica("one", echo)))
+        wire = await lab.connect()
+        await wire.send(b"".join(get(f"/p/s/{n}", method="POST", body=b"x" * n) for n in range(10)))
+        answers = [(await wire.receive()).body for _ in range(10)]
+        assert answers == [f"/{n}".encode() + b"x" * n for n in range(10)]
+
+    async def test_headers_between_neighbours_end_here_and_ours_cannot_be_forged(self, lab: AnyLab) -> None:
+        async def rude(seen: Conversation) -> None:
+            theirs = ("connection: x-inner", "keep-alive: 5", "x-shoal-secret: 1", "x-kept: 1")
+            await seen.send(reply(b"", "200 OK", *theirs))
+
+        replica = await lab.replica("one", rude)
+        lab.serve(service(replica.told(secret="real")))
+        answer = await lab.ask(
+            get(
+                "/p/s/",
+                "Connection: x-shoal-secret, x-forwarded-for, keep-alive",
+                "X-Shoal-Secret: forged",
+                "x_shoal_secret: forged",
+                "X-Shoal-Caller: forged",
+                "X-Forwarded-For: 6.6.6.6",
+                "X-Forwarded-Proto: https",
+                "Forwarded: for=6.6.6.6",
+                "Proxy-Authorization: Basic eDp5",
+                "TE: trailers",
+                "X-Kept: yes",
+            )
+        )
+        seen = replica.requests[0]
+        assert seen.all("x-shoal-secret") == ["real"]
+        assert seen.all("x-forwarded-for") == ["127.0.0.1"]
+        assert (seen.all("x-forwarded-proto"), seen.all("x-forwarded-host")) == (["http"], ["shoal.test"])
+        assert seen.get("x-kept") == "yes"
+        ends_here = {
+            "connection",
+            "te",
+            "forwarded",
+            "x_shoal_secret",
+            "x-shoal-caller",
+            "proxy-authorization",
+        }
+        assert not ends_here & {name for name, _ in seen.headers}
+        assert answer.get("x-kept") == "1"
+        assert not {"connection", "x-shoal-secret", "keep-alive"} & {name for name, _ in answer.headers}
+
+    async def test_request_has_an_id_its_senders_or_a_new_one(self, lab: AnyLab) -> None:
+        replica = await lab.replica()
+        lab.serve(service(replica))
+        given = await lab.ask(get("/p/s/", "x-request-id: trace-7"))
+        made = await lab.ask(get("/p/s/", "x-request-id: <script>"))
+        assert given.all("x-request-id") == replica.requests[0].all("x-request-id") == ["trace-7"]
+        assert made.get("x-request-id") == replica.requests[1].get("x-request-id") != "<script>"
+
+    @pytest.mark.parametrize("status", ["204 No Content", "304 Not Modified"])
+    async def test_answer_without_a_body_ends_with_its_head(self, lab: AnyLab, status: str) -> None:
+        async def bare(seen: Conversation) -> None:
+            await seen.send(f"HTTP/1.1 {status}\r\netag: x\r\n\r\n".encode())
+
+        lab.serve(service(await lab.replica("one", bare)))
+        wire = await lab.connect()
+        assert (await wire.ask(get())).get("etag") == "x"
+        assert (await wire.ask(get())).get("etag") == "x"
+
+    async def test_answer_to_head_tells_a_length_and_has_no_body(self, lab: AnyLab) -> None:
+        async def bare(seen: Conversation) -> None:
+            await seen.send(b"HTTP/1.1 200 OK\r\ncontent-length: 12345\r\n\r\n")
+
+        lab.serve(service(await lab.replica("one", bare)))
+        wire = await lab.connect()
+        for _ in range(2):
+            answer = await wire.ask(get(method="HEAD"), is_head=True)
+            assert (answer.status, answer.get("content-length")) == (200, "12345")
+
+    async def test_event_goes_on_as_soon_as_it_comes(self, lab: AnyLab) -> None:
+        gate = asyncio.Event()
+
+        async def stream(seen: Conversation) -> None:
+            await seen.send(
+                b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+            )
+            await seen.send(b"9\r\ndata: 1\n\n\r\n")
+            await gate.wait()
+            await seen.send(b"9\r\ndata: 2\n\n\r\n0\r\n\r\n")
+
+        lab.serve(service(await lab.replica("one", stream)))
+        wire = await lab.connect()
+        await wire.send(get())
+        assert b"data: 1" in await asyncio.wait_for(wire.reader.readuntil(b"\n\n\r\n"), 30)
+        gate.set()
+        assert b"data: 2" in await asyncio.wait_for(wire.reader.readuntil(b"\r\n0\r\n\r\n"), 30)
+        assert (await wire.ask(get())).status == 200
+
+    async def test_answer_that_ends_with_its_connection_is_whole(self, lab: AnyLab) -> None:
+        async def old(seen: Conversation) -> None:
+            await seen.send(b"HTTP/1.1 200 OK\r\n\r\nuntil the end")
+            seen.writer.close()
+
+        lab.serve(service(await lab.replica("one", old)))
+        assert (await lab.ask(get())).body == b"until the end"
+
+    async def test_caller_of_http_1_0_gets_plain_bytes_and_a_closed_connection(self, lab: AnyLab) -> None:
+        async def stream(seen: Conversation) -> None:
+            if seen.request.first.endswith("HTTP/1.0"):
+                await seen.send(b"HTTP/1.0 200 OK\r\n\r\nabcde")
+                seen.writer.close()
+                return
+            await seen.send(
+                b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"
+            )
+
+        lab.serve(service(await lab.replica("one", stream)))
+        wire = await lab.connect()
+        answer = await wire.ask(b"GET /p/s/ HTTP/1.0\r\n\r\n")
+        assert (answer.body, answer.get("transfer-encoding")) == (b"abcde", "")
+
+    async def test_who_expects_to_be_told_to_continue_is_told(self, lab: AnyLab) -> None:
+        replica = await lab.replica()
+        lab.serve(service(replica))
+        wire = await lab.connect()
+        head = b"POST /p/s/ HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\ncontent-length: 4\r\n\r\n"
+        await wire.send(head)
+        assert (await wire.receive()).status == 100
+        assert (await wire.ask(b"body")).status == 200
+        assert (replica.requests[0].body, replica.requests[0].get("expect")) == (b"body", "")
+
+    async def test_chunked_upload_reaches_the_replica_while_it_comes(self, lab: AnyLab) -> None:
+        pieces: list[bytes] = []
+
+        async def collect(seen: Conversation) -> None:
+            pieces.append(await seen.reader.readexactly(8))
+            pieces.append(await seen.reader.readuntil(b"0\r\n"))
+            await seen.reader.readuntil(b"\r\n")
+            await seen.send(reply())
+
+        lab.serve(service(await lab.replica("one", collect)))
+        wire = await lab.connect()
+        await wire.send(b"POST /p/s/ HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n")
+        await until(lambda: pieces)
+        assert (await wire.ask(b"2\r\nde\r\n0\r\n\r\n")).status == 200
+        assert pieces == [b"3\r\nabc\r\n", b"2\r\nde\r\n0\r\n"]
+
+    async def test_large_bodies_go_through_both_ways(self, lab: AnyLab) -> None:
+        async def echo(seen: Conversation) -> None:
+            await seen.send(reply(await seen.body()))
+
+        lab.serve(service(await lab.replica("one", echo)))
+        body = bytes(range(256)) * 8192
+        assert (await lab.ask(get(method="POST", body=body))).body == body
+
+    async def test_websocket_is_passed_through_both_ways(self, lab: AnyLab) -> None:
+        async def echo(seen: Conversation) -> None:
+            assert seen.request.get("upgrade") == "websocket"
+            assert seen.request.get("sec-websocket-key") == "dGhlIHNhbXBsZSBub25jZQ=="
+            head = b"HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
+            await seen.send(head + b"sec-websocket-accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\nhi")
+            while data := await seen.reader.read(100):
+                await seen.send(data.upper())
+
+        lab.serve(service(await lab.replica("one", echo)))
+        wire = await lab.connect()
+        key = "sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ=="
+        switched = await wire.ask(get("/p/s/ws", "connection: Upgrade", "upgrade: websocket", key))
+        assert (switched.status, switched.get("upgrade")) == (101, "websocket")
+        assert await wire.reader.readexactly(2) == b"hi"
+        await wire.send(b"hello")
+        assert await wire.reader.readexactly(5) == b"HELLO"
+        wire.close()
+        await until(lambda: lab.in_flight() == 0)
+
+    async def test_replica_that_changes_the_protocol_unasked_is_not_believed(self, lab: AnyLab) -> None:
+        async def rude(seen: Conversation) -> None:
+            await seen.send(b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n")
+
+        lab.serve(service(await lab.replica("one", rude), retries=0))
+        assert (await lab.ask(get())).status == 502
+
+    async def test_request_under_way_outlives_the_table_that_named_its_replica(self, lab: AnyLab) -> None:
+        gate = asyncio.Event()
+
+        async def slow(seen: Conversation) -> None:
+            await gate.wait()
+            await seen.send(reply(seen.replica.name.encode()))
+
+        old, new = await lab.replica("old", slow), await lab.replica("new")
+        lab.serve(service(old))
+        wire = await lab.connect()
+        await wire.send(get())
+        await until(lambda: old.requests)
+        lab.serve(service(new))
+        assert (await lab.ask(get())).body == b"new"
+        lab.serve(service(new), service(new, name="other"))
+        assert (await lab.ask(get("/p/other/"))).body == b"new"
+        gate.set()
+        assert (await wire.receive()).body == b"old"
+
+    async def test_drain_finishes_what_is_under_way_and_takes_nothing_new(self, lab: AnyLab) -> None:
+        gate = asyncio.Event()
+
+        async def slow(seen: Conversation) -> None:
+            await gate.wait()
+            await seen.send(reply())
+
+        replica = await lab.replica("one", slow)
+        lab.serve(service(replica))
+        busy = await lab.connect()
+        await busy.send(get())
+        await until(lambda: replica.requests)
+        draining = asyncio.ensure_future(lab.drain(30.0))
+        await asyncio.sleep(0)
+        gate.set()
+        answer = await busy.receive()
+        assert (answer.status, answer.get("connection")) == (200, "close")
+        await draining

@@ -1,0 +1,103 @@
+"""Processes that are shown as zombies and are none, and those that do not die."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal.runtime import spool, tree
+from tests.support.deaf_disk import DeafDisk, deaf_disk, what_is_missing
+from tests.support.shares import until
+
+MARKS = frozenset({b"SHOAL_ATTEMPT_ID=att_1", b"SHOAL_NODE=n1"})
+ENVIRONMENT = {"SHOAL_ATTEMPT_ID": "att_1", "SHOAL_NODE": "n1"}
+HEADLESS = """
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(1000,)).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+"""Its first thread ends, as a SIGKILL would end it, and another lives on."""
+STUCK = "import os, threading, time; threading.Thread(target=os.stat, args=({!r},)).start(); time.sleep(1000)"
+
+
+Launch = Callable[[str], "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Launch]:
+    """Start a program that carries marks and works in `tmp_path`; afterwards it is gone."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(code: str) -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen([sys.executable, "-c", code], env=ENVIRONMENT, cwd=tmp_path))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait(10)
+
+
+@pytest.fixture
+def disk(tmp_path: Path, launch: Launch) -> Iterator[DeafDisk]:
+    """Gone before anybody waits for who is stuck at it."""
+    missing = what_is_missing()
+    if missing is not None:
+        pytest.skip(missing)
+    with deaf_disk(tmp_path / "deaf") as made:
+        yield made
+
+
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_a_process_whose_first_thread_has_ended_lives_while_another_does(
+    tmp_path: Path, launch: Launch
+) -> None:
+    process = launch(HEADLESS)
+    until(lambda: state_of(process.pid) == "Z")
+    assert process.pid in tree.descendants(os.getpid())
+    assert tree.marked(MARKS, "/nowhere", None) == {process.pid}
+    assert tree.marked(frozenset({b"NOBODY=has this"}), str(tmp_path), os.getuid()) == {process.pid}
+    since = spool.start_ticks(process.pid)
+    assert since is not None
+    assert process.pid in tree.doubtful(str(tmp_path), since)
+    assert process.poll() is None
+    assert tree.kill_until_gone(lambda: tree.marked(MARKS, "/nowhere", None), timeout_s=10.0)
+    assert process.wait(10) == -9
+
+
+def test_a_zombie_that_nobody_has_reaped_is_gone(tmp_path: Path, launch: Launch) -> None:
+    process = launch("pass")
+    until(lambda: state_of(process.pid) == "Z")
+    assert process.pid not in tree.descendants(os.getpid())
+    assert tree.marked(MARKS, str(tmp_path), os.getuid()) == set()
+
+
+def test_what_is_stuck_in_the_kernel_is_not_gone_though_its_first_thread_is(
+    launch: Launch, disk: DeafDisk
+) -> None:
+    process = launch(STUCK.format(str(disk.place / "x")))
+    until(lambda: "x" in disk.asked)
+
+    def found() -> set[int]:
+        return (tree.descendants(os.getpid()) & {process.pid}) | tree.marked(MARKS, "/nowhere", None)
+
+    assert not tree.kill_until_gone(found, timeout_s=0.3)
+    assert (state_of(process.pid), process.poll()) == ("Z", None)
+    disk.free()
+    assert tree.kill_until_gone(found, timeout_s=10.0)
+    assert process.wait(10) == -9
+
+
+def test_processes_in_cgroups_that_ranks_made_inside_are_found(tmp_path: Path) -> None:
+    (tmp_path / "group" / "made" / "deep").mkdir(parents=True)
+    for place, pid in (("group", 7), ("group/made", 8), ("group/made/deep", 9)):
+        (tmp_path / place / "cgroup.procs").write_text(f"{pid}\n0\n")
+    assert tree.pids_in((str(tmp_path / "group"), str(tmp_path / "gone"))) == {7, 8, 9}
