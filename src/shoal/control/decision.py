@@ -31,7 +31,7 @@ class Basis(NamedTuple):
     is_all_saved: bool
     """No others were known: what was recorded before was forgotten with the control plane that knew it."""
     usages: tuple[Usage, ...]
-    """What projects had, where that decided between them."""
+    """What all projects had that had any, where that may have decided; else nothing."""
     windows: list[Window]
 
 

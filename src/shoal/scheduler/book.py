@@ -215,8 +215,12 @@ class Book:
 
     @property
     def has_rivals(self) -> bool:
-        """Whether jobs of more than one project wait."""
-        return len(self._projects()) > 1
+        """Whether usage may order those who wait: jobs of several projects, or queues.
+
+        Of one project, too: under a clock that was set back a start shows in its usage at once, and the rest
+        of that queue comes after another queue.
+        """
+        return len({(key.project, key.queue) for key in self.rows.lines}) > 1
 
     def is_order_as_before(self, now: float) -> bool:
         """Whether projects that wait stand to each other as they did when `ranks` was asked."""

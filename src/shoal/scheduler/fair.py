@@ -77,7 +77,13 @@ class Fair:
         )
 
     def correct(self, usages: Iterable[Usage]) -> None:
-        """Usage is what was recorded, whatever was reckoned here; what is held stays held."""
+        """Usage is what was recorded of all who had any, whatever was reckoned here; what is held stays held.
+
+        After a restart there may be no account of a project that has one here. Even an empty one would show:
+        a start before its date, under a clock that was set back, is charged up to it at once.
+        """
+        for account in self._accounts.values():
+            account.value, account.at = 0.0, -inf
         for usage in usages:
             account = self._account(usage.project, usage.at)
             account.value, account.at = usage.value, usage.at

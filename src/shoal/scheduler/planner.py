@@ -88,12 +88,16 @@ class Planner:
             self._disturb()
 
     def rivals(self) -> tuple[Usage, ...]:
-        """What projects had, where several wait and it decides between them; else nothing."""
+        """What all projects had that had any, where that may order those who wait; else nothing."""
         return self._book.fair.usages() if self._book.has_rivals else ()
 
     def correct_usage(self, usages: Iterable[Usage]) -> None:
-        """Projects had what was recorded with a decision, so that it can be made again."""
-        self._book.fair.correct(usages)
+        """Projects had what was recorded with a decision, so that it can be made again.
+
+        By who waits, as then, it is known whether nothing was recorded or nobody had anything.
+        """
+        if self._book.has_rivals:
+            self._book.fair.correct(usages)
         self._disturb()
 
     def set_node(self, view: NodeView) -> None:

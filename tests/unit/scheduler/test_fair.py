@@ -130,6 +130,24 @@ def test_a_start_under_a_clock_that_was_set_back_is_in_nothing_that_was_told() -
     assert told.used("a", 100.0) == live.used("a", 100.0)
 
 
+def test_whoever_has_no_recorded_usage_starts_as_if_it_never_had_any() -> None:
+    fresh, corrected = fair(), fair()
+    corrected.hold("a", ONE, since=100.0)
+    corrected.release("a", ONE, until=100.0)
+    recorded = [Usage(project="b", value=8.0, at=100.0)]
+    for one in (fresh, corrected):
+        one.correct(recorded)
+        one.hold("a", ONE, since=50.0, is_new=True)
+    assert corrected.usages() == fresh.usages()
+
+
+def test_correction_leaves_held_what_is_held() -> None:
+    book = fair()
+    book.hold("a", ONE, since=0.0)
+    book.correct([Usage(project="a", value=8.0, at=100.0)])
+    assert book.used("a", 200.0) == pytest.approx(4.0 + HALF / log(2) / 2)
+
+
 def test_two_projects_that_never_run_dry_get_devices_in_the_ratio_of_their_weights() -> None:
     """One device, jobs of many lengths, and always the project that stands first: 2 to 1 in the end.
 

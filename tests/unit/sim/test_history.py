@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
+import pytest
 
 from shoal.control.windows import AskedWindow
 from shoal.engines.fake import Act, always
@@ -16,9 +19,10 @@ from shoal.sim.history.workload import Past, past_of
 from shoal.sim.machines import Shape
 from shoal.sim.twin import replay
 from shoal.sim.workload import Workload
+from shoal.spec import parse_job
 from shoal.store import EventFilter
 from shoal.wire import EndKind
-from tests.support.lab import ANA, Lab, now
+from tests.support.lab import ANA, SPEC, USER, Lab, now
 
 FAILS = always(Act(run_s=2.0, kind=EndKind.EXITED, exit_code=1))
 
@@ -238,3 +242,41 @@ def test_eviction_after_a_restart_forgets_the_checkpoints_that_were_known_before
         lab.restart()
     assert len(lab.events("job.evicted")) == 2
     assert all(verdict.is_equal for verdict in Replay().verdicts(facts(lab)))
+
+
+def submit(lab: Lab, project: str, **spec: Any) -> None:
+    lab.clock.advance(1.0)
+    wanted = parse_job({**SPEC, "priority": "production", **spec})
+    now(lab.plane.submit(ANA, wanted, project=project, owner=USER))
+
+
+@pytest.mark.parametrize(
+    ("ran", "waits"),
+    [
+        (("vision", "lab"), [("lab", "default"), ("lab", "default"), ("vision", "default")]),
+        (("lab",), [("lab", "default"), ("lab", "default"), ("vision", "default")]),
+        (("lab",), [("lab", "default"), ("lab", "default"), ("lab", "night")]),
+    ],
+    ids=["another had something", "nobody had anything", "queues of one project"],
+)
+def test_start_after_a_restart_and_a_clock_set_back_counts_as_it_did(
+    ran: tuple[str, ...], waits: list[tuple[str, str]]
+) -> None:
+    """By the clock, the last that ran ended before it began: after the restart its project has no account. A
+    replay that lived through it has one of a later date, up to which the next start would count at once.
+    """
+    lab = Lab(num_nodes=3, script=always(Act(run_s=600.0)), queues=("default", "night"))
+    now(lab.plane.create_project(ANA, "vision", {}))
+    for project in ran:
+        submit(lab, project, resources={"cpus": 8})
+        lab.turn()
+        lab.clock.advance(600.0)
+    lab.clock.jump(-3600.0)
+    lab.turn()
+    for project, queue in waits:
+        submit(lab, project, queue=queue, resources={"cpus": 8})
+    lab.restart()
+    lab.place()
+    verdicts = list(Replay().verdicts(facts(lab)))
+    assert len(verdicts[-1].starts) == 3
+    assert [verdict.decision.starts for verdict in verdicts] == [verdict.starts for verdict in verdicts]

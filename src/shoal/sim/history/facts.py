@@ -109,7 +109,7 @@ class Decision(msgspec.Struct, frozen=True):
     is_all_saved: bool
     """No others were known, whatever was recorded before."""
     usages: tuple[Usage, ...]
-    """What projects had, where several waited."""
+    """What all projects had that had any, where that may have decided; else nothing."""
     resting: frozenset[str]
     stamps: dict[str, tuple[float | None, float | None, float | None]]
     """Of attempts that were stamped since the last one: expected run time, when it is due, its score."""
