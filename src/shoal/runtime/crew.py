@@ -70,7 +70,7 @@ class Crew:
         self._formed_at, self._formed_ns = 0.0, 0
         self._spare: Process | None = None
         self._survivors: list[Process] = []
-        self._last_step = self._kept = self._spares = self._steps_heard = 0
+        self._last_step = self._spares = self._steps_heard = 0
         self._seen: deque[tuple[int, int]] = deque(maxlen=NUM_SEEN)
         """Steps, and when they were complete, at the last looks."""
         self.lookout = Lookout(
@@ -97,22 +97,30 @@ class Crew:
         self._formed_at, self._formed_ns = self._clock.monotonic(), time.monotonic_ns()
         self._steps_heard = self._meter.steps_heard
         self._seen.clear()
-        self.ranks, self._kept, self._spares = [], 0, 0
+        self.ranks, self._spares = [], 0
         for local_rank in range(self._order.ranks_per_node):
             old = self._survivors[local_rank] if self._survivors else None
-            place = self._place(local_rank)
             if old is not None and old.status is None:
-                process = old
-                self._kept += 1
-            elif (spare := self._take_spare()) is not None:
-                process = spare
-                self._spares += 1
+                self._assign(old, local_rank)
             else:
-                process = self._start(local_rank, place)
-            process.rank, process.is_needed = place.rank, True
-            self.ranks.append(process)
-            self._board.assign(process.slot, place)
+                old = self._fill(local_rank)
+            self.ranks.append(old)
         self.lookout.begin(self.ranks, generation.number)
+
+    def _fill(self, local_rank: int) -> Process:
+        """One that waits, or a new one, for a place that nobody has."""
+        process = self._take_spare()
+        if process is None:
+            process = self._start(local_rank, self._place(local_rank))
+        else:
+            self._spares += 1
+        self._assign(process, local_rank)
+        return process
+
+    def _assign(self, process: Process, local_rank: int) -> None:
+        place = self._place(local_rank)
+        process.rank, process.is_needed = place.rank, True
+        self._board.assign(process.slot, place)
 
     def recovery(self, failed_at: float, failed_ns: int) -> Recovery | None:
         """How this node got into the group, once it has made a step or is known not to tell of any."""
@@ -121,7 +129,7 @@ class Crew:
             generation=self._generation.number,
             node=self._order.node,
             failed_at=failed_at,
-            kept=self._kept,
+            kept=sum(process in self._survivors for process in self.ranks),
             spares=self._spares,
             formed_s=(self._formed_ns - failed_ns) / 1e9,
         )
@@ -186,15 +194,34 @@ class Crew:
         living = [process for process in self.ranks if process.status is None]
         if not all(self._can_go_on(process) for process in living):
             living = []
-        gone = [process for process in self.ranks if process not in living]
-        for process in gone:
+        return self._end([process for process in self.ranks if process not in living])
+
+    def _end(self, processes: list[Process]) -> bool:
+        """Kill them. False: something of them may still live."""
+        for process in processes:
             kill_group(process)  # of one that is dead, what it left behind
         until = self._clock.monotonic() + GONE_S
-        while not all(process.status is not None and self._watcher.is_silent(process) for process in gone):
+        while not all(one.status is not None and self._watcher.is_silent(one) for one in processes):
             if self._clock.monotonic() > until:
                 return False
             self._watcher.turn(TURN_S)
         return True
+
+    def _replace(self, stuck: Process) -> None:
+        """It never came to this group, whose others still wait for it: one that can takes its place.
+
+        Nothing has failed in the group, so none has to follow it. One that does not die fails it.
+        """
+        self._watcher.say(
+            f"rank {stuck.rank} has not left the group before in time: it is killed and replaced"
+        )
+        stuck.is_needed = False
+        if not self._end([stuck]):
+            self._watcher.blame(stuck)
+            return
+        local_rank = self.ranks.index(stuck)
+        self.ranks[local_rank] = self._fill(local_rank)
+        self.lookout.wait_again()
 
     def ask_to_save(self) -> None:
         """The request to stop that ranks get next is meant for all of them."""
@@ -211,7 +238,8 @@ class Crew:
             self._spare = self._start(None, None)
             self.lookout.expect_spare()
         if self._generation.number > 0:
-            self.lookout.look_for_stuck()
+            for process in self.lookout.stuck():
+                self._replace(process)
         if all(joined):
             self.lookout.look(has_spare_settled=self._has_settled(self._spare))
 

@@ -27,16 +27,16 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     signal: int | None = None
     rank: int | None = None
     is_hang: bool = False
-    """Ranks were killed that did not move."""
+    """Ranks did not move, and were killed, or wait for one of another node."""
 
 
 class Hang(msgspec.Struct, frozen=True, kw_only=True):
-    """Why ranks were killed that did not move."""
+    """Why a group is over whose ranks did not move."""
 
     told: str
-    rank: int | None
+    rank: int | None = None
     """Who held up the others, as far as it shows."""
-    place: str
+    place: str = ""
     """Where that rank stood: the innermost frame, empty if nobody knows."""
 
 
@@ -69,6 +69,12 @@ def of_hang(end: Ending, hang: Hang) -> Ending:
     where = f"; it stood in {hang.place}" if hang.place else ""
     told = f"rank {rank} hung and was killed: {hang.told}{where}"
     return msgspec.structs.replace(end, rank=rank, message=told, is_hang=True)
+
+
+def of_hang_elsewhere(hang: Hang) -> Ending:
+    """The ending of a group that waits for somebody who is not on this node. Nobody was killed."""
+    told = f"all ranks here wait for one of another node: {hang.told}"
+    return Ending(kind=EndKind.SIGNALED, message=told, is_hang=True)
 
 
 def recovered(recovery: Recovery) -> str:

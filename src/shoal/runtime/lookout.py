@@ -2,6 +2,7 @@
 
 It knows the ranks by their word on the board, by the processor time of the share and by their stacks. It
 starts and replaces nobody: whom it kills has failed, which its owner sees as any other end; `hung` says why.
+Where nobody here shows to be the one, but there are other nodes, it kills nobody: the group is over.
 """
 
 from __future__ import annotations
@@ -65,8 +66,12 @@ class Lookout:
         self._recorders: set[int] = set()
         """Ranks that were asked for their last NCCL calls at the newest look."""
         self._is_paused = False
+        self._is_after_hang = self._has_hung = False
+        """Whether the group before this one ended for a hang on another node; whether this one did."""
+        self._stuck: list[Process] = []
+        """Of this group, those that were told of."""
         self.hung: Hang | None = None
-        """Why ranks of this group were killed here, if they were."""
+        """Why this group is over, if it is for a hang that was seen here."""
 
     @property
     def has_begun(self) -> bool:
@@ -78,6 +83,7 @@ class Lookout:
         self._ranks, self._generation, self._began_at = ranks, generation, self._clock.monotonic()
         self._pace.begin()
         self._scene = self._early = self.hung = None
+        self._is_after_hang, self._has_hung, self._stuck = self._has_hung, False, []
 
     def pause(self) -> None:
         """The ranks are about to be stopped by us: until `go_on` whoever does not move is not to blame."""
@@ -95,7 +101,8 @@ class Lookout:
         self._is_spare_settled = False
 
     def look(self, *, has_spare_settled: bool) -> None:
-        """End what hangs: those who hold up the others, if it shows; else every rank of the node.
+        """End what hangs: those who hold up the others, if it shows; else every rank of the only node, and on
+        one of several the group alone: the others may know better, and who does not leave it is stuck.
 
         Of ranks that have all joined the group. Blocks for two seconds at most, where they are silent.
         """
@@ -114,44 +121,54 @@ class Lookout:
             return
         if self._scene is None or not self._is_of_now(self._scene):
             self._scene = self._look_at_all()
-        may_be_elsewhere = has_others and self._scene.is_elsewhere
-        if may_be_elsewhere and silent_s < ELSEWHERE * self._pace.limit_s(now, cpu_s):
+        is_elsewhere = has_others and self._scene.is_elsewhere
+        if is_elsewhere and silent_s < ELSEWHERE * self._pace.limit_s(now, cpu_s):
             return  # its own node sees it too, and ends it alone: those who wait here may live on
-        self._end(self._scene, silent_s)
+        self._end(self._scene, silent_s, is_elsewhere=is_elsewhere)
 
-    def look_for_stuck(self) -> None:
-        """A survivor that has not come out of an earlier group in time never will.
+    def stuck(self) -> list[Process]:
+        """Ranks that have not come out of an earlier group in time, and never will: each is told of once.
 
-        One that was in it may be in the middle of a step, whose length the pace tells. One that was still
-        coming to it looks for a newer group ten times a second, unless it is inside of torch, which forms a
-        group without looking up and waits for a lost peer until the time-out.
+        One that was in it may be in the middle of a step, whose length the pace tells, unless that group
+        hung, which takes longer than any step. One that was still coming to it looks for a newer group ten
+        times a second, unless it is inside of torch, which forms a group without looking up and waits for a
+        lost peer until the time-out.
         """
         waited_s = self._clock.monotonic() - self._began_at
         if self._is_paused or waited_s <= LEAVE_S:
-            return
-        for process in self._ranks:
-            beat = self._beat(process)
-            patience_s = self._pace.leave_s() if beat.standing is Standing.JOINED else LEAVE_S
-            if not beat.is_behind(self._generation) or waited_s <= patience_s:
-                continue
-            if self.hung is None:
-                self._keep(self._look_at_all())
-                told = f"it had not left the group before after {waited_s:.1f} s"
-                self.hung = Hang(told=told, rank=process.rank, place="")
-            kill_group(process)
+            return []
+        behind = [one for one in self._ranks if self._beat(one).is_behind(self._generation)]
+        found = [one for one in behind if waited_s > self._patience_s(one) and one not in self._stuck]
+        if found:
+            self._stuck += found
+            self._keep(self._look_at_all())
+        return found
 
-    def keep_stacks(self) -> None:
+    def wait_again(self) -> None:
+        """Somebody new is among the ranks: to come to the group, all have their time from now on."""
+        self._began_at = self._clock.monotonic()
+
+    def _patience_s(self, process: Process) -> float:
+        may_be_at_a_step = self._beat(process).standing is Standing.JOINED and not self._is_after_hang
+        return self._pace.leave_s() if may_be_at_a_step else LEAVE_S
+
+    def end_for_hang(self) -> None:
         """Another node ends the group for a hang: where the ranks of this one stood, into the log.
 
         Of what was seen before: now they have left the group, and the next one waits for this node.
         """
+        self._has_hung = True
         seen = next((one for one in (self._scene, self._early) if self._is_of_now(one)), None)
         if seen is not None:
             self._keep(seen)
 
-    def _end(self, seen: scene.Scene, silent_s: float) -> None:
+    def _end(self, seen: scene.Scene, silent_s: float, *, is_elsewhere: bool) -> None:
         self._keep(seen)
-        self.hung = seen.hang(self._pace.told(silent_s))
+        told = self._pace.told(silent_s)
+        if is_elsewhere:
+            self.hung = Hang(told=told)
+            return  # who comes out of the group was not the one, and keeps what it has
+        self.hung = seen.hang(told)
         for pid in seen.stopped:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

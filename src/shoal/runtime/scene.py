@@ -23,7 +23,7 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     culprits: tuple[Process, ...]
     """Those who do not wait for others while others do; everybody, where it does not show."""
     is_elsewhere: bool
-    """Every rank here waits, and there is nobody among them to wait for."""
+    """No rank here is seen to do anything but wait: it may be for one of another node."""
 
     def hang(self, told: str) -> Hang:
         """Who is named for it: the first of the culprits."""
@@ -53,7 +53,7 @@ def look(ranks: Sequence[Process], board: Board, board_fd: int, found: set[int],
         stacks=known,
         stopped=frozenset(stopped),
         culprits=tuple(halted) or _culprits(known, beats),
-        is_elsewhere=not stopped and all(one.is_waiting for _, one in known),
+        is_elsewhere=not stopped and all(one.is_waiting or not one.place for _, one in known),
     )
 
 

@@ -232,7 +232,7 @@ class ShareRun:
                 return end
             self._failed = (self._clock.now(), time.monotonic_ns())
             if end is OTHERS_FAILED and self._restarts.is_after_hang:
-                crew.lookout.keep_stacks()
+                crew.lookout.end_for_hang()
             self._log.say(f"{end.message}; asking whether all ranks may start anew where they are")
             failure = None if end is OTHERS_FAILED else self._outcome_of(end)
             last = self._regroup(end, failure) if crew.clear() else end
@@ -346,10 +346,12 @@ class ShareRun:
             if crew is not None:
                 self._driller.look(crew, self._confinement, launcher, self._watcher)
             failed = self._watcher.first_failed
+            hung = crew.lookout.hung if crew is not None else None
             if failed is not None and failed.status is not None:
                 end = self._end_of(failed, failed.status, launcher.failure(), what)
-                hung = crew.lookout.hung if crew is not None else None
                 return end if hung is None else ending.of_hang(end, hung)
+            if hung is not None and hung.rank is None:
+                return ending.of_hang_elsewhere(hung)
             if all(process.status == 0 for process in self._running):
                 return ending.SUCCEEDED
             reason = self._reasons.now() or self._dead_server()

@@ -131,6 +131,16 @@ class Watcher:
             process.is_needed = False
         self.first_failed = None
 
+    def blame(self, process: Process) -> None:
+        """It has failed, now or when it ends."""
+        process.is_needed = True
+        if process.status is not None:
+            self.first_failed = self.first_failed or process
+
+    def say(self, text: str) -> None:
+        """Put a word of our own into the log."""
+        self._log.say(text)
+
     def is_silent(self, process: Process) -> bool:
         """Whether nobody is left who could write for it: it is gone, and so is all that it started."""
         return not any(stream.process is process for stream in self._streams.values())

@@ -186,6 +186,19 @@ def test_rank_that_was_killed_is_blamed_although_its_peers_were_heard_first(lab:
     assert kinds.count("attempt.regrouped") == kinds.count("attempt.explained") == 1
 
 
+def test_node_that_killed_what_hung_is_blamed_although_one_that_waited_for_it_was_heard_first(
+    lab: Lab,
+) -> None:
+    job = lab.running(resources={"nodes": 2, "cpus": 1}, retry={"max": 3, "on": ["exit", "signal"]})
+    for node in ("n1", "n2"):
+        send(lab, renewal(lab, job, node, started_at=1.0))
+    waited = outcome(lab, job, "n2", kind=EndKind.SIGNALED, is_hang=True, message="all wait")
+    killed = outcome(lab, job, "n1", kind=EndKind.SIGNALED, signal=9, rank=0, is_hang=True, message="hung")
+    for told in (waited, killed, waited):
+        assert send(lab, renewal(lab, job, told.node, failure=told)).generation == 1
+    assert lab.attempt(job).failure == killed
+
+
 @pytest.mark.parametrize("is_hang", [True, False])
 def test_every_node_is_told_when_the_group_is_ended_for_a_hang(lab: Lab, *, is_hang: bool) -> None:
     retry = {"max": 3, "on": ["exit", "signal"]}

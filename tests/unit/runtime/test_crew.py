@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -11,8 +12,9 @@ import pytest
 
 from shoal.engines.fake import VirtualClock
 from shoal.runtime.board import VARIABLE, Board, Standing
-from shoal.runtime.crew import Crew
+from shoal.runtime.crew import SILENT_S, Crew
 from shoal.runtime.environment import Generation
+from shoal.runtime.watch import Process
 from tests.support.shares import an_order
 
 
@@ -22,20 +24,30 @@ class Started:
     def __init__(self) -> None:
         self.slots: list[int] = []
         self.heard: list[object] = []
+        self.stuck: list[Process] = []
+        self.can_be_ended = True
+        self.blamed: list[Process] = []
         confinement: Any = SimpleNamespace(has_memory_for=lambda _: True)
         launcher: Any = SimpleNamespace(start_script=self._start, work="/nowhere/work")
-        watcher: Any = SimpleNamespace(add=lambda *_: None)
+        watcher: Any = SimpleNamespace(
+            add=lambda *_: None,
+            say=self.heard.append,
+            turn=self._end_stuck,
+            is_silent=lambda _: True,
+            blame=self.blamed.append,
+        )
         self.meter = SimpleNamespace(variable="", fd=-1, steps_heard=0)
         meter: Any = self.meter
         order = an_order(max_restarts=3, ranks_per_node=1)
-        clock = VirtualClock()
+        self.clock = clock = VirtualClock()
         self.crew = Crew(order, confinement, launcher, watcher, clock, lambda *_: {}, meter)
         self.fd = self.crew.kept_fds[0]
         self.board = Board(self.fd)
         out: Any = SimpleNamespace(
             begin=lambda *_: None,
             expect_spare=lambda: self.heard.append("a spare comes"),
-            look_for_stuck=lambda: self.heard.append("stuck?"),
+            stuck=self._stuck,
+            wait_again=lambda: self.heard.append("wait"),
             look=lambda *, has_spare_settled: self.heard.append(has_spare_settled),
         )
         self.crew.lookout = out
@@ -43,6 +55,16 @@ class Started:
     def _start(self, run: str, environment: dict[str, str], *, keep: object) -> tuple[int, tuple[()]]:
         self.slots.append(int(environment[VARIABLE].partition(":")[2]))
         return 1_000_000 + len(self.slots), ()
+
+    def _stuck(self) -> list[Process]:
+        self.heard.append("stuck?")
+        found, self.stuck = self.stuck, []
+        return found
+
+    def _end_stuck(self, timeout_s: float) -> None:
+        self.clock.advance(timeout_s)
+        if self.can_be_ended:
+            self.crew.ranks[0].status = signal.SIGKILL
 
     def look_after(self) -> list[object]:
         self.heard.clear()
@@ -86,3 +108,35 @@ def test_group_that_logs_a_step_has_stepped_until_another_one_is_formed(started:
     assert has_stepped()
     started.crew.form(Generation(number=1, master_port=1))
     assert not has_stepped()
+
+
+class TestStuck:
+    """A rank that does not come out of the group before, which the others have left."""
+
+    @pytest.fixture
+    def formed(self, started: Started) -> Started:
+        started.crew.form(Generation(number=0, master_port=1))
+        started.board.say(0, Standing.JOINED, 0, 7, 0)
+        started.crew.form(Generation(number=1, master_port=1))
+        started.stuck = list(started.crew.ranks)
+        return started
+
+    def test_another_takes_its_place_in_the_same_group(self, formed: Started) -> None:
+        [old] = formed.crew.ranks
+        assert formed.look_after()[-1] == "wait"
+        [new] = formed.crew.ranks
+        assert (new is old, old.is_needed, new.is_needed, new.rank) == (False, False, True, 0)
+        place = formed.board.place(new.slot)
+        assert place is not None
+        assert (place.generation, place.rank) == (1, 0)
+        assert formed.blamed == []
+        formed.clock.advance(SILENT_S + 1)
+        recovery = formed.crew.recovery(0.0, 0)
+        assert recovery is not None
+        assert recovery.kept == 0
+
+    def test_one_that_does_not_die_fails_the_group(self, formed: Started) -> None:
+        [old] = formed.crew.ranks
+        formed.can_be_ended = False
+        formed.look_after()
+        assert (formed.crew.ranks, formed.blamed) == ([old], [old])

@@ -64,6 +64,9 @@ class Node:
             self.say(Standing.JOINED, 0, step)
             self.pass_time(STEP_S, work=1.0)
 
+    def stuck(self) -> list[int | None]:
+        return [process.rank for process in self.out.stuck()]
+
     def pass_time(self, seconds: float, *, work: float = 0.0, has_spare_settled: bool = False) -> None:
         """Somebody uses this share of a processor; then there is a look."""
         self.clock.advance(seconds)
@@ -117,7 +120,7 @@ def test_node_of_several_looks_early_and_keeps_that_when_another_ends_the_group(
     node.pass_time(0.6 * LIMIT_S)
     node.pass_time(0.1 * LIMIT_S)
     assert (node.looks, node.kept) == (1, []), "once, and it may be nothing"
-    node.out.keep_stacks()
+    node.out.end_for_hang()
     assert (node.kept, node.killed) == (["look 1", "look 1"], [])
 
 
@@ -127,7 +130,7 @@ def test_early_look_at_a_step_that_was_made_after_all_is_not_kept(monkeypatch: p
     node.pass_time(0.6 * LIMIT_S)
     node.say(Standing.JOINED, 0, 50)
     node.pass_time(STEP_S)
-    node.out.keep_stacks()
+    node.out.end_for_hang()
     assert (node.looks, node.kept) == (1, [])
 
 
@@ -137,14 +140,23 @@ def test_only_node_of_a_job_takes_no_early_look(node: Node) -> None:
     assert node.looks == 0
 
 
-def test_node_whose_ranks_all_wait_leaves_the_hang_to_another_for_as_long_again(
+def test_node_whose_ranks_all_wait_leaves_the_hang_to_another_and_then_ends_the_group_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The other may not know the pace yet: its supervisor may be new there."""
     node = Node(monkeypatch, nodes=2, is_elsewhere=True)
     node.train()
     node.pass_time(1.5 * LIMIT_S)
-    assert node.killed == []
+    assert node.kept == []
     node.pass_time(LIMIT_S)
+    assert node.out.hung is not None
+    assert (node.out.hung.rank, node.killed, node.kept) == (None, [], ["look 2", "look 2"])
+
+
+def test_only_node_of_a_job_has_nobody_elsewhere_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(monkeypatch, nodes=1, is_elsewhere=True)
+    node.train()
+    node.pass_time(1.5 * LIMIT_S)
     assert node.killed == [1]
 
 
@@ -164,33 +176,51 @@ def test_pause_lasts_into_the_next_group(node: Node) -> None:
     node.out.pause()
     node.out.begin(node.ranks, 1)
     node.clock.advance(100.0)
-    node.out.look_for_stuck()
-    assert node.killed == []
+    assert node.stuck() == []
     node.out.go_on()
     node.clock.advance(LEAVE_S + 1)
-    node.out.look_for_stuck()
-    assert node.killed == [0, 1]
+    assert node.stuck() == [0, 1]
 
 
 def test_rank_inside_the_making_of_a_group_that_is_over_is_given_no_time_for_a_step(node: Node) -> None:
     node.say(Standing.WAITING, 1, 3)
     node.out.begin(node.ranks, 2)
     node.clock.advance(LEAVE_S - 1)
-    node.out.look_for_stuck()
-    assert node.killed == []
+    assert node.stuck() == []
     node.clock.advance(2.0)
-    node.out.look_for_stuck()
-    assert node.killed == [0, 1]
-    assert node.out.hung is not None
-    assert node.out.hung.told == f"it had not left the group before after {LEAVE_S + 1:.1f} s"
+    assert (node.stuck(), node.kept) == ([0, 1], ["look 1", "look 1"])
+    assert (node.stuck(), node.looks) == ([], 1), "each is told of once"
 
 
 def test_rank_that_may_be_in_its_first_steps_is_given_a_minute_to_come_out(node: Node) -> None:
     node.say(Standing.JOINED, 1, 3)
     node.out.begin(node.ranks, 2)
     node.clock.advance(LEAVE_S + 1)
-    node.out.look_for_stuck()
-    assert node.killed == []
+    assert node.stuck() == []
     node.clock.advance(UNKNOWN_LEAVE_S)
-    node.out.look_for_stuck()
-    assert node.killed == [0, 1]
+    assert node.stuck() == [0, 1]
+
+
+def test_rank_of_a_group_that_another_node_saw_hang_is_at_no_step(node: Node) -> None:
+    node.say(Standing.JOINED, 1, 3)
+    node.out.end_for_hang()
+    node.out.begin(node.ranks, 2)
+    node.clock.advance(LEAVE_S + 1)
+    assert node.stuck() == [0, 1]
+    node.out.begin(node.ranks, 3)
+    node.clock.advance(LEAVE_S + 1)
+    assert node.stuck() == [], "the group after that did not hang"
+
+
+def test_who_takes_the_place_of_one_that_was_stuck_has_time_to_come(node: Node) -> None:
+    node.board.say(0, Standing.WAITING, 2, 3, 0)
+    node.board.say(1, Standing.WAITING, 1, 3, 0)
+    node.out.begin(node.ranks, 2)
+    node.clock.advance(LEAVE_S + 1)
+    assert node.stuck() == [1]
+    node.ranks[1] = Process(1_000_009, 1)
+    node.ranks[1].slot = 1
+    node.out.wait_again()
+    assert node.stuck() == []
+    node.clock.advance(LEAVE_S + 1)
+    assert node.stuck() == [1]

@@ -100,6 +100,15 @@ def test_ranks_that_all_wait_hang_for_a_reason_elsewhere(ranks: Ranks, way: str)
     assert len(seen.culprits) == 2
 
 
+def test_rank_that_nobody_can_see_is_not_accused(ranks: Ranks) -> None:
+    ranks.start("waits")
+    ranks.start("waits")
+    ranks.board.introduce(1, 1 << 22, can_answer=False)  # no process has that number
+    seen = ranks.look()
+    assert not seen.stacks[1][1].place
+    assert seen.is_elsewhere
+
+
 def test_stopped_rank_is_read_where_py_spy_is_and_excused_where_not(ranks: Ranks, way: str) -> None:
     ranks.start("waits")
     os.kill(ranks.start("stuck"), signal.SIGSTOP)
