@@ -29,6 +29,8 @@ LOGS = f"/v1/jobs/{JOB_ID}/logs"
         ("logs a --tail", "`--tail` needs a value"),
         ("drill partition a", "`shoal drill partition` needs `--for`"),
         ("drill kill-rank", "`shoal drill kill-rank` needs JOB"),
+        ("cluster remove", "`shoal cluster remove` needs HOSTS"),
+        ("rollout", "`shoal rollout` needs SERVICE"),
         ("reserve --for -1h --maintenance", "`--for` needs a value; `-1h` is none"),
         ("run --gpsu 3", "unknown option `--gpsu`; did you mean `--gpus`?"),
         ("logs a -z", "unknown option `-z`"),
