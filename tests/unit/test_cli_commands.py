@@ -29,6 +29,8 @@ LOGS = f"/v1/jobs/{JOB_ID}/logs"
         ("logs a --tail", "`--tail` needs a value"),
         ("drill partition a", "`shoal drill partition` needs `--for`"),
         ("drill kill-rank", "`shoal drill kill-rank` needs JOB"),
+        ("cluster remove", "`shoal cluster remove` needs HOSTS"),
+        ("rollout", "`shoal rollout` needs SERVICE"),
         ("reserve --for -1h --maintenance", "`--for` needs a value; `-1h` is none"),
         ("run --gpsu 3", "unknown option `--gpsu`; did you mean `--gpus`?"),
         ("logs a -z", "unknown option `-z`"),
@@ -430,16 +432,47 @@ def test_stop_goes_on_after_a_job_that_cannot_be_stopped(shell: Shell, fake: Fak
 
 
 def test_nodes_and_status_say_that_the_cluster_does_not_answer(shell: Shell, fake: FakeServer) -> None:
-    node = {"name": "n1", "state": "ready", "engine": "slurm", "unanswered_since": 7.0}
+    away = {"since": 7.0, "has_answered": True}
+    node = {"name": "n1", "state": "ready", "engine": "slurm", "unanswered": away}
     fake.answers["GET", "/v1/nodes"] = {"items": [node], "next_cursor": None}
     said = "the Slurm does not answer since 1970-01-01 00:00:07 UTC; what is shown of its nodes is as of then"
     assert shell("nodes").err == f"-- {said}\n"
     assert shell("nodes", "--json").err == ""
-    fake.answers["GET", "/v1/nodes"] = {"items": [{**node, "unanswered_since": None}], "next_cursor": None}
+    fake.answers["GET", "/v1/nodes"] = {"items": [{**node, "unanswered": None}], "next_cursor": None}
     assert shell("nodes").err == ""
-    away = {"since": 7.0, "why": "ssh to a: refused"}
-    fake.answers["GET", "/v1/status"] = {"started_at": 0.0, "engine": "slurm", "unanswered": away}
+    told = {"started_at": 0.0, "engine": "slurm", "unanswered": {**away, "why": "ssh to a: refused"}}
+    fake.answers["GET", "/v1/status"] = told
     assert f"cluster  {said} (ssh to a: refused)" in shell("status").out.splitlines()
+
+
+def test_a_control_plane_that_was_never_answered_says_that_what_it_shows_is_older(
+    shell: Shell, fake: FakeServer
+) -> None:
+    away = {"since": 7.0, "has_answered": False}
+    node = {"name": "n1", "state": "ready", "engine": "slurm", "unanswered": away}
+    fake.answers["GET", "/v1/nodes"] = {"items": [node], "next_cursor": None}
+    never = "the Slurm has not answered this control plane, which asks since 1970-01-01 00:00:07 UTC"
+    assert shell("nodes").err == f"-- {never}; what is shown of its nodes is older\n"
+
+
+def test_nodes_say_where_jobs_are_silent_that_their_cluster_still_calls_ready(
+    shell: Shell, fake: FakeServer
+) -> None:
+    node = {"name": "n1", "state": "ready", "silent_jobs": ["vision/17"]}
+    fake.answers["GET", "/v1/nodes"] = {"items": [node, {**node, "is_alive": False}], "next_cursor": None}
+    assert shell("nodes").err == "-- no sign of life from jobs on n1: see `shoal why vision/17`\n"
+
+
+def test_confinement_that_nobody_knows_is_no_column(shell: Shell, fake: FakeServer) -> None:
+    nodes = [{"name": name, "state": "ready", "confinement": "unknown"} for name in ("n1", "n2")]
+    fake.answers["GET", "/v1/nodes"] = {"items": nodes, "next_cursor": None}
+    assert shell("nodes").out.splitlines()[0].split() == ["NODE", "POOL", "STATE", "GPUS", "CPUS", "MEMORY"]
+    nodes[1]["confinement"] = "cgroup2"
+    assert [line.split()[-1] for line in shell("nodes").out.splitlines()] == [
+        "CONFINEMENT",
+        "unknown",
+        "cgroup2",
+    ]
 
 
 @pytest.mark.parametrize(

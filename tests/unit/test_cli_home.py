@@ -270,7 +270,7 @@ def test_up_says_over_what_it_is(
     monkeypatch.setattr(Connection, "nodes", lambda _: answer)
     assert up.over_what() == f"over the Slurm `lab` (a): {told}"
     if nodes:
-        answer[0]["unanswered_since"] = 7.0
+        answer[0]["unanswered"] = {"since": 7.0, "has_answered": True}
         assert up.over_what() == f"over the Slurm `lab` (a): {told} when it last answered"
 
 

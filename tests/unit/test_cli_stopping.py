@@ -15,7 +15,7 @@ from tests.support.fake_server import FakeServer, job_view
 SILENT = {
     "why": "unreachable",
     "sentence": "no sign of life from node-a for 2 min; unreachable is not dead",
-    "facts": {"silent_s": 120.0, "fence_s": 1860.0, "nodes": ["node-a"]},
+    "facts": {"silent_s": 120.0, "fence_s": 1860.0, "fence_left_s": 1740.0, "nodes": ["node-a"]},
 }
 
 
@@ -41,6 +41,24 @@ def test_those_that_do_not_end_are_named_with_when_they_count_as_ended(
     assert capsys.readouterr().err.splitlines() == [
         f"-- waiting for vision/1 on node-a ({silence}); Ctrl-C leaves it stopping",
         "-- and for 1 more, where they have not ended yet",
+    ]
+
+
+def test_a_server_that_is_too_busy_is_asked_again_after_a_pause(
+    shell: Shell, fake: FakeServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither is its limit the time for which one waits, nor does it end the command."""
+    monkeypatch.setattr(stopping, "FIRST_WORD_S", 0.0)
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    slow, busy = job_view(1, "stopping", nodes=["node-a"]), fake.problem(429, "limit.reached", "too many ask")
+    fake.answers["GET", f"/v1/jobs/job_{1:026d}"] = [busy, slow, busy, job_view(1, "cancelled")]
+    with Connection() as shoal:
+        assert stopping.wait_for_ends([handle_of(shoal, 1)]) == ["vision/1"]
+    assert pauses == [stopping.NEXT_WORD_S]
+    assert capsys.readouterr().err.splitlines() == [
+        "-- too many ask; asked again in 10s",
+        "-- waiting for vision/1 on node-a (stopping); Ctrl-C leaves it stopping",
     ]
 
 

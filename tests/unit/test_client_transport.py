@@ -186,6 +186,17 @@ def test_who_is_not_known_by_a_variable_does_not_lose_the_token_that_is_saved(
         assert (caught.value.hint or "").startswith(hint)
 
 
+def test_who_has_no_token_is_not_told_of_a_variable_that_is_not_set(
+    fake: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SHOAL_TOKEN", raising=False)
+    fake.answers["GET", "/v1/me"] = fake.problem(401, "unauthenticated", "who", hint="`shoal login`")
+    OPENED.append(Transport(lambda: Endpoint(fake.url, "")))
+    with pytest.raises(Unauthenticated) as caught:
+        OPENED[-1].call("GET", "/v1/me")
+    assert caught.value.hint == "`shoal login`"
+
+
 def test_an_unreachable_engine_is_told_apart_from_an_unreachable_server(fake: FakeServer) -> None:
     fake.answers["GET", "/v1/me"] = fake.problem(503, "engine.unreachable", "no answer from slurm")
     transport = transport_to(fake.url)

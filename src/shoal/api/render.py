@@ -167,10 +167,17 @@ def render_node(
     holding: Iterable[tuple[Job, Attempt]],
     visible: tuple[str, ...] | None,
     outage: Outage | None = None,
+    silent: Iterable[Job] = (),
 ) -> views.NodeView:
-    """`holding` is what holds resources on this node; jobs the caller may not see are counted, not named."""
+    """`holding` is what holds resources on this node; jobs the caller may not see are counted, not named.
+    `silent` are the jobs that nothing was heard from there.
+    """
     facts = node.facts
     held = list(holding)
+
+    def named(jobs: Iterable[Job]) -> list[str]:
+        return sorted(job.reference for job in jobs if visible is None or job.project in visible)
+
     shares = [share for _, attempt in held for share in attempt.allocation if share.node == node.name]
     return {
         "name": facts.name,
@@ -195,9 +202,14 @@ def render_node(
         "remarks": list(node.remarks),
         "labels": dict(facts.labels),
         "engine": node.engine,
-        "jobs": sorted(job.reference for job, _ in held if visible is None or job.project in visible),
-        "unanswered_since": outage.since if outage else None,
+        "jobs": named(job for job, _ in held),
+        "silent_jobs": named(silent),
+        "unanswered": render_outage(outage) if outage else None,
     }
+
+
+def render_outage(outage: Outage) -> views.UnansweredView:
+    return {"since": outage.since, "has_answered": outage.has_answered}
 
 
 def render_event(event: Event, refs: Mapping[str, str]) -> views.EventView:

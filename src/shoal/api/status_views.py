@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing_extensions import TypedDict
 
-from shoal.api.views import HeadView
+from shoal.api.views import HeadView, UnansweredView
 
 
 class NodeCountsView(TypedDict):
@@ -35,10 +35,9 @@ class FailingView(TypedDict):
     why: str | None
 
 
-class UnansweredView(TypedDict):
-    """The cluster below cannot be asked; `why` is for operators."""
+class OutageView(UnansweredView):
+    """With what came in place of the last answer; `why` is for operators."""
 
-    since: float
     why: str | None
 
 
@@ -54,7 +53,7 @@ class StatusView(TypedDict):
     devices: DevicesView
     events_head: HeadView | None
     failing: list[FailingView]
-    unanswered: UnansweredView | None
+    unanswered: OutageView | None
 
 
 class HealthView(TypedDict):

@@ -294,8 +294,19 @@ class NodeGpuView(TypedDict):
     kind: str
 
 
+class UnansweredView(TypedDict):
+    """The cluster cannot be asked. What is shown of its nodes is as of `since`; of some time before where
+    `has_answered` is false: it has not answered this control plane once.
+    """
+
+    since: float
+    has_answered: bool
+
+
 class NodeView(TypedDict):
-    """`unanswered_since`: so long its cluster has not answered, and all of this is as of then; else null."""
+    """`silent_jobs` are those of `jobs` from which nothing was heard there for 20 s, whatever the cluster
+    says of the node. `unanswered` is null where its cluster answers.
+    """
 
     name: str
     pool: str
@@ -320,7 +331,8 @@ class NodeView(TypedDict):
     labels: dict[str, str]
     engine: str
     jobs: list[str]
-    unanswered_since: float | None
+    silent_jobs: list[str]
+    unanswered: UnansweredView | None
 
 
 class NodePageView(TypedDict):

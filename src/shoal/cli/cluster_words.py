@@ -85,7 +85,8 @@ def closing(cluster: str, crew: Crew, report: Report | None, seconds: float, *, 
         changed = "nothing else to change" if gone else "nothing to change"
         lines.append(f"cluster {cluster}: {changed}; {looked} looked at {where}")
     elif is_dry:
-        lines.append(f"cluster {cluster}: {things} would be changed {where}")
+        # Each was looked at as it is now: what a package brings along needs no step of its own afterwards.
+        lines.append(f"cluster {cluster}: at most {things} would be changed {where}")
         lines.append("next  the same command without `--dry-run`")
     else:
         lines.append(f"cluster {cluster}: {things} changed {where}")

@@ -142,9 +142,9 @@ def _dispatch(argv: list[str]) -> int:
         from shoal.cli.parse_words import misspelt, plain
 
         parts = [part for part in app[known] if not part.startswith("-")] if known else []
-        told = misspelt(head, parts) or plain(" ".join(str(error).split()), head)
         if head[1:2] and head[1] in parts:
             known = f"{known} {head[1]}"
+        told = misspelt(head, parts) or plain(" ".join(str(error).split()), head, known or "")
         if known == "run" and not tail and len(head) > 1 and not head[1].startswith("-"):
             program = " ".join(head[1:])
             raise SpecError("a program comes after `--`", hint=f"shoal run -- {program}") from error

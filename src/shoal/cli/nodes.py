@@ -11,6 +11,7 @@ from shoal.cli.show import note, print_json, print_table
 from shoal.cli.text import number, one_line, size, told_unanswered
 
 app = App(name="nodes", help="List nodes; cordon, drain, resume, remove or declare them dead.")
+HEADS = ("NODE", "POOL", "STATE", "GPUS", "CPUS", "MEMORY", "CONFINEMENT")
 NodeName = Annotated[str, Parameter(help="As `shoal nodes` lists it.")]
 
 
@@ -28,17 +29,31 @@ def nodes(
     elif not found:
         print("no nodes; `shoal doctor` says what this machine could offer")
     else:
-        heads = ("NODE", "POOL", "STATE", "GPUS", "CPUS", "MEMORY", "CONFINEMENT")
-        print_table(heads, (row(node) for node in found), elastic="CONFINEMENT")
-    if not json and (said := unanswered(found)):
-        note(f"-- {said}")
+        rows = [row(node) for node in found]
+        # A Slurm or a Ray does not say it: a column of nothing else is none.
+        heads = HEADS if any(cells[-1] != "unknown" for cells in rows) else HEADS[:-1]
+        print_table(heads, (cells[: len(heads)] for cells in rows), elastic=heads[-1])
+    if not json:
+        for said in filter(None, (unanswered(found), unheard(found))):
+            note(f"-- {said}")
     return 0
 
 
 def unanswered(nodes: list[dict[str, Any]]) -> str:
     """That what is known of these is old; empty where their cluster answers."""
-    away = next((node for node in nodes if node.get("unanswered_since") is not None), None)
-    return told_unanswered(away["engine"], away["unanswered_since"]) if away else ""
+    away = next((node for node in nodes if node.get("unanswered")), None)
+    return told_unanswered(away["engine"], away["unanswered"]) if away else ""
+
+
+def unheard(nodes: list[dict[str, Any]]) -> str:
+    """On which of them jobs are silent though the cluster says nothing against the node: it may take minutes
+    to notice. Empty: on none.
+    """
+    found = [node for node in nodes if node.get("silent_jobs") and state_of(node) not in ("silent", "dead")]
+    if not found:
+        return ""
+    where = ", ".join(one_line(node["name"]) for node in found)
+    return f"no sign of life from jobs on {where}: see `shoal why {one_line(found[0]['silent_jobs'][0])}`"
 
 
 def row(node: dict[str, Any]) -> tuple[str, ...]:

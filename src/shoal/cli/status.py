@@ -44,7 +44,7 @@ def lines(there: Endpoint, told: dict[str, Any], now: float) -> list[str]:
     found += [f"failing  {told_failing(one)}" for one in told.get("failing") or ()]
     if away := told.get("unanswered"):
         why = f" ({one_line(away['why'])})" if away.get("why") else ""
-        found.append(f"cluster  {told_unanswered(told['engine'], away['since'])}{why}")
+        found.append(f"cluster  {told_unanswered(told['engine'], away)}{why}")
     head = told.get("events_head")
     if isinstance(head, dict):
         found.append(f"events   {head.get('seq')}, head {one_line(head.get('hash') or '')[:16]}")

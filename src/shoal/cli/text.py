@@ -128,11 +128,14 @@ def told_failing(failing: dict[str, Any]) -> str:
     return f"{told}: {one_line(why)}" if why else told
 
 
-def told_unanswered(engine: str, since: float) -> str:
-    """What a screen shows of a cluster that cannot be asked is old."""
+def told_unanswered(engine: str, away: dict[str, Any]) -> str:
+    """What a screen shows of a cluster that cannot be asked is old; `away` is the API's word on that."""
     who = "engine" if engine == "local" else one_line(engine).capitalize()
-    told = f"the {who} does not answer since {utc(since)} UTC"
-    return f"{told}; what is shown of its nodes is as of then"
+    since = f"{utc(away['since'])} UTC"
+    if away["has_answered"]:
+        return f"the {who} does not answer since {since}; what is shown of its nodes is as of then"
+    never = f"the {who} has not answered this control plane, which asks since {since}"
+    return f"{never}; what is shown of its nodes is older"
 
 
 def utc(at: float, form: str = "%Y-%m-%d %H:%M:%S") -> str:

@@ -158,7 +158,7 @@ def over_what() -> str:
     with suppress(ShoalError), Connection(env=env_for_home(), patience_s=0.0) as shoal:
         found = shoal.nodes()
         nodes = sum(bool(node["is_alive"]) for node in found)
-        is_old = any(node.get("unanswered_since") is not None for node in found)
+        is_old = any(node.get("unanswered") for node in found)
     counted = f"{nodes} node{'' if nodes == 1 else 's'}" if nodes else "`shoal nodes` shows its nodes"
     return f"over {cluster}: {counted}{' when it last answered' if nodes and is_old else ''}"
 
@@ -179,7 +179,7 @@ def remarks(running: daemon.Running) -> Iterator[str]:
             told = shoal.status()
             failing = told.get("failing") or ()
             if away := told.get("unanswered"):
-                yield f"-- {told_unanswered(told['engine'], away['since'])}"
+                yield f"-- {told_unanswered(told['engine'], away)}"
             yield from (f"warning: {told_failing(one)}; see `shoal doctor`" for one in failing)
             unknown = racks_without_nodes(shoal)
             if unknown is not None:

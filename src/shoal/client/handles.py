@@ -15,6 +15,12 @@ ENDED = ("succeeded", "failed", "cancelled")
 FIRST_POLL_S, LAST_POLL_S = 0.1, 2.0
 
 
+class NotEnded(LimitReached):
+    """The time that somebody would `wait` is over, and the job is not: no server says so."""
+
+    code = "wait.over"
+
+
 class JobHandle:
     """One job as last heard of; `refresh` asks again. `data` is the API's own answer."""
 
@@ -63,12 +69,12 @@ class JobHandle:
         return self
 
     def wait(self, timeout_s: float | None = None) -> JobHandle:
-        """Block until the job has ended. `LimitReached` after `timeout_s`; the job runs on."""
+        """Block until the job has ended. `NotEnded` after `timeout_s`; the job runs on."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         pause = FIRST_POLL_S
         while not self.refresh().is_ended:
             if deadline is not None and time.monotonic() + pause > deadline:
-                raise LimitReached(
+                raise NotEnded(
                     f"job {self.ref} is still {self.status} after {timeout_s:g} s",
                     hint=f"it runs on; look with `shoal why {self.ref}`",
                 )

@@ -300,7 +300,8 @@ def _refusal(status: int, data: bytes, endpoint: Endpoint) -> ShoalError:
     saved was not tried, and may be good.
     """
     error = error_from(status, data, endpoint.url)
-    if isinstance(error, Unauthenticated) and endpoint.token == os.environ.get("SHOAL_TOKEN", ""):
+    from_env = os.environ.get("SHOAL_TOKEN")
+    if isinstance(error, Unauthenticated) and from_env and endpoint.token == from_env:
         error.hint = (
             "SHOAL_TOKEN is set and was refused: `unset SHOAL_TOKEN` uses what `shoal login` saved, "
             "`shoal token create` makes another where you are known"

@@ -157,6 +157,7 @@ def _way_out(core: Core, node: str) -> str:
 
 def _unreachable(core: Core, job: Job, attempt: Attempt, silent: tuple[str, ...]) -> Explanation:
     fence_s = spec_of(job).fence + FENCE_MARGIN_S
+    left_s = core.leases.fence_left_s(attempt, silent, spec_of(job).fence)
     silent_s = max(core.leases.share_silence_s(attempt, node) for node in silent)
     nodes = ", ".join(silent)
     troubles = "; ".join(_troubles(core, attempt))
@@ -168,5 +169,5 @@ def _unreachable(core: Core, job: Job, attempt: Attempt, silent: tuple[str, ...]
         sentence=f"no sign of life from {nodes} for {age(silent_s)}; unreachable is not dead",
         details=(f"it has not begun: {troubles}", rule) if troubles else (rule,),
         hint=f"if you know that it is off: `shoal nodes declare-dead {silent[0]}`",
-        facts={"silent_s": silent_s, "fence_s": fence_s, "nodes": list(silent)},
+        facts={"silent_s": silent_s, "fence_s": fence_s, "fence_left_s": left_s, "nodes": list(silent)},
     )

@@ -96,9 +96,16 @@ class Leases:
         stopped by its supervisor; never one whose supervisor died before what it had started, or may have.
         """
         limit = fence_s + FENCE_MARGIN_S
-        unsent_s = self._clock.monotonic() - self._sent.get(attempt.attempt_id, -inf)
-        silent = self.silent_nodes(attempt, limit) if unsent_s > limit else ()
+        silent = self.silent_nodes(attempt, limit) if self._unsent_s(attempt) > limit else ()
         return tuple(node for node in silent if node not in attempt.orphaned_nodes)
+
+    def fence_left_s(self, attempt: Attempt, silent: Iterable[str], fence_s: float) -> float:
+        """Until the last of these nodes is fenced, if nobody there says a word: no sooner does a gang end."""
+        silences = (self.share_silence_s(attempt, node) for node in silent)
+        return fence_s + FENCE_MARGIN_S - min(self._unsent_s(attempt), *silences)
+
+    def _unsent_s(self, attempt: Attempt) -> float:
+        return self._clock.monotonic() - self._sent.get(attempt.attempt_id, -inf)
 
     def ran_for_s(self, attempt_id: str) -> float:
         """Seconds since we first saw it running: at most what it really ran, never more."""

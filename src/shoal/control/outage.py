@@ -1,6 +1,7 @@
-"""Since when the engine cannot be asked: what it last said of its nodes is as old as that.
+"""Since when the engine cannot be asked: what it last said of its nodes is as old as that, or older.
 
-In memory: who starts asks anew before anybody is answered.
+In memory: who starts asks anew before anybody is answered. When an engine that never answered it had answered
+somebody before, nobody knows.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ class Outage(msgspec.Struct, frozen=True, kw_only=True):
 
     since: float
     """When the first question in a row was in vain."""
+    has_answered: bool
+    """Whether it had answered this control plane before: what is known of its nodes is as of `since` then."""
     why: str
     """The first line of what came instead."""
 
@@ -26,14 +29,16 @@ class Outages:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._has_answered = False
         self.present: Outage | None = None
 
     def answered(self) -> None:
+        self._has_answered = True
         self.present = None
 
     def unanswered(self, error: str) -> None:
         since = self.present.since if self.present else self._clock.now()
-        self.present = Outage(since=since, why=in_short(error))
+        self.present = Outage(since=since, has_answered=self._has_answered, why=in_short(error))
 
 
 def in_short(error: str) -> str:

@@ -160,7 +160,8 @@ def _sure(num_starts: int) -> str:
     """How far to trust an interval: until enough starts were seen here, it goes by those of one old log."""
     share = f"{COVERAGE:.0%} sure".replace("%", " %")
     if num_starts < NUM_ENOUGH:
-        return f"a guess from {number_of(num_starts, 'start')}; {share} from {NUM_ENOUGH} on"
+        seen = number_of(num_starts, "start") if num_starts else "starts elsewhere, none here yet"
+        return f"a guess from {seen}; {share} from {NUM_ENOUGH} on"
     return f"{share}, from {num_starts} starts"
 
 

@@ -478,12 +478,33 @@ def test_an_engine_that_answers_again_is_believed_again() -> None:
     lab.clock.advance(60)
     lab.heal()
     why = "nodes: no connection to the fake cluster"
-    assert away(lab) == Outage(since=lab.clock.now() - 60, why=why)
+    assert away(lab) == Outage(since=lab.clock.now() - 60, has_answered=True, why=why)
     lab.engine.lose(None)
     lab.heal()
     assert away(lab) is None
     with pytest.raises(StateError, match="answers"):
         decide(lab, "n1", NodeState.DEAD)
+
+
+def test_who_was_restarted_during_an_outage_does_not_say_that_the_nodes_are_as_of_its_start() -> None:
+    lab = Lab(num_nodes=1)
+    lab.heal()
+    lab.engine.lose_all()
+    lab.heal()
+    lab.clock.advance(3 * 3600)
+    lab.restart()
+    lab.engine.lose_all()
+    lab.heal()
+    told = away(lab)
+    assert told is not None
+    assert (told.since, told.has_answered) == (lab.clock.now(), False)
+    lab.engine.lose(None)
+    lab.heal()
+    lab.engine.lose_all()
+    lab.heal()
+    told = away(lab)
+    assert told is not None
+    assert told.has_answered
 
 
 def test_of_an_engines_words_the_first_line_is_kept() -> None:

@@ -223,7 +223,23 @@ def test_a_silent_job_is_called_unreachable_and_not_dead() -> None:
     assert told.sentence == "no sign of life from n1 for 2 min; unreachable is not dead"
     assert told.details == ("nothing is started in its place without evidence, or before 11 min of silence",)
     assert told.hint == "if you know that it is off: `shoal nodes declare-dead n1`"
-    assert told.facts == {"silent_s": 120.0, "fence_s": 600.0 + FENCE_MARGIN_S, "nodes": ["n1"]}
+    fence_s = 600.0 + FENCE_MARGIN_S
+    facts = {"silent_s": 120.0, "fence_s": fence_s, "fence_left_s": fence_s - 120.0, "nodes": ["n1"]}
+    assert told.facts == facts
+
+
+def test_a_gang_ends_no_sooner_than_the_last_of_its_silent_nodes_is_fenced() -> None:
+    lab = Lab(num_nodes=2)
+    job = lab.running(fence="10m", resources={"nodes": 2, "cpus": 1})
+    lab.cluster.cut("n1")
+    lab.clock.advance(300)
+    lab.watch()
+    lab.cluster.cut("n2")
+    lab.clock.advance(60)
+    lab.watch()
+    told = lab.plane.explain(job, lab.attempts(job))
+    assert told is not None
+    assert (told.facts["silent_s"], told.facts["fence_left_s"]) == (360.0, 600.0 + FENCE_MARGIN_S - 60.0)
 
 
 def test_only_the_silent_nodes_of_a_gang_are_named() -> None:

@@ -48,6 +48,8 @@ def test_start_that_may_be_now_has_only_an_end() -> None:
 
 def test_interval_says_how_many_starts_it_goes_by_and_that_it_is_a_guess_where_they_are_few() -> None:
     calibration, span = Calibration(), Span(0.0, 0.0, 540.0)
+    none = told(WAITING, span, calibration=calibration)
+    assert none.sentence.endswith("(a guess from starts elsewhere, none here yet; 90 % sure from 40 on)")
     for _ in range(39):
         calibration.note(span, calibration.interval(span), 60.0)
     few = told(WAITING, span, calibration=calibration)

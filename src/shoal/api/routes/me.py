@@ -12,6 +12,7 @@ from shoal.api import status_views, views
 from shoal.api.call import answer, call_of
 from shoal.api.openapi import schema_bytes
 from shoal.api.queries import NoQuery
+from shoal.api.render import render_outage
 from shoal.api.routing import Routes
 from shoal.control.outage import Outage
 from shoal.control.turns import Failing, Turns
@@ -103,11 +104,11 @@ def _failing(failing: Failing, *, is_operator: bool) -> status_views.FailingView
     }
 
 
-def _unanswered(outage: Outage | None, *, is_operator: bool) -> status_views.UnansweredView | None:
+def _unanswered(outage: Outage | None, *, is_operator: bool) -> status_views.OutageView | None:
     """A cluster's own words may name machines."""
     if outage is None:
         return None
-    return {"since": outage.since, "why": outage.why if is_operator else None}
+    return {**render_outage(outage), "why": outage.why if is_operator else None}
 
 
 def _load(tx: Tx, visible: tuple[str, ...] | None) -> Loaded:

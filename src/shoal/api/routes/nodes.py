@@ -14,6 +14,7 @@ from shoal.api.queries import NoQuery
 from shoal.api.render import render_node
 from shoal.api.requests import NodeBody
 from shoal.api.routing import Routes
+from shoal.control.leases import QUIET_S
 from shoal.control.nodes import find_node
 from shoal.identity import Permission
 from shoal.model.attempt import Attempt
@@ -29,17 +30,14 @@ routes = Routes("nodes")
 async def list_nodes(request: Request, query: Annotated[NoQuery, Query()]) -> Response:
     """Every node, with what is in use. Jobs that you may not see are counted but not named."""
     call = call_of(request)
-    nodes, by_node = await _load(call)
-    outage = call.plane.core.outages.present
-    items = [render_node(node, by_node[node.name], call.visible(), outage) for node in nodes]
-    view: views.NodePageView = {"items": items, "next_cursor": None}
+    view: views.NodePageView = {"items": await _views(call), "next_cursor": None}
     return answer(view)
 
 
 @routes.add("GET", "/v1/nodes/{name}", Permission.NODE_READ, answers=views.NodeView)
 async def show_node(request: Request, name: str, query: Annotated[NoQuery, Query()]) -> Response:
     """One node."""
-    return answer(await _view(call_of(request), name))
+    return answer((await _views(call_of(request), name))[0])
 
 
 @routes.add("POST", "/v1/nodes/{name}/cordon", Permission.NODE_MANAGE, answers=views.NodeView, body=NodeBody)
@@ -82,23 +80,27 @@ async def _set(request: Request, name: str, state: NodeState) -> Response:
     key = idempotency_key(request)
     body = await read_model(request, NodeBody)
     await call.plane.set_node_state(call.actor, name, state, body.because, key=key)
-    return answer(await _view(call, name))
+    return answer((await _views(call, name))[0])
 
 
-async def _view(call: Call, name: str) -> views.NodeView:
-    nodes, by_node = await _load(call, name)
-    return render_node(nodes[0], by_node[name], call.visible(), call.plane.core.outages.present)
+async def _views(call: Call, name: str | None = None) -> list[views.NodeView]:
+    """Of that node, or of all by name."""
+    core = call.plane.core
 
-
-async def _load(call: Call, name: str | None = None) -> tuple[list[Node], dict[str, Holding]]:
     def load(tx: Tx) -> tuple[list[Node], Holding]:
         if name is None:
             return sorted(tx.nodes.all(), key=lambda node: node.name), tx.attempts.holding()
         return [find_node(tx, name)], tx.attempts.holding()
 
-    nodes, holding = await call.plane.core.store.read(load)
+    nodes, holding = await core.store.read(load)
     by_node: dict[str, Holding] = defaultdict(list)
+    silent: dict[str, list[Job]] = defaultdict(list)
     for job, attempt in holding:
         for node_name in attempt.node_names:
             by_node[node_name].append((job, attempt))
-    return nodes, by_node
+        for node_name in core.leases.silent_nodes(attempt, QUIET_S):
+            silent[node_name].append(job)
+    return [
+        render_node(node, by_node[node.name], call.visible(), core.outages.present, silent[node.name])
+        for node in nodes
+    ]
