@@ -18,6 +18,8 @@ from shoal.cluster.run import Crew, Outcome, State
 from shoal.errors import EngineRefused, EngineUnreachable, StateError
 from tests.support.bare_machines import NOW, PART, PaperMachine, facts_of, found, host, three, told
 
+AS_ROOT = PaperMachine.as_root
+
 
 def never(_: str) -> int:
     """Nothing is so already, and every change works."""
@@ -101,6 +103,14 @@ async def test_a_member_that_is_away_stays_declared() -> None:
     assert report.inventory == inventory
 
 
+async def test_who_is_told_to_give_a_machine_another_name_may_do_it() -> None:
+    paper = Paper(three(), never)
+    paper.machines["10.0.0.2"] = PaperMachine(told("b_b", "10.0.0.2"), never)
+    crew = paper.crew()
+    await create(crew, three(), Wishes())
+    assert crew.failed["10.0.0.2"].hint == f"{AS_ROOT} hostnamectl set-hostname NAME"
+
+
 @pytest.mark.parametrize("when", ["unreachable", "at the first step"])
 async def test_without_a_controller_there_is_no_cluster(when: str) -> None:
     paper = Paper(three(), never)
@@ -146,8 +156,9 @@ async def test_the_cluster_keeps_its_key_and_a_key_that_cannot_be_read_is_not_re
 
     paper = Paper(inventory, never)
     paper.machines["10.0.0.1"] = PaperMachine(first, lambda _: 1)
-    with pytest.raises(EngineRefused, match="did not give the cluster's secret"):
+    with pytest.raises(EngineRefused, match="did not give the cluster's secret") as no:
         await create(paper.crew(), inventory, Wishes())
+    assert no.value.hint == f"{AS_ROOT} base64 /etc/munge/munge.key"
 
 
 async def test_machines_that_cannot_join_stay_out_of_the_inventory() -> None:
@@ -332,6 +343,7 @@ async def test_a_machine_that_somebody_else_is_changing_is_not_touched() -> None
     crew = paper.crew()
     await create(crew, three(), Wishes())
     assert "is being changed by bo@desktop" in crew.failed["10.0.0.3"].detail
+    assert crew.failed["10.0.0.3"].hint.endswith(f"{AS_ROOT} kill that process")
     assert paper.machines["10.0.0.3"].seen == []
     looking = paper.crew(is_dry=True)
     await create(looking, three(), Wishes())
