@@ -8,6 +8,7 @@ from collections.abc import Callable
 import anyio
 import pytest
 
+from shoal.cli.cluster_inventory import apart
 from shoal.cli.cluster_words import closing
 from shoal.cli.cluster_words import told as told_by
 from shoal.cluster.facts import read_facts
@@ -187,6 +188,11 @@ async def test_a_machine_that_is_away_without_cgroups_keeps_the_others_from_rely
     assert "not every machine answered" in " ".join(report.remarks)
 
 
+def labels(report: Report) -> list[str]:
+    assert report.inventory is not None
+    return [item.label for item in report.inventory.hosts]
+
+
 async def removed(
     paper: Paper, inventory: Inventory, *refs: str, is_forced: bool = False
 ) -> tuple[Crew, Report]:
@@ -226,12 +232,57 @@ async def test_a_machine_that_is_out_and_could_not_be_cleaned_can_be_removed_aga
     crew, report = await removed(paper, inventory, "c")
     assert wrong(crew) == {"c": "slurmd does not run"}
     assert set(crew.failed) - report.gone == {"10.0.0.3"}
-    assert report.inventory is not None
-    assert [(item.address, item.found is None) for item in report.inventory.hosts][-1] == ("10.0.0.3", True)
+    said = "c is no node any more, and was not cleaned: `shoal cluster remove c` again"
+    assert report.remarks[-1] == said
+    assert not any("leave it out" in line for line in closing("lab", crew, report, 1.0, is_dry=False))
+    assert labels(report) == ["a", "b", "c"]
     paper.machines["10.0.0.3"].judge = lambda _: 0
-    again = await remove(paper.crew(), report.inventory, ["10.0.0.3"], Wishes())
-    assert again.inventory is not None
-    assert [item.label for item in again.inventory.hosts] == ["a", "b"]
+    assert report.inventory is not None
+    _, again = await removed(paper, report.inventory, "c")
+    assert labels(again) == ["a", "b"]
+
+
+async def unclean(paper: Paper) -> Inventory:
+    """The cluster once c, which is known by its own name alone, has left and could not be cleaned."""
+    inventory = found(three(), facts_of(three().hosts))
+    nameless = [item.model_copy(update={"name": None}) for item in inventory.hosts]
+    own = told("c", "10.0.0.3", "own cluster lab", "own started slurmd")
+    paper.machines["10.0.0.3"] = PaperMachine(own, lambda _: 1)
+    _, report = await removed(paper, inventory.with_hosts(nameless), "c")
+    assert report.inventory is not None
+    paper.machines["10.0.0.3"].judge = lambda _: 0
+    paper.machines["10.0.0.3"].seen.clear()
+    return report.inventory
+
+
+async def test_of_a_machine_that_was_not_cleaned_and_is_away_now_it_is_said_what_stays_there() -> None:
+    paper = Paper(three())
+    inventory = await unclean(paper)
+    del paper.machines["10.0.0.3"]
+    _, report = await removed(paper, inventory, "c")
+    assert labels(report) == ["a", "b"]
+    assert report.remarks[-1] == (
+        "c did not answer: it was not cleaned when it left, and is out of the inventory; what Shoal put there"
+        " stays there, perhaps with the cluster's munge key"
+    )
+
+
+async def test_a_machine_that_has_left_comes_back_by_itself_in_no_other_command() -> None:
+    paper = Paper(three())
+    inventory = await unclean(paper)
+    for report in (
+        await create(paper.crew(), inventory, Wishes()),
+        await upgrade(paper.crew(), inventory, Wishes()),
+        (await removed(paper, inventory, "b"))[1],
+    ):
+        assert report.inventory is not None
+        assert [item.label for item in report.inventory.hosts if not item.found] == ["c"]
+        assert "`shoal cluster remove c` again" in report.remarks[-1]
+    assert paper.machines["10.0.0.3"].seen == []
+    rest, new = apart(inventory, (Host(address="10.0.0.3"),))
+    report = await add(paper.crew(), rest, new, Wishes())
+    assert report.inventory is not None
+    assert [item.label for item in report.inventory.members if item.found] == ["a", "b", "c"]
 
 
 def changes(paper: Paper) -> list[str]:
@@ -276,7 +327,9 @@ async def test_a_machine_that_does_not_let_us_in_is_not_dead() -> None:
     crew, report = await removed(paper, inventory, "c", is_forced=True)
     assert report.inventory is not None
     assert [item.label for item in report.inventory.hosts] == ["a", "b"]
-    assert report.remarks[-1] == "c did not let us in: it is out, and what Shoal put there stays there"
+    assert report.remarks[-1] == (
+        "c did not let us in: it is out, and what Shoal put there stays there, with the cluster's munge key"
+    )
     assert set(crew.failed) - report.gone == set()
     assert (await destroy(paper.crew(), inventory, Wishes())).inventory == inventory
     assert (await destroy(paper.crew(), inventory, Wishes(is_forced=True))).inventory is None
