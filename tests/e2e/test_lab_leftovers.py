@@ -112,6 +112,31 @@ def test_a_process_that_has_the_number_of_a_dead_one_is_another() -> None:
         os.kill(lab.own[1], signal.SIGKILL)  # the mark has the name of who is dead
 
 
+def test_what_a_file_says_of_another_number_is_not_believed() -> None:
+    other = claims._file("0", claims.NUMBERS + os.getpid())  # nobody takes this one
+    with a_lab() as lab:
+        tag, pid, started = lab.lock.read_text().split()
+        other.write_text(f"{tag} {pid} {int(started) + 1}")  # who is dead, it seems
+        try:
+            claims.sweep()
+        finally:
+            other.unlink()
+        assert lab.has_network()
+        assert all(map(is_alive, lab.own))
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_file_that_somebody_else_has_laid_is_none_of_ours(*, is_link: bool, tmp_path: Path) -> None:
+    file = tmp_path / "laid"
+    if is_link:
+        file.symlink_to(tmp_path / "secret")
+    else:
+        file.touch()
+        os.chown(file, 65534, 65534)
+    assert claims._lock(file, os.O_CREAT) is None
+    assert not (tmp_path / "secret").exists()
+
+
 def test_what_somebody_has_ended_is_nobodys() -> None:
     lab = Networks(("n0",))
     lab.make_network()

@@ -16,7 +16,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.mutants.planted import MUTANTS, Mutant
+from tests.mutants.planted import MUTANTS
+from tests.mutants.planted.mutant import Mutant
 
 REPO = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 600.0

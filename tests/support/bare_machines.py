@@ -80,6 +80,7 @@ class PaperMachine:
     is_lost: bool = False
     holder: str = ""
     typed: str = "ssh -i /keys/one -J bastion ana@machine"
+    as_root: str = "ssh -i /keys/one -J bastion ana@machine sudo"
 
     async def run(self, script: str, stdin: bytes = b"", timeout_s: float = 120.0) -> Answer:
         if self.is_lost:

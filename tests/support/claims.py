@@ -12,6 +12,7 @@ import fcntl
 import os
 import re
 import signal
+import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -64,7 +65,7 @@ def take(kind: str, net_of: Callable[[int], str]) -> Claim:
 
 def sweep() -> None:
     """End what laboratories have left whose process is dead, and who said so: a file that somebody has taken
-    away says nothing about who lives.
+    away says nothing about who lives, and one of another number nothing about this one.
     """
     for kind, prefix in TAGS.items():
         for file in LOCKS.glob(_file(kind, "*").name):
@@ -72,8 +73,8 @@ def sweep() -> None:
             if lock is None:
                 continue
             mark = os.pread(lock, 200, 0).decode(errors="replace")
-            said = re.fullmatch(rf"({prefix}\d+) ((\d+) \d+)", mark)
-            if said is not None and who(int(said[3])) != said[2]:
+            said = re.fullmatch(rf"({prefix}(\d+)) ((\d+) \d+)", mark)
+            if said is not None and file == _file(kind, said[2]) and who(int(said[4])) != said[3]:
                 _remove(said[1], mark)
                 os.truncate(lock, 0)
             os.close(lock)
@@ -84,15 +85,19 @@ def _file(kind: str, number: object) -> Path:
 
 
 def _lock(file: Path, more: int = 0) -> int | None:
-    """None: somebody has it, or it is gone."""
-    with contextlib.suppress(FileNotFoundError):
-        lock = os.open(file, os.O_RDWR | more, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-        else:
+    """None: somebody has it, or it is gone, or not ours: in `LOCKS` everybody may lay files and links."""
+    try:
+        lock = os.open(file, os.O_RDWR | os.O_NOFOLLOW | more, 0o600)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        told = os.fstat(lock)
+        if told.st_uid == os.getuid() and stat.S_ISREG(told.st_mode):
             return lock
+    except BlockingIOError:
+        pass
+    os.close(lock)
     return None
 
 

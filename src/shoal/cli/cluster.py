@@ -83,7 +83,7 @@ def show(*, cluster: Cluster = None, json: JsonFlag = False) -> int:
         found = host.found
         gpus = ", ".join(f"{len(g.files)} {g.kind or 'gpu'}" for g in found.gpus) if found else ""
         shape = (str(found.cpus), f"{found.memory_mib} MiB", gpus or "-") if found else ("-", "-", "-")
-        state = "joined" if found else "not joined"
+        state = "joined" if found else "left, not cleaned" if host.is_unclean else "not joined"
         rows.append((host.label, host.address, state, *shape, host.switch, " ".join(host.roles)))
     heads = ("NAME", "ADDRESS", "STATE", "CPUS", "MEMORY", "GPUS", "SWITCH", "ROLES")
     print_table(heads, rows, elastic="ROLES", spare=("SWITCH",))

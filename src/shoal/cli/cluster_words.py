@@ -95,7 +95,7 @@ def closing(cluster: str, crew: Crew, report: Report | None, seconds: float, *, 
 
 def _ways_out(crew: Crew, report: Report) -> str:
     """The command that drops those that failed and never joined: a mistyped one would fail for ever."""
-    hosts = report.inventory.hosts if report.inventory else ()
+    hosts = report.inventory.members if report.inventory else ()
     stuck = [host for host in hosts if host.address in crew.failed and not host.found]
     if not stuck:
         return ""

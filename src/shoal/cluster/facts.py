@@ -23,6 +23,8 @@ SLURM_CONF = f"{SLURM_DIR}/slurm.conf"
 SLURMDBD_CONF = f"{SLURM_DIR}/slurmdbd.conf"
 CONTAINED = "ProctrackType=proctrack/cgroup"
 """The line of `slurm.conf` by which control groups hold all processes of a job."""
+GOING_ON = "configuring,running,resizing,signaling,stopped,suspended,stage_out"
+"""Slurm's states of a job that has nodes and is not ending: it finds each by its own name alone."""
 DATABASE, DATABASE_USER = "slurm_acct", "shoal_slurm"
 """The user's name is our own: one `slurm` may be somebody else's."""
 PYTHON = "/usr/bin/python3"
@@ -134,18 +136,18 @@ class Facts:
         return any(own == path for _, own in self.own_files)
 
 
-def read_facts(text: str, host: Host, now: int | None = None, typed: str = "") -> Facts:
-    """The facts in what the script printed, asked for at `now`. `typed`: how a person logs in there.
+def read_facts(text: str, host: Host, now: int | None = None, as_root: str = "") -> Facts:
+    """The facts in what the script printed, asked for at `now`. `as_root`: how a person runs something there.
 
     Raises `EngineRefused` if the machine cannot be used as it is, whatever it printed.
     """
-    typed = typed or f"ssh {host.address}"
+    as_root = as_root or f"ssh {host.address} sudo"
     lines = [line.split() for line in text.splitlines() if line.strip()]
     if not lines or lines[-1] != ["end"]:
         told = text.strip().splitlines()[-1:] or ["nothing"]
         raise EngineRefused(
             f"{host.label}: the machine did not finish telling about itself; its last words: {told[0]}",
-            hint=f"{typed} sh -c true",
+            hint=f"{as_root} sh -c true",
         )
     one = {words[0]: words[1:] for words in reversed(lines)}
     os_id, os_version, os_like = (*one.get("os", ["unknown"]), "unknown", "none")[:3]
@@ -164,11 +166,11 @@ def read_facts(text: str, host: Host, now: int | None = None, typed: str = "") -
     except ValidationError as wrong:
         raise EngineRefused(
             f"{host.label} calls itself or its parts what Slurm cannot use: {'; '.join(sentences(wrong))}",
-            hint=f"{typed} hostnamectl set-hostname NAME",
+            hint=f"{as_root} hostnamectl set-hostname NAME",
         ) from None
     except (KeyError, IndexError, ValueError) as wrong:
         raise EngineRefused(
-            f"{host.label} told of itself what cannot be read: {wrong!r}", hint=f"{typed} lscpu"
+            f"{host.label} told of itself what cannot be read: {wrong!r}", hint=f"{as_root} lscpu"
         ) from None
 
 

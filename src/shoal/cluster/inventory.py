@@ -80,6 +80,8 @@ class Host(Part):
     switch: Hostname = "default"
     roles: tuple[Role, ...] = (Role.WORKER,)
     found: Found | None = None
+    is_unclean: bool = False
+    """It has left, and what Shoal put there is there yet: it stays on the list to be removed again."""
 
     @property
     def label(self) -> str:
@@ -126,6 +128,11 @@ class Inventory(Part):
     @property
     def database(self) -> Host:
         return next(host for host in self.hosts if host.has(Role.DATABASE))
+
+    @property
+    def members(self) -> tuple[Host, ...]:
+        """The machines that are nodes, or shall be: one that has left comes back when it is added alone."""
+        return tuple(host for host in self.hosts if not host.is_unclean)
 
     def host(self, ref: str) -> Host:
         """The machine with this name or address."""

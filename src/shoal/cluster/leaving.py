@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shoal.cluster import apt, shell
-from shoal.cluster.facts import DATABASE, DATABASE_USER, MUNGE_KEY, STATE_DIR, WATCHED, Facts
+from shoal.cluster.facts import DATABASE, DATABASE_USER, GOING_ON, MUNGE_KEY, STATE_DIR, WATCHED, Facts
 from shoal.cluster.inventory import Host, Inventory, Role
 from shoal.cluster.shared import SHARED_MARK, drop_mark
 from shoal.cluster.steps import INSTALL_S, Maker, Stage, Step, packages_of
@@ -20,8 +20,6 @@ STOPPING = {
     "slurmdbd": Stage.STOP_CONTROL,
 }
 """slurmd first, everywhere: a controller that went first would have nobody to tell of jobs that end."""
-GOING_ON = "configuring,running,resizing,signaling,stopped,suspended,stage_out"
-"""Slurm's states of a job that has nodes and is not ending: it finds each by its own name alone."""
 
 
 def leave(host: Host, fact: Facts, *, has_packages_removed: bool) -> list[Step]:

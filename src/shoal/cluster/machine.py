@@ -38,6 +38,11 @@ class Machine(Protocol):
         """By which words a person would log in there as we did."""
         ...
 
+    @property
+    def as_root(self) -> str:
+        """The words before a command that a person has run there as root."""
+        ...
+
     async def run(self, script: str, stdin: bytes = b"", timeout_s: float = 120.0) -> Answer:
         """What the script answered. `EngineUnreachable`: it may or may not have run."""
         ...

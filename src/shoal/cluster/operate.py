@@ -48,7 +48,7 @@ async def create(crew: Crew, inventory: Inventory, wishes: Wishes) -> Report:
 
     Raises `EngineRefused` if the controller or the database cannot be had: without them there is no cluster.
     """
-    await crew.meet(inventory.hosts)
+    await crew.meet(inventory.members)
     for step in await crew.lacking(shared_looks(inventory, _present(crew))):
         crew.refuse(
             inventory.host(step.host),
@@ -89,8 +89,15 @@ async def _bring_to(crew: Crew, inventory: Inventory, wishes: Wishes) -> Report:
         wanted,
         advice=firewall(wanted, crew.facts),
         has_new=any(host.found and not joined[host.address] for host in wanted.hosts),
-        remarks=remarks(wanted, crew.facts, is_contained=is_contained(wanted, present)),
+        remarks=[
+            *remarks(wanted, crew.facts, is_contained=is_contained(wanted, present)),
+            *(_unclean(host) for host in wanted.hosts if host.is_unclean),
+        ],
     )
+
+
+def _unclean(host: Host) -> str:
+    return f"{host.label} is no node any more, and was not cleaned: `shoal cluster remove {host.label}` again"
 
 
 def _vital(inventory: Inventory) -> dict[str, str]:
@@ -143,7 +150,7 @@ async def remove(crew: Crew, inventory: Inventory, refs: Iterable[str], wishes: 
                 f"{host.label} is the controller or keeps the accounting: without it there is no cluster",
                 hint="shoal cluster destroy",
             )
-    await crew.meet(inventory.hosts)
+    await crew.meet(host for host in inventory.hosts if host in going or not host.is_unclean)
     must_have(crew, {inventory.controller.address: "controller"})
     away = (crew.silent | (crew.shut if wishes.is_forced else set())) & {host.address for host in going}
     for host in going:
@@ -171,18 +178,26 @@ async def remove(crew: Crew, inventory: Inventory, refs: Iterable[str], wishes: 
             crew.facts[host.address] = facts[host.address]
             await _clean(crew, [host], wishes, report)
             if host.address in crew.failed and report.inventory is not None:
-                # Out of every file, and not clean: it stays on the list, so that it can be removed again.
-                unclean = host.model_copy(update={"found": None})
+                # Out of every file, and not clean: it stays on the list, by the name that it had.
+                name = host.label if host.found else host.name
+                unclean = host.model_copy(update={"name": name, "found": None, "is_unclean": True})
                 report.inventory = report.inventory.with_hosts([*report.inventory.hosts, unclean])
-                report.remarks.append(
-                    f"{host.label} is no node any more, and was not cleaned: remove it again"
-                )
+                report.remarks.append(_unclean(unclean))
         elif host.address in away:
-            out = "it is out, and what Shoal put there stays there"
-            # One that was not cleaned when it left is no node either, and may have answered once.
-            no_node = "it was no node of the cluster, and is out of the inventory"
-            report.remarks.append(f"{crew.absence(host)}: {out if host.found else no_node}")
+            report.remarks.append(f"{crew.absence(host)}: {_given_up(host)}")
     return report
+
+
+def _given_up(host: Host) -> str:
+    """What stays on a machine that is removed and cannot be cleaned, as nobody answers there."""
+    if host.is_unclean:
+        return (
+            "it was not cleaned when it left, and is out of the inventory; what Shoal put there stays there,"
+            " perhaps with the cluster's munge key"
+        )
+    if host.found:
+        return "it is out, and what Shoal put there stays there, with the cluster's munge key"
+    return "it was no node of the cluster, and is out of the inventory"
 
 
 async def _clean(crew: Crew, hosts: Iterable[Host], wishes: Wishes, report: Report) -> None:
@@ -198,7 +213,7 @@ async def _clean(crew: Crew, hosts: Iterable[Host], wishes: Wishes, report: Repo
 
 async def upgrade(crew: Crew, inventory: Inventory, wishes: Wishes) -> Report:
     """Newer packages in Slurm's order, then every daemon whose version changed is started again."""
-    await crew.meet(inventory.hosts)
+    await crew.meet(inventory.members)
     must_have(crew, _vital(inventory))
     for steps in leaving.upgrades(inventory, _present(crew)):
         await crew.carry_out(steps)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from shoal.cluster.facts import (
     DATABASE,
     DATABASE_USER,
+    GOING_ON,
     MUNGE_KEY,
     SLURM_CONF,
     SLURM_DIR,
@@ -244,13 +245,45 @@ def database_sql(secrets: Secrets) -> bytes:
     ).encode()
 
 
+UNKILLED = f"""\
+threads() {{
+  find /proc -maxdepth 4 -path '/proc/[!0-9]*' -prune -o -path '/proc/*/*' ! -path '/proc/*/task*' -prune \\
+    -o -name cgroup -exec cat {{}} + 2>&1 || [ $? -eq 1 ] || echo "find failed"
+}}
+unkilled() {{
+  jobs=$(threads | awk '
+    /^[0-9]+:/ {{
+      seen = 1
+      sub("/user@.*", "")
+      if (match($0, "/([^/]*_)?slurmstepd[.]scope/job_[0-9]+/|/slurm[^/]*/uid_[0-9]+/job_[0-9]+/")) {{
+        job = substr($0, RSTART, RLENGTH - 1); sub(".*_", "", job); jobs[job]
+      }}
+      next
+    }}
+    !/No such (file or directory|process)$/ {{ failed = 1 }}
+    END {{ for (job in jobs) print job; exit failed || !seen }}') || return 1
+  [ -n "$jobs" ] || return 0
+  here=$(squeue -h -w "$node" -t {GOING_ON},completing -o %A) || return 1
+  for job in $jobs; do
+    case " $(echo $here) " in *" $job "*) ;; *) echo "$job"; return ;; esac
+  done
+}}
+"""
+"""In `sh`: `unkilled` names a job that is over, or runs elsewhere by now, and of which something lives here.
+
+It looks thread by thread, as with cgroups v1 a process whose first thread has ended is shown in none; threads
+may end meanwhile. Users must not be able to hide what lives, nor to feign it. Their names and commands stand
+in what Slurm tells of a job, so it is asked for numbers alone, of jobs that go on at this node: one that was
+queued again has its number elsewhere, too. And in `user@UID.service`, users name control groups as they like.
+"""
+
+
 def health_check(host: Host, found: Found) -> File:
     """The program slurmd runs every minute: what is wrong drains the node, what Shoal drained comes back.
 
     The word of whoever else drained it stands, Slurm's own (`Kill task failed`) too: a person resumes it. Of
-    a node that Shoal has drained Slurm does not say what it could not kill, so that is looked for: thread by
-    thread, as with cgroups v1 a process whose first thread has ended is shown in none. Threads end meanwhile;
-    whatever else goes wrong with that look keeps the drain.
+    a node that Shoal has drained Slurm does not say what it could not kill, so that is looked for; whatever
+    goes wrong with that look keeps the drain.
     """
     num_gpus = sum(len(gpus.files) for gpus in found.gpus)
     devices = " ".join(path for gpus in found.gpus for path in gpus.files)
@@ -271,25 +304,7 @@ wrong() {{
   scontrol update "nodename=$node" state=drain "reason=shoal: $1"
   exit 1
 }}
-threads() {{
-  find /proc -maxdepth 4 -path '/proc/[!0-9]*' -prune -o -path '/proc/*/*' ! -path '/proc/*/task*' -prune \\
-    -o -name cgroup -exec cat {{}} + 2>&1 || [ $? -eq 1 ] || echo "find failed"
-}}
-unkilled() {{
-  jobs=$(threads | awk '
-    /^[0-9]+:/ {{ seen = 1; if (match($0, "/job_[0-9]+/")) jobs[substr($0, RSTART + 5, RLENGTH - 6)]; next }}
-    !/No such (file or directory|process)$/ {{ failed = 1 }}
-    END {{ for (job in jobs) print job; exit failed || !seen }}') || return 1
-  for job in $jobs; do
-    case $(scontrol -o show job "$job" 2>/dev/null) in
-      *" JobState=RUNNING "* | *" JobState=COMPLETING "* | *" JobState=CONFIGURING "*) ;;
-      *" JobState=SUSPENDED "* | *" JobState=STOPPED "* | *" JobState=RESIZING "*) ;;
-      *" JobState=SIGNALING "* | *" JobState=STAGE_OUT "*) ;;
-      *) echo "$job"; return ;;
-    esac
-  done
-}}
-munge -n </dev/null | unmunge >/dev/null 2>&1 || wrong "munge does not answer"
+{UNKILLED}munge -n </dev/null | unmunge >/dev/null 2>&1 || wrong "munge does not answer"
 for place in / /tmp /var/spool/slurmd; do
   [ -w "$place" ] || wrong "$place is read-only"
   used=$(df -P "$place" | awk 'NR == 2 {{ sub("%", "", $5); print $5 }}')
@@ -304,7 +319,7 @@ if [ {num_gpus} -gt 0 ] && command -v nvidia-smi >/dev/null; then
 fi
 case $(told) in
   *" Reason=shoal:"*)
-    left=$(unkilled) || wrong "nobody could look at what runs here"
+    left=$(unkilled) || wrong "it is not known whether something of a job that is over lives"
     [ -z "$left" ] || wrong "Kill task failed: job $left is over, and something of it lives"
     scontrol update "nodename=$node" state=resume
     ;;

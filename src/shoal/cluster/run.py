@@ -127,12 +127,12 @@ class Crew:
                 raise StateError(
                     f"{host.label} is being changed by {who} right now",
                     hint="wait for that to end, then run the same command again; if nobody is at it, a dead"
-                    f" connection is: {machine.typed} sudo kill that process",
+                    f" connection is: {machine.as_root} kill that process",
                 )
         asked_at = int(self.now())
         answer = await machine.run(SCRIPT)
         told = _heard(answer.out, answer.err)
-        self.facts[host.address] = read_facts(told, host, asked_at, machine.typed)
+        self.facts[host.address] = read_facts(told, host, asked_at, machine.as_root)
 
     async def parts(self, hosts: Iterable[Host]) -> dict[str, bytes]:
         """Shoal's own archive for each of these machines. One for which there is none is reported."""
@@ -291,7 +291,7 @@ async def _read(crew: Crew, address: str, script: str) -> str:
         why = answer.err.strip() or f"exit code {answer.code}"  # never what it printed: half a secret
         raise EngineRefused(
             f"{address} did not give the cluster's secret: {why}",
-            hint=f"{crew.machines[address].typed} {script}",
+            hint=f"{crew.machines[address].as_root} {script}",
         )
     return answer.out
 

@@ -72,6 +72,7 @@ class SshMachine:
         """`typed`: by which words a person would log in as we did."""
         self._host = host
         self.typed = typed
+        self.as_root = typed if is_root else f"{typed} sudo"
         self._connection = connection
         self._prefix = "" if is_root else 'sudo -n env SSH_CONNECTION="$SSH_CONNECTION" '
 

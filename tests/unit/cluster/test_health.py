@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from shoal.cluster import render
 from shoal.engines.slurm.states import RUNNING, SUSPENDED
-from tests.support.bare_machines import facts_of, found, three
+from tests.support.node_health import NodeHealth
 
 FINE = "NodeName=a Arch=x86_64 State=IDLE Partitions=DRAINED,main "
 DRAINED = "NodeName=a State=IDLE+DRAIN Reason=shoal: / is 99% full [root@x]"
@@ -18,68 +16,46 @@ SCONTROL = """\
 #!/bin/sh
 case "$*" in
   "-o show node a") cat {folder}/node ;;
-  "-o show job "*) cat {folder}/jobs/$4 2>/dev/null ;;
   *) echo "$*" >> {folder}/said ;;
 esac
 """
+SQUEUE = """\
+#!/bin/sh
+[ "$1 $2 $3 $4 $6 $7" = "-h -w a -t -o %A" ] || exit 2
+cat {folder}/jobs/* 2>/dev/null | awk -v states=",$5," 'index(states, "," $2 ",") {{ print $1 }}'
+"""
+SCOPE = "/system.slice/slurmstepd.scope"
 
 
-class Health:
+class Health(NodeHealth):
+    """Beside a Slurm on paper."""
+
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        inventory = three()
-        host = found(inventory, facts_of(inventory.hosts)).hosts[0]
-        assert host.found is not None
-        text = render.health_check(host, host.found).content.decode()
-        text = text.replace("/ /tmp /var/spool/slurmd", str(folder)).replace("/proc", f"{folder}/proc")
-        self._make("health", text)
-        self._make("scontrol", SCONTROL.format(folder=folder))
-        for name in ("munge", "unmunge"):
-            self._make(name, "#!/bin/sh\n")
+        super().__init__(folder, "a")
+        self.make("scontrol", SCONTROL.format(folder=folder))
+        self.make("squeue", SQUEUE.format(folder=folder))
         (folder / "jobs").mkdir()
-        self._thread(1, 1, "/init.scope")
-        self.is_full(False)
-
-    def _make(self, name: str, text: str) -> None:
-        (self.folder / name).write_text(text)
-        (self.folder / name).chmod(0o755)
-
-    def is_full(self, is_full: bool) -> None:
-        self._make("df", f"#!/bin/sh\necho head; echo disk 9 9 9 {99 if is_full else 5}% /\n")
 
     def fails(self, name: str, text: str) -> None:
         """That program does this in place of its work."""
-        self._make(name, f"#!/bin/sh\n{text}\n")
+        self.make(name, f"#!/bin/sh\n{text}\n")
 
-    def lives(
-        self,
-        job: int,
-        state: str,
-        group: str = "/system.slice/slurmstepd.scope",
-        *,
-        is_first_over: bool = False,
-    ) -> None:
+    def lives(self, job: int, state: str, group: str = SCOPE, *, is_first_over: bool = False) -> None:
         """A process of that job. `is_first_over`: its first thread has ended, another has not."""
         inside = f"{group}/job_{job}/step_0/user/task_0"
-        self._thread(job, job, "/" if is_first_over else inside)
-        self._thread(job, job + 1000, inside)
+        self.thread(job, job, "/" if is_first_over else inside)
+        self.thread(job, job + 1000, inside)
         if state:
             self.job_is(job, state)
 
     def job_is(self, job: int, state: str) -> None:
-        (self.folder / "jobs" / str(job)).write_text(f"JobId={job} JobState={state} Reason=None\n")
-
-    def _thread(self, pid: int, tid: int, group: str) -> None:
-        for place in (f"{pid}/task/{tid}", *([f"{pid}"] if pid == tid else [])):
-            (self.folder / "proc" / place).mkdir(parents=True, exist_ok=True)
-            (self.folder / "proc" / place / "cgroup").write_text(f"4:memory:{group}\n0::{group}\n")
+        (self.folder / "jobs" / str(job)).write_text(f"{job} {state.lower()}\n")
 
     def says(self, node: str) -> list[str]:
         """What it tells Slurm where that has this to say of the node."""
         (self.folder / "node").write_text(node)
         (self.folder / "said").unlink(missing_ok=True)
-        env = {"PATH": f"{self.folder}:/usr/bin:/bin"}
-        subprocess.run([str(self.folder / "health")], env=env, check=False, capture_output=True)
+        self.run({"PATH": "/usr/bin:/bin"})
         said = self.folder / "said"
         return said.read_text().splitlines() if said.exists() else []
 
@@ -111,7 +87,9 @@ def test_the_word_of_whoever_else_closed_the_node_stands(health: Health, state: 
 
 
 @pytest.mark.parametrize("state", ["CANCELLED", "COMPLETED", "NODE_FAIL", ""])
-@pytest.mark.parametrize("group", ["/system.slice/slurmstepd.scope", "/slurm/uid_1000"])
+@pytest.mark.parametrize(
+    "group", [SCOPE, "/system.slice/a_slurmstepd.scope", "/slurm/uid_1000", "/lxc/1/slurm_a/uid_0"]
+)
 def test_a_node_where_something_of_a_job_that_is_over_lives_does_not_come_back(
     health: Health, state: str, group: str
 ) -> None:
@@ -122,6 +100,28 @@ def test_a_node_where_something_of_a_job_that_is_over_lives_does_not_come_back(
     assert said == f"update nodename=a state=drain reason={told}"
     health.job_is(7, "COMPLETING")
     assert health.says(DRAINED) == [RESUMED]
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        "/user.slice/user-1000.slice/user@1000.service",
+        f"/user.slice/user-1000.slice/user@1000.service{SCOPE}",
+        "/user.slice/user-1000.slice/user@1000.service/slurm/uid_1000",
+        "/system.slice/ci.service",
+        "/slurm",
+    ],
+)
+def test_a_control_group_that_is_not_slurms_keeps_no_node_away(health: Health, group: str) -> None:
+    health.lives(99, "", group)
+    assert health.says(DRAINED) == [RESUMED]
+
+
+def test_a_job_of_which_only_a_longer_number_goes_on_is_over(health: Health) -> None:
+    health.lives(17, "RUNNING")
+    health.lives(7, "")
+    [said] = health.says(DRAINED)
+    assert "Kill task failed: job 7 is over" in said
 
 
 def test_a_process_whose_first_thread_has_ended_may_have_another_that_does_not_die(health: Health) -> None:
@@ -144,11 +144,14 @@ def test_what_lives_of_a_job_that_is_not_over_keeps_no_node_away(health: Health,
         ("find", "echo 0::/; echo 'find: /proc/7/task: Cannot allocate memory' >&2; exit 1"),
         ("find", "exec no-such-program"),
         ("awk", "exit 2"),
+        ("squeue", "echo 7; exit 1"),
+        ("squeue", "exec no-such-program"),
     ],
 )
-def test_who_could_not_look_resumes_nothing(health: Health, name: str, does: str) -> None:
+def test_who_could_not_look_or_ask_resumes_nothing(health: Health, name: str, does: str) -> None:
+    health.lives(7, "RUNNING")
     health.fails(name, does)
-    assert RESUMED not in health.says(DRAINED)
+    assert health.says(DRAINED)[-1:] != [RESUMED]
 
 
 def test_threads_that_end_while_they_are_looked_at_keep_no_node_away(health: Health) -> None:

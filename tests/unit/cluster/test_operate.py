@@ -8,6 +8,7 @@ from collections.abc import Callable
 import anyio
 import pytest
 
+from shoal.cli.cluster_inventory import apart
 from shoal.cli.cluster_words import closing
 from shoal.cli.cluster_words import told as told_by
 from shoal.cluster.facts import read_facts
@@ -17,6 +18,8 @@ from shoal.cluster.operate import Report, Wishes, add, create, destroy, remove, 
 from shoal.cluster.run import Crew, Outcome, State
 from shoal.errors import EngineRefused, EngineUnreachable, StateError
 from tests.support.bare_machines import NOW, PART, PaperMachine, facts_of, found, host, three, told
+
+AS_ROOT = PaperMachine.as_root
 
 
 def never(_: str) -> int:
@@ -101,6 +104,14 @@ async def test_a_member_that_is_away_stays_declared() -> None:
     assert report.inventory == inventory
 
 
+async def test_who_is_told_to_give_a_machine_another_name_may_do_it() -> None:
+    paper = Paper(three(), never)
+    paper.machines["10.0.0.2"] = PaperMachine(told("b_b", "10.0.0.2"), never)
+    crew = paper.crew()
+    await create(crew, three(), Wishes())
+    assert crew.failed["10.0.0.2"].hint == f"{AS_ROOT} hostnamectl set-hostname NAME"
+
+
 @pytest.mark.parametrize("when", ["unreachable", "at the first step"])
 async def test_without_a_controller_there_is_no_cluster(when: str) -> None:
     paper = Paper(three(), never)
@@ -146,8 +157,9 @@ async def test_the_cluster_keeps_its_key_and_a_key_that_cannot_be_read_is_not_re
 
     paper = Paper(inventory, never)
     paper.machines["10.0.0.1"] = PaperMachine(first, lambda _: 1)
-    with pytest.raises(EngineRefused, match="did not give the cluster's secret"):
+    with pytest.raises(EngineRefused, match="did not give the cluster's secret") as no:
         await create(paper.crew(), inventory, Wishes())
+    assert no.value.hint == f"{AS_ROOT} base64 /etc/munge/munge.key"
 
 
 async def test_machines_that_cannot_join_stay_out_of_the_inventory() -> None:
@@ -174,6 +186,11 @@ async def test_a_machine_that_is_away_without_cgroups_keeps_the_others_from_rely
     sent = {stdin for m in paper.machines.values() for _, stdin in m.seen if b"ClusterName" in stdin}
     assert [b"ProctrackType=proctrack/linuxproc\n" in text for text in sent] == [True]
     assert "not every machine answered" in " ".join(report.remarks)
+
+
+def labels(report: Report) -> list[str]:
+    assert report.inventory is not None
+    return [item.label for item in report.inventory.hosts]
 
 
 async def removed(
@@ -215,12 +232,57 @@ async def test_a_machine_that_is_out_and_could_not_be_cleaned_can_be_removed_aga
     crew, report = await removed(paper, inventory, "c")
     assert wrong(crew) == {"c": "slurmd does not run"}
     assert set(crew.failed) - report.gone == {"10.0.0.3"}
-    assert report.inventory is not None
-    assert [(item.address, item.found is None) for item in report.inventory.hosts][-1] == ("10.0.0.3", True)
+    said = "c is no node any more, and was not cleaned: `shoal cluster remove c` again"
+    assert report.remarks[-1] == said
+    assert not any("leave it out" in line for line in closing("lab", crew, report, 1.0, is_dry=False))
+    assert labels(report) == ["a", "b", "c"]
     paper.machines["10.0.0.3"].judge = lambda _: 0
-    again = await remove(paper.crew(), report.inventory, ["10.0.0.3"], Wishes())
-    assert again.inventory is not None
-    assert [item.label for item in again.inventory.hosts] == ["a", "b"]
+    assert report.inventory is not None
+    _, again = await removed(paper, report.inventory, "c")
+    assert labels(again) == ["a", "b"]
+
+
+async def unclean(paper: Paper) -> Inventory:
+    """The cluster once c, which is known by its own name alone, has left and could not be cleaned."""
+    inventory = found(three(), facts_of(three().hosts))
+    nameless = [item.model_copy(update={"name": None}) for item in inventory.hosts]
+    own = told("c", "10.0.0.3", "own cluster lab", "own started slurmd")
+    paper.machines["10.0.0.3"] = PaperMachine(own, lambda _: 1)
+    _, report = await removed(paper, inventory.with_hosts(nameless), "c")
+    assert report.inventory is not None
+    paper.machines["10.0.0.3"].judge = lambda _: 0
+    paper.machines["10.0.0.3"].seen.clear()
+    return report.inventory
+
+
+async def test_of_a_machine_that_was_not_cleaned_and_is_away_now_it_is_said_what_stays_there() -> None:
+    paper = Paper(three())
+    inventory = await unclean(paper)
+    del paper.machines["10.0.0.3"]
+    _, report = await removed(paper, inventory, "c")
+    assert labels(report) == ["a", "b"]
+    assert report.remarks[-1] == (
+        "c did not answer: it was not cleaned when it left, and is out of the inventory; what Shoal put there"
+        " stays there, perhaps with the cluster's munge key"
+    )
+
+
+async def test_a_machine_that_has_left_comes_back_by_itself_in_no_other_command() -> None:
+    paper = Paper(three())
+    inventory = await unclean(paper)
+    for report in (
+        await create(paper.crew(), inventory, Wishes()),
+        await upgrade(paper.crew(), inventory, Wishes()),
+        (await removed(paper, inventory, "b"))[1],
+    ):
+        assert report.inventory is not None
+        assert [item.label for item in report.inventory.hosts if not item.found] == ["c"]
+        assert "`shoal cluster remove c` again" in report.remarks[-1]
+    assert paper.machines["10.0.0.3"].seen == []
+    rest, new = apart(inventory, (Host(address="10.0.0.3"),))
+    report = await add(paper.crew(), rest, new, Wishes())
+    assert report.inventory is not None
+    assert [item.label for item in report.inventory.members if item.found] == ["a", "b", "c"]
 
 
 def changes(paper: Paper) -> list[str]:
@@ -265,7 +327,9 @@ async def test_a_machine_that_does_not_let_us_in_is_not_dead() -> None:
     crew, report = await removed(paper, inventory, "c", is_forced=True)
     assert report.inventory is not None
     assert [item.label for item in report.inventory.hosts] == ["a", "b"]
-    assert report.remarks[-1] == "c did not let us in: it is out, and what Shoal put there stays there"
+    assert report.remarks[-1] == (
+        "c did not let us in: it is out, and what Shoal put there stays there, with the cluster's munge key"
+    )
     assert set(crew.failed) - report.gone == set()
     assert (await destroy(paper.crew(), inventory, Wishes())).inventory == inventory
     assert (await destroy(paper.crew(), inventory, Wishes(is_forced=True))).inventory is None
@@ -332,6 +396,7 @@ async def test_a_machine_that_somebody_else_is_changing_is_not_touched() -> None
     crew = paper.crew()
     await create(crew, three(), Wishes())
     assert "is being changed by bo@desktop" in crew.failed["10.0.0.3"].detail
+    assert crew.failed["10.0.0.3"].hint.endswith(f"{AS_ROOT} kill that process")
     assert paper.machines["10.0.0.3"].seen == []
     looking = paper.crew(is_dry=True)
     await create(looking, three(), Wishes())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import asyncssh
 import pytest
@@ -82,3 +83,22 @@ async def test_what_is_told_names_the_user_and_the_key_that_were_tried(
         await Ssh(access).connect(Host(address="10.0.0.3", user="ana", port=2222))
     assert refused.value.message.startswith(told)
     assert refused.value.hint == hint
+
+
+@pytest.mark.parametrize(
+    ("uid", "as_root"), [("0\n", "ssh ana@10.0.0.3"), ("1000\n", "ssh ana@10.0.0.3 sudo")]
+)
+async def test_what_only_root_may_is_typed_with_sudo_where_we_are_not_root(
+    uid: str, as_root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Connection:
+        async def run(self, _: str, **__: object) -> SimpleNamespace:
+            return SimpleNamespace(stdout=uid)
+
+    async def connect(*_: object, **__: object) -> Connection:
+        return Connection()
+
+    monkeypatch.setattr(asyncssh, "connect", connect)
+    access = Access(known_hosts=tmp_path / "known")
+    machine = await Ssh(access).connect(Host(address="10.0.0.3", user="ana"))
+    assert (machine.typed, machine.as_root) == ("ssh ana@10.0.0.3", as_root)

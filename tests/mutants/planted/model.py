@@ -1,0 +1,72 @@
+"""Bugs in what exists: states, moves, and what is tried again."""
+
+from __future__ import annotations
+
+from tests.mutants.planted.mutant import Mutant
+
+MUTANTS = (
+    Mutant(
+        "stopped_job_is_tried_again",
+        "model/retry.py",
+        "if job.stop_asked_by is not None or attempt.reason is EndReason.CANCELLED:",
+        "if attempt.reason is EndReason.CANCELLED:",
+        "a person's stop is final",
+        ("sim",),
+    ),
+    Mutant(
+        "first_end_ends_the_gang",
+        "model/moves.py",
+        "    if not noted.nodes_left:\n",
+        "    if noted.outcomes:\n",
+        "P2: an attempt is over when all its nodes are",
+        ("sim",),
+    ),
+    Mutant(
+        "stopping_holds_nothing",
+        "model/attempt.py",
+        "HOLDING = (AttemptState.STARTING, AttemptState.RUNNING, AttemptState.STOPPING)",
+        "HOLDING = (AttemptState.STARTING, AttemptState.RUNNING)",
+        "nothing is given twice",
+        ("sim",),
+    ),
+    Mutant(
+        "stop_frees_at_once",
+        "model/moves.py",
+        "    (STARTING, StopAsked): _stop,\n",
+        "    (STARTING, StopAsked): _stop_queued,\n",
+        "P3: asking for an end is not evidence of it",
+        ("sim",),
+    ),
+    Mutant(
+        "old_look_stops_a_gang_that_was_mended",
+        "model/moves.py",
+        "if event.node not in attempt.nodes_left or event.incarnation != attempt.incarnation(event.node):",
+        "if event.node not in attempt.node_names:",
+        "P2: no healthy kill for a share that another has replaced",
+        ("control",),
+    ),
+    Mutant(
+        "cluster_withdraws_what_a_keeper_said",
+        "model/moves.py",
+        "known = attempt.doubted_nodes if event.is_hearsay else attempt.orphaned_nodes",
+        "known = attempt.orphaned_nodes",
+        "P3: that a cluster knows of nothing is no word against who saw it live",
+        ("control",),
+    ),
+    Mutant(
+        "next_share_inherits_the_doubt",
+        "model/moves.py",
+        "return _cleared(after, lost.node), (Effect.SUBMIT,)",
+        "return after, (Effect.SUBMIT,)",
+        "P1: a share has a fence of its own",
+        ("control",),
+    ),
+    Mutant(
+        "end_of_a_replaced_share_ends_the_new_one",
+        "model/moves.py",
+        "    if outcome.incarnation != attempt.incarnation(outcome.node):\n        return attempt, ()\n",
+        "",
+        "P2: what was replaced says nothing about what runs in its place",
+        ("control", "sim"),
+    ),
+)
