@@ -111,7 +111,7 @@ class StagedEngine(FakeEngine):
 
 
 class StagedStore:
-    """The store that survives a restart, with a stage around its writes."""
+    """The store that survives a restart, with a stage before its reads and around its writes."""
 
     def __init__(self) -> None:
         self.inner = open_memory_store()
@@ -124,6 +124,7 @@ class StagedStore:
         return answer
 
     async def read(self, fn: Callable[[Tx], T]) -> T:
+        self.meanwhile.reach("before read")
         return await self.inner.read(fn)
 
     def on_commit(self, callback: Callable[[int], None]) -> None:

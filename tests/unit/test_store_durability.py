@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import resource
@@ -183,24 +182,71 @@ def frozen(tmp_path: Path) -> Iterator[tuple[Path, str, str]]:
 
 
 @pytest.mark.serial
-@pytest.mark.parametrize("suffixes", [("", "-wal"), ("", "-wal", "-shm")])
 async def test_disk_gone_read_only_under_an_open_store_is_told_and_recovered_from(
-    frozen: tuple[Path, str, str], suffixes: tuple[str, ...]
+    frozen: tuple[Path, str, str],
 ) -> None:
     home, freeze, thaw = frozen
     store = open_store(_url(home), clock=SystemClock())
     await store.write(lambda tx: submit(tx, 1))
-    files = [str(home / f"shoal.db{suffix}") for suffix in suffixes]
-    _call("chattr", freeze, *files)
+    _call("chattr", "-R", freeze, str(home))
     for _ in range(3):
-        with pytest.raises(StoreUnavailable):
+        with pytest.raises(StoreUnavailable, match="read-only"):
             await store.write(lambda tx: submit(tx, 2))
-        with contextlib.suppress(StoreUnavailable):
-            assert await store.read(lambda tx: tx.jobs.count_open("vision")) == 1
-    _call("chattr", thaw, *files)
+        assert await store.read(lambda tx: tx.jobs.count_open("vision")) == 1
+    _call("chattr", "-R", thaw, str(home))
     assert await store.read(lambda tx: tx.jobs.count_open("vision")) == 1
     assert await store.write(lambda tx: submit(tx, 2)) == 2
     await store.close()
+
+
+FREEZING = """
+import subprocess
+import sys
+import anyio
+from shoal.clock import SystemClock
+from shoal.errors import StoreUnavailable
+from shoal.store import open_store
+from tests.support.store_records import submit
+
+def chattr(sign):
+    subprocess.run(["chattr", "-R", f"{sign}i", sys.argv[1]], check=True)
+
+def count(tx):
+    chattr("+")
+    return tx.jobs.count_open("vision")
+
+def add(tx):
+    chattr("+")
+    return submit(tx, 2)
+
+async def main():
+    store = open_store(sys.argv[2], clock=SystemClock())
+    await store.write(lambda tx: submit(tx, 1))
+    print("seen:", await store.read(count))
+    chattr("-")
+    try:
+        await store.write(add)
+    except StoreUnavailable as error:
+        print("refused:", error.message)
+    chattr("-")
+    print("taken:", await store.write(lambda tx: submit(tx, 2)))
+    await store.close()
+
+anyio.run(main)
+"""
+
+
+@pytest.mark.serial
+def test_disk_gone_read_only_in_the_middle_of_a_transaction_costs_an_answer_not_the_process(
+    frozen: tuple[Path, str, str],
+) -> None:
+    home, *_ = frozen
+    command = [sys.executable, "-c", FREEZING, str(home), _url(home)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, f"ended with {done.returncode}: {done.stderr}"
+    seen, refused, taken = done.stdout.splitlines()
+    assert refused.startswith("refused: the store is not available")
+    assert (seen, taken) == ("seen: 1", "taken: 2")
 
 
 SQUEEZED = """

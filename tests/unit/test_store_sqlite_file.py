@@ -6,7 +6,8 @@ import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -48,6 +49,56 @@ def test_second_control_plane_is_refused_and_told_the_pid_of_the_first(tmp_path:
     anyio.run(open_store(url, clock=SystemClock()).close)
 
 
+ASK = """
+import sqlite3
+import sys
+stranger = sqlite3.connect(sys.argv[1], timeout=0)
+try:
+    print(stranger.execute("SELECT count(*) FROM jobs").fetchone()[0], flush=True)
+except sqlite3.OperationalError as error:
+    print(error, flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def _stranger(path: Path) -> Iterator[str]:
+    """What another process is told that asks for the number of jobs. It stays for as long as this does."""
+    command = [sys.executable, "-c", ASK, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        yield other.stdout.readline().strip()
+        other.communicate()
+
+
+async def test_no_other_process_has_the_database_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "shoal.db"
+    store = open_store(_url(path), clock=SystemClock())
+    await store.write(lambda tx: submit(tx, 1))
+    with _stranger(path) as told:
+        assert told == "database is locked"
+    await store.close()
+    monkeypatch.setattr("shoal.store.sqlite.BUSY_S", 0.1)
+    with _stranger(path) as told:
+        assert told == "1"
+        with pytest.raises(StateError, match="another process has the database") as caught:
+            open_store(_url(path), clock=SystemClock())
+        assert caught.value.hint == f"see which with `fuser -v {path}`, and end it"
+    await open_store(_url(path), clock=SystemClock()).close()
+
+
+def test_index_of_the_log_is_no_file_even_when_only_a_reader_is_left(tmp_path: Path) -> None:
+    database = SqliteDatabase(tmp_path / "shoal.db")
+    with database.connect_writer() as writer:
+        writer.exec_driver_sql("CREATE TABLE t (a)")
+    with database.connect_reader() as reader:
+        assert reader.exec_driver_sql("SELECT count(*) FROM t").scalar() == 0
+        assert not (tmp_path / "shoal.db-shm").exists()
+    database.close()
+
+
 async def test_closed_store_may_be_opened_again_and_remembers(tmp_path: Path) -> None:
     for number in (1, 2, 3):
         store = open_store(_url(tmp_path / "shoal.db"), clock=SystemClock())
@@ -63,7 +114,7 @@ async def test_files_are_private(tmp_path: Path) -> None:
     modes = {path.name: path.stat().st_mode & 0o777 for path in home.iterdir()}
     await store.close()
     assert home.stat().st_mode & 0o777 == 0o700
-    assert modes == {f"shoal.db{suffix}": 0o600 for suffix in ("", "-wal", "-shm", ".lock")}
+    assert modes == {f"shoal.db{suffix}": 0o600 for suffix in ("", "-wal", ".lock")}
 
 
 def test_path_with_characters_of_a_url_is_the_path_that_is_opened(tmp_path: Path) -> None:

@@ -44,8 +44,10 @@ class Look(NamedTuple):
 
 async def place(core: Core) -> Cycle:
     """Plan once and record it. What it starts is on disk, and nobody has told the engine yet."""
-    work, now = Stopwatch(core.clock), core.clock.now()
+    work = Stopwatch(core.clock)
     changes = await _look_around(core, work)
+    # Not before the look: whoever gets the room of one that ended during it would be recorded beside it.
+    now = core.clock.now()
     with work:
         if core.nodes.tell(core.planner, changes.nodes):
             core.stamps.see(core.nodes.views())

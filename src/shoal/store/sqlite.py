@@ -3,6 +3,10 @@
 SQLite before 3.51.3 can corrupt a write-ahead log when two connections write or checkpoint at once.
 So one process holds a lock beside the file, one connection writes and checkpoints, and readers open
 the file read-only.
+
+Connections mark their places in an index of the log. SQLite would map it from a file beside the database,
+and a mark on a disk that has just gone read-only is SIGBUS: no process, in place of an error. So the index
+is in memory (`unix-excl`), and while it is open no other process can so much as read the database.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sqlalchemy import Connection, Engine, NullPool, create_engine
+from sqlalchemy.exc import OperationalError
 
 from shoal.errors import StateError, StoreUnavailable
 from shoal.store.prepared import Session
@@ -30,36 +35,48 @@ class SqliteDatabase:
     term = 0
 
     def __init__(self, path: Path) -> None:
-        self._shared = path.with_name(f"{path.name}-shm")
+        self._path = path
         self._lock = _take_lock(path)
         self._writers = _engine(path, "rwc", _prepare_writer)
         self._readers = _engine(path, "ro", _prepare_reader)
+        self._holder: Connection | None = None
 
     def connect_writer(self) -> Connection:
+        """The first call makes the database ours alone; `StateError`: somebody else has it open."""
+        if self._holder is None:
+            self._holder = self._hold()
         return self._writers.connect()
+
+    def _hold(self) -> Connection:
+        """A connection that only stays open: SQLite has one index for all of a process, made by its first.
+
+        Were a reader the first, after an error that cost all others their connections, the index would be
+        a file again.
+        """
+        try:
+            return self._writers.connect()
+        except OperationalError as error:
+            if getattr(error.orig, "sqlite_errorcode", None) != sqlite3.SQLITE_BUSY:
+                raise
+            raise StateError(
+                f"another process has the database {self._path} open, such as a shell or a backup",
+                hint=f"see which with `fuser -v {self._path}`, and end it",
+            ) from error
 
     def connect_reader(self) -> Connection:
         return self._readers.connect()
 
     def begin_write(self, writer: Connection) -> None:
-        self._refuse_frozen()
-        begin(writer, "BEGIN IMMEDIATE")
-
-    def begin_read(self, reader: Connection) -> None:
-        self._refuse_frozen()
-        begin(reader, "BEGIN")
-
-    def _refuse_frozen(self) -> None:
-        """Refuse while the disk takes no writes.
-
-        Readers and writer mark their places in `-shm`, which SQLite maps into memory: if the kernel
-        refuses such a mark it does so with SIGBUS, and the process is gone instead of an answer late.
-        """
-        if not os.access(self._shared, os.W_OK) and self._shared.exists():
+        # SQLite would refuse, too, and call it an I/O error.
+        if not os.access(self._path, os.W_OK):
             raise StoreUnavailable(
                 "the store is not available: its disk is read-only",
                 hint="see what the kernel says with `dmesg`",
             )
+        begin(writer, "BEGIN IMMEDIATE")
+
+    def begin_read(self, reader: Connection) -> None:
+        begin(reader, "BEGIN")
 
     def tidy(self, writer: Connection) -> None:
         """Move the log into the database file; the next write begins the log anew.
@@ -72,13 +89,15 @@ class SqliteDatabase:
         driver.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     def close(self) -> None:
+        if self._holder is not None:
+            self._holder.close()
         self._writers.dispose()
         self._readers.dispose()
         os.close(self._lock)
 
 
 def _engine(path: Path, mode: str, prepare: Callable[[sqlite3.Connection], None]) -> Engine:
-    uri = f"{path.absolute().as_uri()}?mode={mode}"
+    uri = f"{path.absolute().as_uri()}?mode={mode}&vfs=unix-excl"
 
     def connect() -> sqlite3.Connection:
         connection = sqlite3.connect(uri, uri=True, timeout=BUSY_S, check_same_thread=False)

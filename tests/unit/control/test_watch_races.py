@@ -31,6 +31,23 @@ def test_an_attempt_started_after_the_records_were_read_is_not_taken_for_a_stray
     assert lab.runs() == [(lab.attempt(job).attempt_id, "n1")]
 
 
+def test_who_gets_the_room_of_one_that_ended_during_the_look_is_not_recorded_beside_it() -> None:
+    lab = Lab(num_nodes=1, script=always(Act(run_s=5.0)))
+    first = lab.running(resources={"cpus": 8})
+    second = lab.submit(resources={"cpus": 8})
+
+    def the_first_ends() -> None:
+        lab.clock.advance(6)
+        lab.watch()
+
+    lab.store.meanwhile("before read", the_first_ends)
+    lab.place()
+    ended_at, placed_at = lab.attempt(first).ended_at, lab.attempt(second).placed_at
+    assert ended_at is not None
+    assert placed_at is not None
+    assert placed_at >= ended_at
+
+
 def test_a_stop_while_the_submission_is_on_its_way_does_not_end_it_unseen() -> None:
     lab = Lab()
     lab.heal()
