@@ -158,7 +158,7 @@ class RemoteEngine(ABC):
         attempt_id = submission.attempt_id
         is_new = not self.desk.find(attempt_id)
         if is_new:
-            if self.desk.is_kept(attempt_id):
+            if await self.on_thread(lambda: self.desk.is_kept(attempt_id)):
                 return self.native_id(attempt_id)
             await self._take(submission)
         else:
