@@ -231,6 +231,22 @@ MUTANTS = (
         ("control",),
     ),
     Mutant(
+        "an_operator_is_believed_of_a_node_that_speaks_while_its_cluster_answers",
+        "control/nodes.py",
+        "if heard := speaking_on(core, holding, name):",
+        "if core.outages.present and (heard := speaking_on(core, holding, name)):",
+        "P2: what renews is not replaced, whatever its cluster says of its node",
+        ("control",),
+    ),
+    Mutant(
+        "what_speaks_again_on_a_node_declared_dead_is_replaced",
+        "control/heal.py",
+        "return bool(speaking_on(core, await core.store.read(lambda tx: tx.attempts.holding()), name))",
+        "return False",
+        "P2: what renews is not replaced, whoever has declared its node dead",
+        ("control",),
+    ),
+    Mutant(
         "a_node_that_is_held_is_written_about_at_every_look",
         "control/refresh.py",
         "if leaving and not leaving <= await core.store.read(_held):",
