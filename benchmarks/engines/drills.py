@@ -80,6 +80,7 @@ NOTES = (
     "Slurm: SlurmdTimeout=5 (its own default: 300), cred_expire=5 (120); a third node is free.",
     "Ray: a node is called dead after three missed checks of 2 s (its own: 5 of 3 s); Ray Train waits 60 s",
     "for the lost worker before it goes on without it. A step takes some 60 ms; all save every tenth.",
+    "An operator's word that a node is dead is taken 20 s after somebody there was last heard from.",
 )
 REQUEUE = "Slurm's own requeue, the node is killed"
 
@@ -146,7 +147,9 @@ def shoal_declared(root: Path, trials: int) -> Iterator[Loss]:
 
 
 def _crash_and_declare(plane: RealPlane, lab: SlurmLab, node: str) -> None:
-    """Shoal does not take it for dead while Slurm says that it answers: Slurm is told first."""
+    """Shoal does not take it for dead while Slurm says that it answers: Slurm is told first. Nor until nobody
+    there was heard from for 20 s, which is most of what this row shows.
+    """
     lab.crash_node(node)
     lab.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=crashed")
 

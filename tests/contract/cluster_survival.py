@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from shoal.client.handles import JobHandle
-from shoal.control.leases import FENCE_MARGIN_S
+from shoal.control.leases import FENCE_MARGIN_S, QUIET_S
 from tests.support.cluster_plane import ONE, TWO, ClusterPlane, is_running, parent_of
 from tests.support.deaf_disk import DeafDisk
 from tests.support.real_plane import until
@@ -77,6 +77,12 @@ def go_on(plane: ClusterPlane, jobs: Collection[JobHandle]) -> None:
         plane.until_starts(job, 2 * num_ranks(plane, job))
         plane.ends_well(job, attempts=2)
         assert plane.attempts(job)[0]["reason"] == "lost"
+
+
+def declared(plane: ClusterPlane, node: str) -> None:
+    """Dead, once what ran there was not heard from for so long that its death is believed."""
+    words = ("nodes", "declare-dead", node, "--because", "the test killed it")
+    until(lambda: plane.command(*words).returncode == 0, f"{node} is declared dead", within_s=QUIET_S + 10.0)
 
 
 class SurvivalContract:
@@ -176,8 +182,7 @@ class SurvivalContract:
         try:
             until(lambda: node not in plane.nodes_alive(), f"{node} is not alive", within_s=120.0)
             assert len(plane.witness.lines(job.job_id, "start")) == 1, "nothing is begun without evidence"
-            done = plane.command("nodes", "declare-dead", node, "--because", "the test killed it")
-            assert done.returncode == 0, done.stderr
+            declared(plane, node)
             plane.until_starts(job, 2)
             plane.ends_well(job, attempts=2)
         finally:

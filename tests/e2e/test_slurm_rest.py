@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cluster_plane import ClusterPlane
+from tests.support.real_plane import until
 from tests.support.slurm_lab import SlurmLab
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(300)]
@@ -27,7 +28,8 @@ def test_jobs_wait_while_the_token_is_no_good_and_run_when_it_is_renewed(
         plane.until_status(job, "succeeded")
         file.write_text(f"{file.read_text().strip()[:-4]}AAAA")  # signed by nobody
         waits = plane.submit("true", resources={"cpus": 1})
-        plane.until_said(waits, "the token")
+        plane.until_said(waits, "the cluster cannot be asked")
+        until(lambda: "the token" in str(plane.shoal.status()["unanswered"]), "operators are told why")
         slurm.rest.token_file(file)
         plane.until_status(waits, "succeeded")
     finally:

@@ -496,13 +496,13 @@ def test_node_commands_send_their_reason(
 @pytest.mark.parametrize(
     ("verb", "after", "told"),
     [
-        ("declare-dead", {"state": "dead", "jobs": ["lab/10"]}, "declared dead; lab/10 begins anew"),
+        ("declare-dead", {"state": "dead", "begin_anew": ["lab/10"]}, "declared dead; lab/10 begins anew"),
         (
             "declare-dead",
-            {"state": "dead", "jobs": ["lab/1", "lab/2"]},
+            {"state": "dead", "begin_anew": ["lab/1", "lab/2"]},
             "declared dead; lab/1, lab/2 begin anew",
         ),
-        ("declare-dead", {"state": "dead", "jobs": []}, "declared dead"),
+        ("declare-dead", {"state": "dead", "jobs": ["lab/3"], "begin_anew": []}, "declared dead"),
         ("resume", {"state": "ready"}, "resumed here, and takes no work yet: it is silent"),
         (
             "resume",
@@ -511,6 +511,7 @@ def test_node_commands_send_their_reason(
         ),
         ("resume", {"state": "ready", "is_alive": True}, "ready"),
         ("cordon", {"state": "cordoned"}, "cordoned, and silent"),
+        ("cordon", {"state": "cordoned", "is_gone": True}, "cordoned, and gone"),
     ],
 )
 def test_a_decision_about_a_node_says_what_was_done_and_what_follows(

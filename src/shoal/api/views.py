@@ -335,6 +335,12 @@ class NodeView(TypedDict):
     unanswered: UnansweredView | None
 
 
+class NodeDeclaredDeadView(NodeView):
+    """`begin_anew`: the jobs that lose what they had there, and go on elsewhere."""
+
+    begin_anew: list[str]
+
+
 class NodePageView(TypedDict):
     items: list[NodeView]
     next_cursor: str | None

@@ -160,12 +160,12 @@ def done(verb: str, after: dict[str, Any]) -> str:
     """What was decided, what follows for the jobs there, and what it does not change."""
     shown = state_of(after)
     if verb == "declare_dead":
-        jobs = [one_line(ref) for ref in after.get("jobs") or ()]
+        jobs = [one_line(ref) for ref in after.get("begin_anew") or ()]
         return f"declared dead{then_anew(jobs)}"
     if verb == "resume" and shown != after["state"]:
         why = one_line(after.get("closed") or "") or f"it is {shown}"
         return f"resumed here, and takes no work yet: {why}"
-    return f"{after['state']}, and silent" if shown == "silent" else shown
+    return f"{after['state']}, and {shown}" if shown in ("silent", "gone") else shown
 
 
 def then_anew(jobs: list[str]) -> str:

@@ -10,7 +10,6 @@ import msgspec
 from shoal.control.core import Core
 from shoal.control.frozen import spec_of
 from shoal.control.leases import FENCE_MARGIN_S, QUIET_S
-from shoal.control.outage import in_short
 from shoal.engines.base import CANNOT_ASK, SupportsClearing
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.job import Job
@@ -36,8 +35,8 @@ def explain(core: Core, job: Job, attempts: Sequence[Attempt]) -> Explanation | 
         return None
     if attempt.orphans_left:
         return _orphaned(core, job, attempt, attempt.orphans_left)
-    if refusal := _not_handed_over(core, attempt):
-        return _with_history(_kept_here(core, job, attempt, refusal), earlier)
+    if _is_kept_here(core, attempt):
+        return _with_history(_kept_here(core, job, attempt), earlier)
     silent = core.leases.silent_nodes(attempt, QUIET_S)
     if silent:
         return _unreachable(core, job, attempt, silent)
@@ -58,7 +57,12 @@ def without_guess(told: Explanation, job: Job) -> Explanation:
 
 
 def _troubles(core: Core, attempt: Attempt) -> tuple[str, ...]:
-    return core.leases.troubles(attempt.attempt_id) if attempt.state is AttemptState.STARTING else ()
+    """Why a cluster does not answer is for operators, as its own words may name machines: `shoal status` has
+    it for them. What it says of a job while it answers is for whoever may read the job.
+    """
+    if attempt.state is not AttemptState.STARTING:
+        return ()
+    return core.leases.troubles(attempt.attempt_id, has_whole=core.outages.present is None)
 
 
 def _with_history(told: Explanation, earlier: Sequence[Attempt]) -> Explanation:
@@ -91,23 +95,23 @@ def _not_begun(core: Core, job: Job, attempt: Attempt, troubles: tuple[str, ...]
     )
 
 
-def _not_handed_over(core: Core, attempt: Attempt) -> str:
-    """What came in place of the answer to its submission; empty: its engine answers, or may have it."""
+def _is_kept_here(core: Core, attempt: Attempt) -> bool:
+    """Its engine does not answer, and has nothing of it."""
     is_unknown = attempt.state is AttemptState.STARTING and attempt.native_id is None
     if core.outages.present is None or not is_unknown or attempt.started_nodes:
-        return ""
-    return core.leases.refused_whole(attempt.attempt_id)
+        return False
+    return core.leases.was_refused_whole(attempt.attempt_id)
 
 
-def _kept_here(core: Core, job: Job, attempt: Attempt, refusal: str) -> Explanation:
+def _kept_here(core: Core, job: Job, attempt: Attempt) -> Explanation:
     """Nothing is wrong with its nodes: nobody there has heard of it."""
     return Explanation(
         attempt_id=attempt.attempt_id,
         job_id=job.job_id,
         why=Why.NOT_BEGUN,
         sentence=f"not handed to the {core.engine.name.capitalize()} yet: it does not answer",
-        details=(in_short(refusal), "it is handed over when that answers"),
-        hint="`shoal status` says since when",
+        details=("it is handed over when that answers",),
+        hint="`shoal status` says since when, and to operators why",
         facts={"in_short": "cluster away"},
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import msgspec
 
 from shoal.control.actor import SHOAL
@@ -90,11 +92,11 @@ async def _bury(core: Core, attempt: Attempt, node: Node) -> None:
 
 
 async def _answers(core: Core, name: str) -> bool:
-    """Whether the engine sees it now. Of one that cannot be asked, whether somebody there speaks."""
-    try:
-        return any(facts.is_alive and facts.name == name for facts in await core.engine.nodes())
-    except EngineUnreachable:
-        return bool(speaking_on(core, await core.store.read(lambda tx: tx.attempts.holding()), name))
+    """Whether the engine sees it now, or somebody there speaks."""
+    with contextlib.suppress(EngineUnreachable):
+        if any(facts.is_alive and facts.name == name for facts in await core.engine.nodes()):
+            return True
+    return bool(speaking_on(core, await core.store.read(lambda tx: tx.attempts.holding()), name))
 
 
 def _declared(core: Core, attempt: Attempt, node: Node) -> NodeOutcome:

@@ -2,11 +2,13 @@
 
 Nothing here is stored: a restarted control plane counts silence from its own start, which can only
 make it wait longer. So a heartbeat costs no write, and a jump of the wall clock moves no fence.
+
+Changed on the event loop alone. What is only asked changes nothing, so that a transaction may ask, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import inf
 
 from shoal.clock import Clock
@@ -26,6 +28,8 @@ class Leases:
         self._clock = clock
         self._heard: dict[tuple[str, str, int], float] = {}
         """By attempt, node and incarnation: a share is not silent for as long as the one it replaces."""
+        self._followed: dict[tuple[str, str, int], float] = {}
+        """Since when we have cared about the shares that may run: see `follow`."""
         self._sent: dict[str, float] = {}
         self._running_since: dict[str, float] = {}
         self._troubles: dict[tuple[str, str], str] = {}
@@ -33,12 +37,26 @@ class Leases:
         self._waits: dict[tuple[str, str], str] = {}
         """Those of them that wait in the cluster's own queue."""
 
-    def heard(self, attempt_id: str, node: str, incarnation: int = 0) -> None:
-        """A supervisor renewed, or its engine saw it alive."""
-        self._heard[attempt_id, node, incarnation] = self._clock.monotonic()
+    def follow(self, attempts: Sequence[Attempt]) -> None:
+        """Count the silence of their shares, from now where nobody was heard from; forget all others."""
+        now, kept = self._clock.monotonic(), {attempt.attempt_id for attempt in attempts}
+        shares = [
+            (own.attempt_id, node, own.incarnation(node)) for own in attempts for node in own.nodes_left
+        ]
+        self._followed = {share: self._followed.get(share, now) for share in shares}
+        self._heard = {key: at for key, at in self._heard.items() if key[0] in kept}
+        self._sent = {k: at for k, at in self._sent.items() if k in kept}
+        self._troubles = {key: told for key, told in self._troubles.items() if key[0] in kept}
+        self._waits = {key: told for key, told in self._waits.items() if key[0] in kept}
+        self._running_since = {k: at for k, at in self._running_since.items() if k in kept}
+
+    def heard(self, attempt_id: str, node: str, incarnation: int = 0, *, ago_s: float = 0.0) -> None:
+        """A supervisor renewed, or its engine saw it alive, so many seconds ago."""
+        at, share = self._clock.monotonic() - ago_s, (attempt_id, node, incarnation)
+        self._heard[share] = max(at, self._heard.get(share, at))
 
     def knows(self, attempt_id: str, node: str, incarnation: int = 0) -> bool:
-        """Whether there was a sign of life, or silence was asked about."""
+        """Whether there was a sign of life."""
         return (attempt_id, node, incarnation) in self._heard
 
     def sent(self, attempt_id: str) -> None:
@@ -57,26 +75,29 @@ class Leases:
         else:
             self._troubles[attempt_id, node] = told
 
-    def troubles(self, attempt_id: str) -> tuple[str, ...]:
-        """Why it has not begun: each thing once, with the nodes of which it was said."""
+    def troubles(self, attempt_id: str, *, has_whole: bool = True) -> tuple[str, ...]:
+        """Why it has not begun: each thing once, with the nodes of which it was said; `has_whole`: also what
+        was said of all of it.
+        """
         nodes: dict[str, list[str]] = {}
-        for (_, node), told in sorted(item for item in self._troubles.items() if item[0][0] == attempt_id):
-            nodes.setdefault(told, []).extend([node] if node else [])
+        for (own, node), told in sorted(self._troubles.items()):
+            if own == attempt_id and (node or has_whole):
+                nodes.setdefault(told, []).extend([node] if node else [])
         return tuple(f"{listed(names)}: {told}" if names else told for told, names in nodes.items())
 
-    def refused_whole(self, attempt_id: str) -> str:
-        """Why all of it could not be handed over; empty: it could, or its engine has something of it."""
+    def was_refused_whole(self, attempt_id: str) -> bool:
+        """Nothing of it could be handed over, and its engine has nothing of it."""
         has_share = any(key[0] == attempt_id and key[1] for key in self._troubles)
-        return "" if has_share else self._troubles.get((attempt_id, ""), "")
+        return (attempt_id, "") in self._troubles and not has_share
 
     def waits(self, attempt_id: str) -> tuple[str, ...]:
         """What the cluster says of those of its shares that wait in its own queue, each thing once."""
         return tuple(dict.fromkeys(told for key, told in sorted(self._waits.items()) if key[0] == attempt_id))
 
     def silence_s(self, attempt_id: str, node: str, incarnation: int = 0) -> float:
-        """Seconds since the last sign of life, counted from when we first cared if there was none."""
-        now = self._clock.monotonic()
-        return now - self._heard.setdefault((attempt_id, node, incarnation), now)
+        """Seconds since the last sign of life, or since it is followed if there was none."""
+        now, share = self._clock.monotonic(), (attempt_id, node, incarnation)
+        return now - self._heard.get(share, self._followed.get(share, now))
 
     def share_silence_s(self, attempt: Attempt, node: str) -> float:
         """The silence of the node's present share of it."""
@@ -111,12 +132,3 @@ class Leases:
         """Seconds since we first saw it running: at most what it really ran, never more."""
         now = self._clock.monotonic()
         return now - self._running_since.setdefault(attempt_id, now)
-
-    def keep_only(self, attempt_ids: Iterable[str]) -> None:
-        """Forget everything about attempts that hold nothing any more."""
-        kept = set(attempt_ids)
-        self._heard = {key: at for key, at in self._heard.items() if key[0] in kept}
-        self._sent = {k: at for k, at in self._sent.items() if k in kept}
-        self._troubles = {key: told for key, told in self._troubles.items() if key[0] in kept}
-        self._waits = {key: told for key, told in self._waits.items() if key[0] in kept}
-        self._running_since = {k: at for k, at in self._running_since.items() if k in kept}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import msgspec
 
@@ -12,31 +13,45 @@ from shoal.control.leases import QUIET_S
 from shoal.control.once import fingerprint, once
 from shoal.control.record import note
 from shoal.errors import NotFound, StateError
-from shoal.model.attempt import Attempt
+from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.job import Job
 from shoal.model.node import Node, NodeState
 from shoal.spec.wording import or_nearest
 from shoal.store import Tx
 
+Holding = Iterable[tuple[Job, Attempt]]
+
+
+class Decided(NamedTuple):
+    node: Node
+    begin_anew: tuple[str, ...]
+    """By id: the jobs that lose what they had on a node that was declared dead, and go on without it."""
+
 
 async def set_node_state(
     core: Core, actor: Actor, name: str, state: NodeState, because: str, key: str | None
-) -> Node:
+) -> Decided:
     """Cordon, drain, resume or declare dead. What follows from it, `heal` does."""
 
-    def change(tx: Tx) -> Node:
+    def change(tx: Tx) -> Decided:
         now = core.clock.now()
-        said = fingerprint("node", name, state, because)
-        once(tx, actor, key, said, now, bool, lambda: _set(core, tx, actor, name, state, because))
-        return find_node(tx, name)
+        # Not `node`: under that word older versions remembered a bool.
+        said = fingerprint("node.state", name, state, because)
+        begin_anew, _ = once(
+            tx, actor, key, said, now, tuple[str, ...], lambda: _set(core, tx, actor, name, state, because)
+        )
+        return Decided(find_node(tx, name), begin_anew)
 
     return await core.store.write(change)
 
 
-def _set(core: Core, tx: Tx, actor: Actor, name: str, state: NodeState, because: str) -> bool:
+def _set(core: Core, tx: Tx, actor: Actor, name: str, state: NodeState, because: str) -> tuple[str, ...]:
     node, now = find_node(tx, name), core.clock.now()
+    begin_anew: tuple[str, ...] = ()
     if state is NodeState.DEAD:
-        _refuse_living(core, tx, node)
+        holding = tx.attempts.holding()
+        _refuse_living(core, holding, node)
+        begin_anew = tuple(job.job_id for job, attempt in holding if _begins_anew(job, attempt, name))
     changed = msgspec.structs.replace(
         node,
         state=state,
@@ -48,22 +63,32 @@ def _set(core: Core, tx: Tx, actor: Actor, name: str, state: NodeState, because:
     tx.nodes.put(changed)
     data = {"from": node.state, "to": state, "because": because}
     note(tx, f"node.{state}", now, actor, node=name, data=data)
-    return True
+    return begin_anew
 
 
-def _refuse_living(core: Core, tx: Tx, node: Node) -> None:
-    """What an engine said before it could not be asked contradicts nobody; who speaks there does."""
+def _begins_anew(job: Job, attempt: Attempt, name: str) -> bool:
+    """Whether the job goes on elsewhere when nothing of it runs on that node any more."""
+    is_stopping = attempt.state is AttemptState.STOPPING or job.stop_asked_by is not None
+    return name in attempt.nodes_left and not is_stopping
+
+
+def _refuse_living(core: Core, holding: Holding, node: Node) -> None:
+    """What an engine said before it could not be asked contradicts nobody; who speaks there does, whatever an
+    engine says: on a node that is drained or down there, all that runs may be well.
+    """
     name = node.name
     if answers(core, node):
         raise StateError(
             f"node `{name}` answers: what runs there can be stopped, so it is not dead",
             hint=f"shoal drain {name}",
         )
-    if core.outages.present is not None and (heard := speaking_on(core, tx.attempts.holding(), name)):
+    if heard := speaking_on(core, holding, name):
+        silent_s = min(heard.values())
         raise StateError(
-            f"node `{name}` may be alive: {', '.join(heard[:5])} there has not been silent for"
-            f" {QUIET_S:.0f} s",
-            hint=f"`shoal why {heard[0]}` says when it is; then `shoal nodes declare-dead {name}`",
+            f"node `{name}` may be alive: {', '.join(list(heard)[:5])} there has been silent for"
+            f" {silent_s:.0f} s, and is believed to be gone after {QUIET_S:.0f} s",
+            hint=f"stop what runs there with `shoal drain {name}`; if it is off, say so in"
+            f" {QUIET_S - silent_s + 1:.0f} s: `shoal nodes declare-dead {name}`",
         )
 
 
@@ -72,13 +97,13 @@ def answers(core: Core, node: Node) -> bool:
     return node.facts.is_alive and core.outages.present is None
 
 
-def speaking_on(core: Core, holding: Iterable[tuple[Job, Attempt]], name: str) -> list[str]:
-    """The jobs whose supervisors on that node were heard from lately, whatever its engine says."""
-    return [
-        job.reference
+def speaking_on(core: Core, holding: Holding, name: str) -> dict[str, float]:
+    """The jobs whose supervisors on that node were heard from lately, and for how long they are silent."""
+    return {
+        job.reference: core.leases.share_silence_s(attempt, name)
         for job, attempt in holding
         if name in attempt.nodes_left and core.leases.speaks(attempt, name)
-    ]
+    }
 
 
 async def remove_node(core: Core, actor: Actor, name: str, key: str | None) -> None:

@@ -34,7 +34,7 @@ from shoal.errors import ShoalError
 from shoal.model.attempt import Attempt
 from shoal.model.drill import Drill
 from shoal.model.job import Job
-from shoal.model.node import Node, NodeState
+from shoal.model.node import NodeState
 from shoal.model.people import Membership, Project, Role, Token, User
 from shoal.model.service import Service
 from shoal.model.window import Window
@@ -127,10 +127,10 @@ class ControlPlane:
 
     async def set_node_state(
         self, actor: Actor, name: str, state: NodeState, because: str = "", *, key: str | None = None
-    ) -> Node:
-        node = await nodes.set_node_state(self.core, actor, name, state, because, key)
+    ) -> nodes.Decided:
+        decided = await nodes.set_node_state(self.core, actor, name, state, because, key)
         self.changed.wake_healer()
-        return node
+        return decided
 
     async def remove_node(self, actor: Actor, name: str, *, key: str | None = None) -> None:
         await nodes.remove_node(self.core, actor, name, key)

@@ -78,8 +78,8 @@ def _put(core: Core, tx: Tx, changed: dict[str, NodeFacts], listed: Collection[s
         tx.nodes.put(msgspec.structs.replace(known, facts=facts, **seen, version=known.version + 1))
         if known.is_gone and name in listed:
             note(tx, "node.back", now, SHOAL, node=name)
-        if known.facts.is_alive != facts.is_alive:
-            kind = "node.answers" if facts.is_alive else "node.silent"
+        if known.facts.answers != facts.answers:
+            kind = "node.answers" if facts.answers else "node.silent"
             note(tx, kind, now, SHOAL, node=name)
         if msgspec.structs.replace(facts, is_alive=known.facts.is_alive) != known.facts:
             note(tx, "node.changed", now, SHOAL, node=name, data=msgspec.to_builtins(facts))

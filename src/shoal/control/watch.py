@@ -44,9 +44,9 @@ LATE_STOP_S = 60.0
 async def watch(core: Core) -> None:
     """One look at everything that runs or should."""
     holding = await core.store.read(lambda tx: tx.attempts.holding())
+    core.leases.follow([attempt for _, attempt in holding])
     being_submitted = frozenset(core.submitting)
     seen = await _look(core)
-    core.leases.keep_only(attempt.attempt_id for _, attempt in holding)
     core.checkpoints.keep_only(attempt.attempt_id for _, attempt in holding)
     core.looks.keep_only(attempt.attempt_id for _, attempt in holding)
     core.meetings.keep_only(attempt.attempt_id for _, attempt in holding)
@@ -175,7 +175,7 @@ def _events(core: Core, job: Job, attempt: Attempt, observed: dict[str, Observat
             if seen.is_queued and not _is_awaited(attempt, node):
                 core.leases.heard(attempt.attempt_id, node, seen.incarnation)
         elif seen.sight is Sight.ALIVE:
-            core.leases.heard(attempt.attempt_id, node, seen.incarnation)
+            core.leases.heard(attempt.attempt_id, node, seen.incarnation, ago_s=seen.silent_s)
             core.leases.trouble(attempt.attempt_id, node, None)
             if not seen.is_hearsay:
                 events += _kept_again(core, attempt, node)

@@ -72,6 +72,8 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     is_queued: bool = False
     """It waits in the cluster's own queue, however long: nothing of it runs, and who is started for it
     asks us before it begins."""
+    silent_s: float = 0.0
+    """Of one that is ALIVE because it was heard from lately: how long ago."""
 
 
 class LogChunk(msgspec.Struct, frozen=True, kw_only=True):

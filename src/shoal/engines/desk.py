@@ -16,7 +16,7 @@ import itertools
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -120,12 +120,16 @@ class Desk:
         self._clock = clock
         self._guard = threading.RLock()
         self._numbers = itertools.count(1)
-        self._attempts: dict[str, dict[str, DeskShare]] = {}
+        self._attempts: Mapping[str, Mapping[str, DeskShare]] = {}
+        """Replaced, never changed: who only reads must not wait for `_guard`, which is held while a disk is
+        slow, or hangs."""
         self._draft = begin_term(self._draft, self._trash, term)
         self._sweep()
-        for entry in sorted(self._live.iterdir()):
-            if is_name(entry.name):
-                self._attempts[entry.name] = {s.order.node: s for s in _found(entry)}
+        self._attempts = {
+            entry.name: {share.order.node: share for share in _found(entry)}
+            for entry in sorted(self._live.iterdir())
+            if is_name(entry.name)
+        }
         for share in self.shares():
             share.known_since = None if share.taken is None else self._clock.monotonic()
             share.stop_seen_at = None if share.stop is None else self._clock.monotonic()
@@ -134,14 +138,12 @@ class Desk:
         """Called, from any thread, when a share began or ended."""
 
     def shares(self) -> list[DeskShare]:
-        """Everything laid down and not forgotten, oldest attempt first."""
-        with self._guard:
-            return [share for shares in self._attempts.values() for share in shares.values()]
+        """Everything laid down and not forgotten, oldest attempt first. Does not block."""
+        return [share for shares in self._attempts.values() for share in shares.values()]
 
-    def find(self, attempt_id: str) -> dict[str, DeskShare]:
-        """The attempt's shares by node; none where it is unknown or forgotten."""
-        with self._guard:
-            return dict(self._attempts.get(attempt_id, {}))
+    def find(self, attempt_id: str) -> Mapping[str, DeskShare]:
+        """The attempt's shares by node; none where it is unknown or forgotten. Does not block."""
+        return self._attempts.get(attempt_id, {})
 
     def is_kept(self, attempt_id: str) -> bool:
         """Whether it was here once and has been forgotten."""
@@ -165,7 +167,8 @@ class Desk:
                 raise
             spool.sync_directory(self._live)
             place = self._live / attempt_id
-            self._attempts[attempt_id] = {o.node: DeskShare(o, place / o.node) for o in orders}
+            shares = {order.node: DeskShare(order, place / order.node) for order in orders}
+            self._attempts = {**self._attempts, attempt_id: shares}
 
     def begin_anew(self, order: Order, archive_path: str | None) -> None:
         """Lay down an order in place of a share that has ended, or where none was. Its log goes on."""
@@ -186,10 +189,11 @@ class Desk:
             draft.rename(place)
             log.unlink(missing_ok=True)
             spool.sync_directory(above)
-            before = self._attempts[order.attempt_id].get(order.node)
-            share = self._attempts[order.attempt_id][order.node] = DeskShare(order, place)
+            shares, share = self._attempts[order.attempt_id], DeskShare(order, place)
+            before = shares.get(order.node)
             if before is not None and before.will_be_followed:
                 share.heir_until = self._clock.monotonic() + HEIR_S
+            self._attempts = {**self._attempts, order.attempt_id: {**shares, order.node: share}}
         throw_away(old_place, self._trash)
 
     def withdraw(self, attempt_id: str) -> None:
@@ -201,7 +205,7 @@ class Desk:
                 # Into our own place for drafts, here and in `forget`: where that is gone another leads, and
                 # may have given the order out.
                 (self._live / attempt_id).rename(held)
-                del self._attempts[attempt_id]
+                self._drop(attempt_id)
                 throw_away(held, self._trash)
 
     def take(self, asked: Fetch) -> DeskShare:
@@ -340,9 +344,12 @@ class Desk:
             held, kept = self._draft / f"{attempt_id}{FORGOTTEN}", self._kept / attempt_id
             (self._live / attempt_id).rename(held)
             held.rename(kept)
-            del self._attempts[attempt_id]
+            self._drop(attempt_id)
             for node in shares:
                 Path(spool.Share(kept / node).archive).unlink(missing_ok=True)
+
+    def _drop(self, attempt_id: str) -> None:
+        self._attempts = {key: shares for key, shares in self._attempts.items() if key != attempt_id}
 
     def read_log(self, attempt_id: str, node: str, offset: int, limit: int) -> LogChunk:
         """As `Engine.read_log`."""

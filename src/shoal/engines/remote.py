@@ -158,7 +158,7 @@ class RemoteEngine(ABC):
         attempt_id = submission.attempt_id
         is_new = not self.desk.find(attempt_id)
         if is_new:
-            if self.desk.is_kept(attempt_id):
+            if await self.on_thread(lambda: self.desk.is_kept(attempt_id)):
                 return self.native_id(attempt_id)
             await self._take(submission)
         else:
@@ -260,7 +260,8 @@ class RemoteEngine(ABC):
             return (await self.look(shares) if shares else {}), NO_TRACE
         except EngineUnreachable as error:
             log.warning("cluster.unreachable", engine=self.name, error=error.message)
-            return {}, Glimpse(stage=Stage.AWAY, raw=f"{CANNOT_ASK}: {error.message}")
+            # Not in its words, which may name machines: whoever may read a job reads this.
+            return {}, Glimpse(stage=Stage.AWAY, raw=CANNOT_ASK)
 
     async def forget(self, attempt_id: str) -> None:
         if is_name(attempt_id):
@@ -501,7 +502,7 @@ class RemoteEngine(ABC):
         if share.left:
             return self._observation(share, Sight.ORPHANED, share.left)
         if is_heard:
-            return self._observation(share, Sight.ALIVE, "its keeper speaks")
+            return self._observation(share, Sight.ALIVE, "its keeper speaks", silent_s=silence_s)
         if glimpse.stage is Stage.SUSPENDED:
             return self._observation(share, Sight.ALIVE, glimpse.raw, is_hearsay=True)
         is_late = silence_s >= LATE_S  # else who lived before us may speak yet
@@ -540,6 +541,7 @@ class RemoteEngine(ABC):
         is_queued: bool = False,
         is_hearsay: bool = False,
         is_cleared: bool = False,
+        silent_s: float = 0.0,
     ) -> Observation:
         order, outcome = share.order, share.outcome
         return Observation(
@@ -555,6 +557,7 @@ class RemoteEngine(ABC):
             is_queued=is_queued,
             is_hearsay=is_hearsay,
             is_cleared=is_cleared,
+            silent_s=silent_s,
         )
 
 

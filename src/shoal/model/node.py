@@ -65,6 +65,11 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     remarks: tuple[str, ...] = ()
     """What one might expect there and the engine did not find, and why."""
 
+    @property
+    def answers(self) -> bool:
+        """Whether its cluster hears from it, and gives it work or not."""
+        return self.is_alive or bool(self.closed)
+
 
 LEVELS = ("zone", "fabric", "rack", "nvlink")
 """Of the topology, from the widest to the closest. Other labels are levels that lie inside nothing."""
@@ -119,6 +124,11 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def takes_work(self) -> bool:
         return self.state is NodeState.READY and self.facts.is_alive and self.no_watts is None
+
+    @property
+    def is_closed(self) -> bool:
+        """It answers and nobody here decided anything about it, and yet it takes no work: it says why."""
+        return self.state is NodeState.READY and self.facts.answers and not self.takes_work
 
     @property
     def remarks(self) -> tuple[str, ...]:

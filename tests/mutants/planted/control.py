@@ -24,7 +24,7 @@ MUTANTS = (
     Mutant(
         "fence_forgets_late_submissions",
         "control/leases.py",
-        "silent = self.silent_nodes(attempt, limit) if unsent_s > limit else ()",
+        "silent = self.silent_nodes(attempt, limit) if self._unsent_s(attempt) > limit else ()",
         "silent = self.silent_nodes(attempt, limit)",
         "P3: the fence counts from the last moment something may have begun",
         ("sim",),
@@ -83,6 +83,22 @@ MUTANTS = (
         "if name in held or node is None:",
         "if node is None:",
         "P3: that a cluster lists a node no more is no evidence about what ran there",
+        ("control",),
+    ),
+    Mutant(
+        "an_operator_is_believed_of_a_node_that_speaks_while_its_cluster_answers",
+        "control/nodes.py",
+        "if heard := speaking_on(core, holding, name):",
+        "if core.outages.present and (heard := speaking_on(core, holding, name)):",
+        "P2: what renews is not replaced, whatever its cluster says of its node",
+        ("control",),
+    ),
+    Mutant(
+        "what_speaks_again_on_a_node_declared_dead_is_replaced",
+        "control/heal.py",
+        "return bool(speaking_on(core, await core.store.read(lambda tx: tx.attempts.holding()), name))",
+        "return False",
+        "P2: what renews is not replaced, whoever has declared its node dead",
         ("control",),
     ),
     Mutant(

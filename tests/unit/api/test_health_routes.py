@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from shoal.control.outage import Outage
@@ -45,6 +46,11 @@ def test_nodes_that_their_cluster_has_closed_are_not_silent(world: World) -> Non
         assert (counts["silent"], counts["closed"]) == (0, 1)
         told = world.call("GET", "/v1/nodes/shut", role="admin").json()
         assert (told["closed"], told["takes_work"]) == ("drained in Slurm: bad fan", False)
+        wrong = msgspec.structs.replace(facts, is_alive=True, closed="", labels={"gpu_watts": "many"})
+        node = msgspec.structs.replace(node, facts=wrong, version=2)
+        world.portal.call(core.store.write, lambda tx: tx.nodes.put(node))
+        counts = world.call("GET", "/v1/status", role="member").json()["nodes"]
+        assert (counts["silent"], counts["closed"]) == (0, 1), "as `shoal nodes` has it"
     finally:
         world.portal.call(core.store.write, lambda tx: tx.nodes.remove("shut"))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import msgspec
 import pytest
 
@@ -42,12 +44,34 @@ def test_silence_is_counted_from_the_last_sign_of_life(clock: VirtualClock) -> N
     assert leases.silence_s("att", "n1") == 0
 
 
-def test_who_was_never_heard_from_is_silent_since_we_first_asked(clock: VirtualClock) -> None:
+def test_who_was_never_heard_from_is_silent_since_we_follow_it(clock: VirtualClock) -> None:
     leases = Leases(clock)
     clock.advance(HOUR)
-    assert leases.silence_s("att", "n1") == 0
+    leases.follow([attempt("n1")])
     clock.advance(5)
+    leases.follow([attempt("n1")])
     assert leases.silence_s("att", "n1") == 5
+    assert not leases.knows("att", "n1")
+
+
+def test_to_ask_for_a_silence_changes_nothing_as_transactions_ask_on_another_thread(
+    clock: VirtualClock,
+) -> None:
+    leases = Leases(clock)
+    before = copy.deepcopy(vars(leases) | {"_clock": None})
+    leases.silent_nodes(attempt("n1", "n2"), 0)
+    leases.speaks(attempt("n1"), "n1")
+    assert vars(leases) | {"_clock": None} == before
+
+
+def test_what_an_engine_heard_a_while_ago_takes_back_no_later_sign_of_life(clock: VirtualClock) -> None:
+    leases = Leases(clock)
+    clock.advance(HOUR)
+    leases.heard("att", "n1", ago_s=9)
+    assert leases.silence_s("att", "n1") == 9
+    leases.heard("att", "n1")
+    leases.heard("att", "n1", ago_s=9)
+    assert leases.silence_s("att", "n1") == 0
 
 
 @pytest.mark.parametrize("by", [HOUR, -HOUR])
@@ -76,7 +100,7 @@ def test_a_node_whose_end_is_recorded_is_not_silent(clock: VirtualClock) -> None
     leases = Leases(clock)
     ended = NodeOutcome(attempt_id="att", epoch=1, node="n1", kind=EndKind.SUCCEEDED, ended_at=0.0)
     gang = msgspec.structs.replace(attempt("n1", "n2"), outcomes=(ended,))
-    leases.silent_nodes(gang, 0)
+    leases.follow([gang])
     clock.advance(HOUR)
     assert leases.silent_nodes(gang, 10) == ("n2",)
 
@@ -86,7 +110,7 @@ def test_leases_of_attempts_that_hold_nothing_are_forgotten(clock: VirtualClock)
     leases.heard("att", "n1")
     leases.ran_for_s("att")
     clock.advance(10)
-    leases.keep_only(["other"])
+    leases.follow([])
     assert (leases.silence_s("att", "n1"), leases.ran_for_s("att")) == (0, 0)
 
 

@@ -8,17 +8,18 @@ import pytest
 from shoal.control.absences import FORGOTTEN_S, GONE_S, MOST_S
 from shoal.control.leases import QUIET_S
 from shoal.control.outage import Outage, in_short
+from shoal.engines.base import Observation
 from shoal.engines.fake import Act, Verb, always
 from shoal.errors import NotFound, SpecError, StateError
 from shoal.model.attempt import EndReason
-from shoal.model.node import Node, NodeState
+from shoal.model.node import Node, NodeFacts, NodeState
 from shoal.scheduler import Why
 from shoal.store import KeyReused
 from tests.support.lab import ANA, Lab, now
 
 
 def decide(lab: Lab, name: str, state: NodeState, because: str = "", key: str | None = None) -> Node:
-    return now(lab.plane.set_node_state(ANA, name, state, because, key=key))
+    return now(lab.plane.set_node_state(ANA, name, state, because, key=key)).node
 
 
 def node(lab: Lab, name: str) -> Node:
@@ -145,6 +146,22 @@ def test_a_node_that_does_not_answer_keeps_its_work_and_takes_no_more() -> None:
     lab.cluster.heal("n1")
     lab.turn()
     assert (lab.status(waiting), lab.events("node.")[-1].kind) == ("running", "node.answers")
+
+
+def test_a_node_that_its_cluster_closes_is_never_said_to_be_silent() -> None:
+    lab = Lab(num_nodes=1)
+    lab.heal()
+    facts = lab.cluster.facts["n1"]
+    shut = msgspec.structs.replace(facts, is_alive=False, closed="drained in Slurm: bad fan")
+    told = []
+    for said in (shut, facts, shut, msgspec.structs.replace(facts, is_alive=False), shut):
+        lab.cluster.facts["n1"] = said
+        before = len(lab.events("node."))
+        lab.heal()
+        told.append([event.kind.removeprefix("node.") for event in lab.events("node.")[before:]])
+        logged = msgspec.convert(lab.events("node.")[-1].data, NodeFacts)
+        assert logged == said, "as whoever reads the log alone knows it"
+    assert told == [["changed"], ["changed"], ["changed"], ["silent", "changed"], ["answers", "changed"]]
 
 
 def test_a_node_the_engine_lists_no_more_is_kept_as_silent() -> None:
@@ -307,6 +324,11 @@ def test_an_operators_word_that_a_node_is_dead_is_evidence() -> None:
     lab.cluster.cut(lost)
     lab.cluster.power_off(lost)
     lab.turn()
+    with pytest.raises(StateError, match=f"{job.reference} there has been silent for 0 s") as refused:
+        decide(lab, lost, NodeState.DEAD)
+    assert f"if it is off, say so in 21 s: `shoal nodes declare-dead {lost}`" in (refused.value.hint or "")
+    lab.clock.advance(QUIET_S + 1)
+    lab.turn()
     assert lab.status(job) == "running"
     decide(lab, lost, NodeState.DEAD)
     lab.heal()
@@ -323,6 +345,7 @@ def test_the_living_rest_of_a_gang_is_stopped_when_a_node_of_it_is_declared_dead
     job = lab.running(resources={"nodes": 3, "cpus": 1})
     lab.cluster.cut("n1")
     lab.cluster.power_off("n1")
+    lab.clock.advance(QUIET_S + 1)
     lab.heal()
     decide(lab, "n1", NodeState.DEAD)
     lab.heal()
@@ -339,6 +362,7 @@ def test_a_dead_node_that_answers_again_is_asked_what_runs_there() -> None:
     job = lab.running()
     (late,) = lab.attempt(job).node_names
     lab.cluster.cut(late)
+    lab.clock.advance(QUIET_S + 1)
     lab.heal()
     decide(lab, late, NodeState.DEAD)
     lab.cluster.heal(late)
@@ -357,6 +381,7 @@ def test_a_job_on_its_way_to_a_dead_node_is_not_given_up_before_its_submission_i
     (lost,) = attempt.node_names
     lab.cluster.power_off(lost)
     lab.cluster.cut(lost)
+    lab.clock.advance(QUIET_S + 1)
     lab.heal()
     decide(lab, lost, NodeState.DEAD)
     lab.core.submitting.add(attempt.attempt_id)
@@ -424,7 +449,7 @@ def test_what_an_engine_said_before_it_was_away_keeps_no_node_from_being_declare
     lab.cluster.power_off("n1")
     lab.turn()
     assert node(lab, "n1").facts.is_alive, "as it last said"
-    with pytest.raises(StateError, match=f"{job.reference} there has not been silent for 20 s"):
+    with pytest.raises(StateError, match=f"{job.reference} there has been silent for 0 s"):
         decide(lab, "n1", NodeState.DEAD)
     lab.clock.advance(QUIET_S + 1)
     lab.turn()
@@ -453,6 +478,89 @@ def test_who_speaks_on_a_node_contradicts_its_death_while_the_engine_is_away() -
     lab.clock.advance(QUIET_S + 1)
     lab.heal()
     assert lab.attempts(job)[0].reason is EndReason.LOST
+
+
+@pytest.mark.parametrize("closed", ["drained in Slurm: bad fan", ""])
+def test_who_speaks_on_a_node_that_its_cluster_has_closed_or_calls_down_contradicts_its_death(
+    closed: str,
+) -> None:
+    """A slurmd that died, or an administrator who drains, says nothing about the supervisors there."""
+    lab = Lab()
+    job = lab.running()
+    (where,) = lab.attempt(job).node_names
+    facts = lab.cluster.facts[where]
+    lab.cluster.facts[where] = msgspec.structs.replace(facts, is_alive=False, closed=closed)
+    lab.turn()
+    with pytest.raises(StateError, match=f"{job.reference} there has been silent for 0 s") as refused:
+        decide(lab, where, NodeState.DEAD)
+    assert f"`shoal drain {where}`" in (refused.value.hint or "")
+    lab.clock.advance(QUIET_S + 1)
+    decide(lab, where, NodeState.DEAD)
+    lab.core.leases.heard(lab.attempt(job).attempt_id, where)
+    lab.heal()
+    assert (lab.status(job), len(lab.attempts(job))) == ("running", 1), "it spoke before it was replaced"
+
+
+def test_a_node_on_which_another_job_is_heard_from_is_not_declared_dead_for_a_silent_one() -> None:
+    lab = Lab(num_nodes=1)
+    silent, well = lab.running(), lab.running()
+    facts = lab.cluster.facts["n1"]
+    lab.cluster.facts["n1"] = msgspec.structs.replace(facts, is_alive=False, closed="drained in Slurm")
+    lab.heal()
+    lab.clock.advance(QUIET_S + 1)
+    lab.core.leases.heard(lab.attempt(well).attempt_id, "n1")
+    with pytest.raises(StateError) as refused:
+        decide(lab, "n1", NodeState.DEAD)
+    assert well.reference in refused.value.message
+    assert silent.reference not in refused.value.message
+
+
+def test_a_node_is_silent_since_its_last_word_and_not_since_its_engine_stopped_to_count_on_it() -> None:
+    """An engine takes a keeper for alive for a while after each word: that is no later word."""
+    lab = Lab(num_nodes=1)
+    job = lab.running()
+    look = lab.engine.list_owned
+
+    async def late() -> list[Observation]:
+        return [msgspec.structs.replace(seen, silent_s=QUIET_S + 1) for seen in await look()]
+
+    lab.core.engine.list_owned = late  # type: ignore[method-assign]
+    facts = lab.cluster.facts["n1"]
+    lab.cluster.facts["n1"] = msgspec.structs.replace(facts, is_alive=False)
+    lab.clock.advance(QUIET_S + 1)
+    lab.turn()
+    assert begin_anew(lab, "n1") == (job.job_id,)
+
+
+def begin_anew(lab: Lab, name: str, key: str | None = None) -> tuple[str, ...]:
+    return now(lab.plane.set_node_state(ANA, name, NodeState.DEAD, key=key)).begin_anew
+
+
+def test_who_declares_a_node_dead_is_told_which_jobs_begin_anew() -> None:
+    lab = Lab(num_nodes=1, script=always(Act(run_s=None, stop_s=60.0)))
+    stopping, goes_on = lab.running(), lab.running()
+    lab.cluster.cut("n1")
+    lab.stop(stopping)
+    lab.clock.advance(QUIET_S + 1)
+    lab.turn()
+    assert begin_anew(lab, "n1", key="k") == (goes_on.job_id,)
+    lab.heal()
+    assert begin_anew(lab, "n1", key="k") == (goes_on.job_id,), "as it was decided, whatever came of it since"
+    assert (lab.status(stopping), len(lab.attempts(stopping))) == ("cancelled", 1)
+    assert (lab.status(goes_on), len(lab.attempts(goes_on))) == ("queued", 2)
+
+
+def test_a_gang_whose_share_on_a_dead_node_had_ended_does_not_begin_anew_for_it() -> None:
+    lab = Lab(script=lambda order: Act(run_s=5.0 if order.node == "n1" else None))
+    job = lab.running(resources={"nodes": 2, "cpus": 1})
+    lab.clock.advance(6)
+    lab.turn()
+    assert lab.attempt(job).nodes_left == ("n2",)
+    lab.cluster.cut("n1")
+    lab.heal()
+    assert begin_anew(lab, "n1") == ()
+    lab.heal()
+    assert (lab.status(job), len(lab.attempts(job))) == ("running", 1)
 
 
 def test_what_waits_in_the_queue_of_an_engine_that_is_away_speaks_for_no_node() -> None:

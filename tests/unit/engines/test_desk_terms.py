@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -227,3 +229,38 @@ def test_trash_of_those_before_is_swept_at_the_opening(old: Desk, tmp_path: Path
     (left / "archive").write_bytes(b"x" * 100)
     desk(tmp_path, 5)
     assert list((tmp_path / "desk" / "trash").iterdir()) == []
+
+
+def test_who_only_looks_does_not_wait_for_a_disk_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event loop looks: it would answer nobody for as long."""
+    desk_ = desk(tmp_path, 0)
+    desk_.add((ORDER,), None)
+    is_writing, may_go_on, sync = threading.Event(), threading.Event(), spool.sync_directory
+
+    def hang(path: Path | str) -> None:
+        is_writing.set()
+        assert may_go_on.wait(60)
+        sync(path)
+
+    monkeypatch.setattr(spool, "sync_directory", hang)
+    later = msgspec.structs.replace(ORDER, attempt_id="att_2")
+    again = msgspec.structs.replace(ORDER, incarnation=1)
+    for write in (lambda: desk_.add((later,), None), lambda: desk_.begin_anew(again, None)):
+        seen = dict(desk_.find("att_1")), desk_.shares()
+        with ThreadPoolExecutor() as threads:
+            writing = threads.submit(write)
+            assert is_writing.wait(60)
+            try:
+                looking = threads.submit(lambda: (dict(desk_.find("att_1")), desk_.shares()))
+                assert looking.result(timeout=10) == seen, "as before, until it is on the disk"
+            finally:
+                may_go_on.set()
+            writing.result(timeout=10)
+        is_writing.clear()
+        may_go_on.clear()
+    assert [(share.order.attempt_id, share.order.incarnation) for share in desk_.shares()] == [
+        ("att_1", 1),
+        ("att_2", 0),
+    ]

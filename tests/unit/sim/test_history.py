@@ -12,7 +12,7 @@ from shoal.engines.fake import Act, always
 from shoal.model.node import NodeState
 from shoal.model.window import WindowKind
 from shoal.sim.change import with_nodes
-from shoal.sim.history.facts import Fact, facts_of
+from shoal.sim.history.facts import Fact, NodeIs, facts_of
 from shoal.sim.history.losses import losses_in, without_losses
 from shoal.sim.history.replay import Replay
 from shoal.sim.history.workload import Past, past_of
@@ -94,6 +94,7 @@ def test_decisions_around_a_node_that_its_cluster_closes_and_opens_come_out_equa
     lab.cluster.heal("n2")
     turns(lab, 30)
     assert all(verdict.is_equal for verdict in Replay().verdicts(facts(lab)))
+    assert not any(fact.is_lost for _, fact in facts(lab) if isinstance(fact, NodeIs)), "it never failed"
 
 
 def test_retries_and_their_backoff_are_part_of_the_past() -> None:

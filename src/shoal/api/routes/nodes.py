@@ -15,7 +15,7 @@ from shoal.api.render import render_node
 from shoal.api.requests import NodeBody
 from shoal.api.routing import Routes
 from shoal.control.leases import QUIET_S
-from shoal.control.nodes import find_node
+from shoal.control.nodes import Decided, find_node
 from shoal.identity import Permission
 from shoal.model.attempt import Attempt
 from shoal.model.job import Job
@@ -59,11 +59,21 @@ async def resume_node(request: Request, name: str, query: Annotated[NoQuery, Que
 
 
 @routes.add(
-    "POST", "/v1/nodes/{name}/declare-dead", Permission.NODE_MANAGE, answers=views.NodeView, body=NodeBody
+    "POST",
+    "/v1/nodes/{name}/declare-dead",
+    Permission.NODE_MANAGE,
+    answers=views.NodeDeclaredDeadView,
+    body=NodeBody,
 )
 async def declare_node_dead(request: Request, name: str, query: Annotated[NoQuery, Query()]) -> Response:
     """Vouch that nothing runs there any more: its jobs are started elsewhere."""
-    return await _set(request, name, NodeState.DEAD)
+    call = call_of(request)
+    decided = await _decide(request, name, NodeState.DEAD)
+    jobs = await call.plane.core.store.read(lambda tx: [tx.jobs.get(job) for job in decided.begin_anew])
+    visible = call.visible()
+    named = sorted(job.reference for job in jobs if job and (visible is None or job.project in visible))
+    view: views.NodeDeclaredDeadView = {**(await _views(call, name))[0], "begin_anew": named}
+    return answer(view)
 
 
 @routes.add("DELETE", "/v1/nodes/{name}", Permission.NODE_MANAGE, answers=views.NodeRemovedView)
@@ -76,11 +86,15 @@ async def remove_node(request: Request, name: str, query: Annotated[NoQuery, Que
 
 
 async def _set(request: Request, name: str, state: NodeState) -> Response:
+    await _decide(request, name, state)
+    return answer((await _views(call_of(request), name))[0])
+
+
+async def _decide(request: Request, name: str, state: NodeState) -> Decided:
     call = call_of(request)
     key = idempotency_key(request)
     body = await read_model(request, NodeBody)
-    await call.plane.set_node_state(call.actor, name, state, body.because, key=key)
-    return answer((await _views(call, name))[0])
+    return await call.plane.set_node_state(call.actor, name, state, body.because, key=key)
 
 
 async def _views(call: Call, name: str | None = None) -> list[views.NodeView]:

@@ -65,7 +65,9 @@ class FakeEngine:
         fault = self._before(Verb.NODES)
         facts = [
             msgspec.structs.replace(
-                node, is_alive=not (self.cluster.is_cut(node.name) or self.cluster.is_off(node.name))
+                node,
+                is_alive=node.is_alive
+                and not (self.cluster.is_cut(node.name) or self.cluster.is_off(node.name)),
             )
             for node in self.cluster.facts.values()
         ]

@@ -267,7 +267,7 @@ class _Reader:
         self._nodes[node.name] = node
         if node.is_gone:
             return NodeGone(node.name, event["at"])
-        is_lost = not node.facts.is_alive or node.state is NodeState.DEAD
+        is_lost = not node.facts.answers or node.state is NodeState.DEAD
         return NodeIs(node_view(node), event["at"], is_lost)
 
     def project(self, event: Event) -> Fact:

@@ -1,0 +1,30 @@
+"""Decisions about nodes over HTTP: what whoever decides is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shoal.control.leases import Leases
+from shoal.control.refresh import refresh_nodes
+from shoal.engines.fake import FakeEngine
+from tests.support.world import open_world
+
+
+def test_who_declares_a_node_dead_hears_of_its_jobs_however_quickly_they_are_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_world(tmp_path) as world:
+        core = world.plane.core
+        assert isinstance(core.engine, FakeEngine)
+        core.engine.cluster.cut("node-1")
+        world.portal.call(refresh_nodes, core)
+        target, key = "/v1/nodes/node-1/declare-dead", [("idempotency-key", "k")]
+        refused = world.call("POST", target, role="operator", data={})
+        assert (refused.status, "may be alive" in refused.json()["detail"]) == (409, True)
+        monkeypatch.setattr(Leases, "speaks", lambda *_: False)
+        said = [world.call("POST", target, role="operator", data={}, headers=key) for _ in range(2)]
+        assert [(one.status, one.json()["begin_anew"]) for one in said] == [
+            (200, ["speech/1", "vision/1"])
+        ] * 2
