@@ -36,6 +36,8 @@ SOON_S, SETTLED_S = 2.0, 10.0
 """How long after its start a group that makes steps, or does not tell, is past it."""
 GONE_S = 5.0
 """How long what was killed may take to be gone."""
+HELD_S = 1.0
+"""How long what was stopped may take to stand still."""
 NUM_SEEN = 40
 """Looks, about ten seconds: the first steps of a group are slower than those that follow."""
 
@@ -178,12 +180,17 @@ class Crew:
         """A signal to the rank, or to every one of the node. False: none of them runs here."""
         chosen = [p for p in self.ranks if p.status is None and rank in (None, p.rank)]
         for process in chosen:
-            # A rank that was forked has a session of its own; what it writes to tells whose it is.
-            own = tree.writing_to(self._confinement.processes(), self._watcher.pipes_of(process))
-            for pid in own | {process.pid}:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, number)
+            self._signal(process, number)
         return bool(chosen)
+
+    def _signal(self, process: Process, number: signal.Signals) -> set[int]:
+        """A signal to all that is of it; returns whom it was sent to."""
+        # A rank that was forked has a session of its own; what it writes to tells whose it is.
+        own = tree.writing_to(self._confinement.processes(), self._watcher.pipes_of(process)) | {process.pid}
+        for pid in own:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        return own
 
     def clear(self) -> bool:
         """The group is over. Who cannot join another one is killed, and everybody if one of those lives.
@@ -207,21 +214,39 @@ class Crew:
             self._watcher.turn(TURN_S)
         return True
 
-    def _replace(self, stuck: Process) -> None:
-        """It never came to this group, whose others still wait for it: one that can takes its place.
+    def _replace(self, held: list[Process]) -> None:
+        """They never came to this group, whose others still wait for them: those who can take their places.
 
         Nothing has failed in the group, so none has to follow it. One that does not die fails it.
         """
-        self._watcher.say(
-            f"rank {stuck.rank} has not left the group before in time: it is killed and replaced"
-        )
-        stuck.is_needed = False
-        if not self._end([stuck]):
-            self._watcher.blame(stuck)
+        if not held:
             return
-        local_rank = self.ranks.index(stuck)
-        self.ranks[local_rank] = self._fill(local_rank)
+        for process in held:
+            told = f"rank {process.rank} has not left the group before in time: it is killed and replaced"
+            self._watcher.say(told)
+            process.is_needed = False
+        if not self._end(held):
+            self._watcher.blame(held[0])
+            return
+        for process in held:
+            local_rank = self.ranks.index(process)
+            self.ranks[local_rank] = self._fill(local_rank)
         self.lookout.wait_again()
+
+    def _hold(self, process: Process) -> bool:
+        """Stop it where it is. False: it has come to the group meanwhile, and goes on.
+
+        A rank says which group it is in before it meets anybody there. So one that is stopped and has not
+        said so has not been counted among them, and will not be: two of one number would break the group.
+        """
+        own = self._signal(process, signal.SIGSTOP)
+        until = self._clock.monotonic() + HELD_S
+        while not tree.is_still(own) and self._clock.monotonic() < until:
+            time.sleep(tree.PATIENCE_S)
+        if self._board.beat(process.slot).is_behind(self._generation.number):
+            return True
+        self._signal(process, signal.SIGCONT)
+        return False
 
     def ask_to_save(self) -> None:
         """The request to stop that ranks get next is meant for all of them."""
@@ -238,8 +263,7 @@ class Crew:
             self._spare = self._start(None, None)
             self.lookout.expect_spare()
         if self._generation.number > 0:
-            for process in self.lookout.stuck():
-                self._replace(process)
+            self._replace([process for process in self.lookout.stuck() if self._hold(process)])
         if all(joined):
             self.lookout.look(has_spare_settled=self._has_settled(self._spare))
 

@@ -35,7 +35,7 @@ class Hang(msgspec.Struct, frozen=True, kw_only=True):
 
     told: str
     rank: int | None = None
-    """Who held up the others, as far as it shows."""
+    """Who held up the others; None: nobody here."""
     place: str = ""
     """Where that rank stood: the innermost frame, empty if nobody knows."""
 
@@ -65,16 +65,15 @@ def of_device(end: Ending, last_words: str) -> Ending:
 
 def of_hang(end: Ending, hang: Hang) -> Ending:
     """The ending of a rank that was killed because nothing moved."""
-    rank = end.rank if hang.rank is None else hang.rank
     where = f"; it stood in {hang.place}" if hang.place else ""
-    told = f"rank {rank} hung and was killed: {hang.told}{where}"
-    return msgspec.structs.replace(end, rank=rank, message=told, is_hang=True)
+    told = f"rank {hang.rank} hung and was killed: {hang.told}{where}"
+    return msgspec.structs.replace(end, rank=hang.rank, message=told, is_hang=True)
 
 
-def of_hang_elsewhere(hang: Hang) -> Ending:
+def of_hang_elsewhere(hang: Hang, grace_s: float) -> Ending:
     """The ending of a group that waits for somebody who is not on this node. Nobody was killed."""
     told = f"all ranks here wait for one of another node: {hang.told}"
-    return Ending(kind=EndKind.SIGNALED, message=told, is_hang=True)
+    return Ending(kind=EndKind.SIGNALED, message=told, grace_s=grace_s, is_hang=True)
 
 
 def recovered(recovery: Recovery) -> str:

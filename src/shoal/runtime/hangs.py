@@ -19,7 +19,7 @@ BUSY_SHARE = 0.05
 class Pace:
     """The steps of a node's groups: at `step` since `since`, the longest took `longest_s`.
 
-    `step` is -1 while the group there is now has made none.
+    `step` is -1 while nobody has looked at the group there is now.
     """
 
     def __init__(self) -> None:
@@ -27,21 +27,25 @@ class Pace:
         self.since = 0.0
         self.longest_s = 0.0
         self._count = 0
+        self._has_stepped = False
         self._cpu_s = self._counted_from = 0.0
 
     def begin(self) -> None:
         """Another group: what is known of its steps stays known, the time until its first one is no step."""
-        self.step = -1
+        self.step, self._has_stepped = -1, False
 
-    def look(self, now: float, step: int, cpu_s: float) -> None:
-        """`step`: the lowest of the node's ranks; `cpu_s`: what they have used together so far."""
-        if step == self.step:
+    def look(self, now: float, step: int, cpu_s: float, *, has_stepped: bool = True) -> None:
+        """`step`: the lowest of the node's ranks; `cpu_s`: what they have used together so far.
+
+        `has_stepped`: they made that step in this group, and have not brought it along.
+        """
+        if (step, has_stepped) == (self.step, self._has_stepped):
             return
-        if self.step >= 0:
+        if self._has_stepped:
             self.longest_s = max(self.longest_s, now - self.since)
         # Several steps may lie between two looks. Those before the first look were nobody's to time.
-        self._count += max(1, step - self.step) if self.step >= 0 else 1
-        self.step, self.since = step, now
+        self._count += max(1, step - self.step) if self._has_stepped else int(has_stepped)
+        self.step, self.since, self._has_stepped = step, now, has_stepped
         self._counted_from, self._cpu_s = now, cpu_s
 
     def disregard(self, now: float, cpu_s: float) -> None:
@@ -62,7 +66,8 @@ class Pace:
         counted_s = now - self._counted_from
         # Idle for as long as a hang is idle: to wait for a disk after long work takes seconds, too.
         is_known = self._counted_from == self.since or counted_s > max(IDLE_S, IDLE_FACTOR * self.longest_s)
-        is_idle = is_known and cpu_s - self._cpu_s <= BUSY_SHARE * counted_s
+        # Before its first step a group waits for the model, which may take longer than many short steps.
+        is_idle = self._has_stepped and is_known and cpu_s - self._cpu_s <= BUSY_SHARE * counted_s
         factor, least = (IDLE_FACTOR, IDLE_S) if is_idle else (BUSY_FACTOR, BUSY_S)
         return max(least, factor * self.longest_s)
 

@@ -19,7 +19,7 @@ from shoal.runtime import flight_recorder, scene
 from shoal.runtime.board import Beat, Board, Standing
 from shoal.runtime.confine.confinement import Confinement
 from shoal.runtime.ending import Hang
-from shoal.runtime.hangs import LEAVE_S, Pace
+from shoal.runtime.hangs import BUSY_SHARE, LEAVE_S, Pace
 from shoal.runtime.watch import Process, Watcher
 from shoal.wire import Order
 
@@ -66,8 +66,11 @@ class Lookout:
         self._recorders: set[int] = set()
         """Ranks that were asked for their last NCCL calls at the newest look."""
         self._is_paused = False
-        self._is_after_hang = self._has_hung = False
-        """Whether the group before this one ended for a hang on another node; whether this one did."""
+        self._began_cpu_s: float | None = None
+        self._is_judged_here = self._is_judged_elsewhere = self._has_hung = False
+        """Whether the group before this one ended for a hang, by the pace of this node or by another's word;
+        and whether another one says so of this one.
+        """
         self._stuck: list[Process] = []
         """Of this group, those that were told of."""
         self.hung: Hang | None = None
@@ -80,10 +83,12 @@ class Lookout:
 
     def begin(self, ranks: Sequence[Process], generation: int) -> None:
         """These are the ranks now. What is known of the pace of those before stays known."""
-        self._ranks, self._generation, self._began_at = ranks, generation, self._clock.monotonic()
+        self._is_judged_here, self._is_judged_elsewhere = self.hung is not None, self._has_hung
+        self._has_hung, self._stuck = False, []
+        self._ranks, self._generation = ranks, generation
         self._pace.begin()
         self._scene = self._early = self.hung = None
-        self._is_after_hang, self._has_hung, self._stuck = self._has_hung, False, []
+        self.wait_again()
 
     def pause(self) -> None:
         """The ranks are about to be stopped by us: until `go_on` whoever does not move is not to blame."""
@@ -93,8 +98,8 @@ class Lookout:
         """They move again: time counts from now on. Without a pause before it changes nothing."""
         if self._is_paused:
             self._is_paused = False
-            self._began_at = self._clock.monotonic()
             self._pace.begin()
+            self.wait_again()
 
     def expect_spare(self) -> None:
         """One has been started, and works until it waits."""
@@ -109,7 +114,9 @@ class Lookout:
         now, cpu_s = self._clock.monotonic(), self._confinement.cpu_seconds()
         if cpu_s is None or self._is_paused:
             return  # nobody can tell the idle from the busy here
-        self._pace.look(now, min(self._beat(process).step for process in self._ranks), cpu_s)
+        beats = [self._beat(process) for process in self._ranks]
+        has_stepped = all(beat.stepped_ns for beat in beats)
+        self._pace.look(now, min(beat.step for beat in beats), cpu_s, has_stepped=has_stepped)
         if has_spare_settled and not self._is_spare_settled:
             self._is_spare_settled = True
             self._pace.disregard(now, cpu_s)
@@ -130,15 +137,14 @@ class Lookout:
         """Ranks that have not come out of an earlier group in time, and never will: each is told of once.
 
         One that was in it may be in the middle of a step, whose length the pace tells, unless that group
-        hung, which takes longer than any step. One that was still coming to it looks for a newer group ten
-        times a second, unless it is inside of torch, which forms a group without looking up and waits for a
-        lost peer until the time-out.
+        hung: by our own pace, or by another node's while nobody works here either. One that was still coming
+        to it looks for a newer group ten times a second, unless it is inside of torch, which forms a group
+        without looking up and waits for a lost peer until the time-out.
         """
         waited_s = self._clock.monotonic() - self._began_at
         if self._is_paused or waited_s <= LEAVE_S:
             return []
-        behind = [one for one in self._ranks if self._beat(one).is_behind(self._generation)]
-        found = [one for one in behind if waited_s > self._patience_s(one) and one not in self._stuck]
+        found = [one for one in self._ranks if one not in self._stuck and self._is_late(one, waited_s)]
         if found:
             self._stuck += found
             self._keep(self._look_at_all())
@@ -146,11 +152,22 @@ class Lookout:
 
     def wait_again(self) -> None:
         """Somebody new is among the ranks: to come to the group, all have their time from now on."""
-        self._began_at = self._clock.monotonic()
+        self._began_at, self._began_cpu_s = self._clock.monotonic(), self._confinement.cpu_seconds()
 
-    def _patience_s(self, process: Process) -> float:
-        may_be_at_a_step = self._beat(process).standing is Standing.JOINED and not self._is_after_hang
-        return self._pace.leave_s() if may_be_at_a_step else LEAVE_S
+    def _is_late(self, process: Process, waited_s: float) -> bool:
+        beat = self._beat(process)
+        may_be_at_a_step = beat.standing is Standing.JOINED and not self._has_hung_before(waited_s)
+        patience_s = self._pace.leave_s() if may_be_at_a_step else LEAVE_S
+        return beat.is_behind(self._generation) and waited_s > patience_s
+
+    def _has_hung_before(self, waited_s: float) -> bool:
+        """Whether nobody can still be at a step of the group before. Another node may wait while a rank of
+        this one works, at an evaluation say, and call that a hang sooner than we would.
+        """
+        cpu_s, began_cpu_s = self._confinement.cpu_seconds(), self._began_cpu_s
+        if self._is_judged_here or cpu_s is None or began_cpu_s is None:
+            return self._is_judged_here
+        return self._is_judged_elsewhere and cpu_s - began_cpu_s <= BUSY_SHARE * waited_s
 
     def end_for_hang(self) -> None:
         """Another node ends the group for a hang: where the ranks of this one stood, into the log.

@@ -349,9 +349,7 @@ class ShareRun:
             hung = crew.lookout.hung if crew is not None else None
             if failed is not None and failed.status is not None:
                 end = self._end_of(failed, failed.status, launcher.failure(), what)
-                return end if hung is None else ending.of_hang(end, hung)
-            if hung is not None and hung.rank is None:
-                return ending.of_hang_elsewhere(hung)
+                return end if hung is None or hung.rank is None else ending.of_hang(end, hung)
             if all(process.status == 0 for process in self._running):
                 return ending.SUCCEEDED
             reason = self._reasons.now() or self._dead_server()
@@ -359,6 +357,8 @@ class ShareRun:
                 return reason
             if crew is not None and self._restarts.is_wanted:
                 return OTHERS_FAILED
+            if hung is not None and hung.rank is None:
+                return ending.of_hang_elsewhere(hung, self._order.grace_s)
             if crew is not None and self._prober is not None and self._prober.should_end:
                 return ASLEEP
             if self._porch is not None:

@@ -23,6 +23,7 @@ from shoal.runtime.warm.stand_in import find
 LIMIT_S, OWN_WORDS_S = 1.5, 0.5
 """For all of them together; and for those who write their own, if need be."""
 LOOK_S = 0.01
+WAITED_IN = ("/torch/", "/shoal/runtime/rank/")
 MAX_BYTES = 64 << 10
 """Of one rank: some hundred threads."""
 _SPIED = re.compile(r"^ {4}(?P<name>.+) \((?P<file>[^()]+):(?P<line>\d+)\)$", re.MULTILINE)
@@ -46,7 +47,7 @@ class Stacks(msgspec.Struct, frozen=True, kw_only=True):
     place: str = ""
     """The innermost frame of its main thread: `forward (model.py:31)`."""
     is_waiting: bool = False
-    """That frame is PyTorch's own: most likely it waits for others."""
+    """It is inside of PyTorch, or of Shoal's own part of a rank: most likely it waits for others."""
 
 
 def taken(subjects: Iterable[Subject], spy: str | None, board_fd: int) -> dict[int, Stacks]:
@@ -144,7 +145,11 @@ def _judged(text: str) -> Stacks:
     name, file, line = (frames[0][key] for key in ("name", "file", "line"))
     _, package, inside = file.rpartition("/site-packages/")
     short = inside if package else os.path.basename(file)
-    return Stacks(text=text, place=f"{name} ({short}:{line})", is_waiting="/torch/" in file)
+    # Who waits for a save that is under way waits for a thread, which waits for the others.
+    last = next((one["file"] for one in frames if not one["file"].endswith("/threading.py")), file)
+    return Stacks(
+        text=text, place=f"{name} ({short}:{line})", is_waiting=any(own in last for own in WAITED_IN)
+    )
 
 
 def _frames(text: str) -> list[re.Match[str]]:

@@ -134,6 +134,13 @@ def stopped(pids: Iterable[int]) -> set[int]:
     return {pid for pid in pids if (fields := _stat(pid)) is not None and fields[0] in (b"T", b"t")}
 
 
+def is_still(pids: Iterable[int]) -> bool:
+    """Whether none of them does anything of its own: each is stopped, gone, or waits inside of the kernel for
+    something that no signal ends, and stops when it comes out of there.
+    """
+    return all((fields := _stat(pid)) is None or fields[0] not in (b"R", b"S") for pid in pids)
+
+
 def usage(pids: Iterable[int]) -> tuple[float, int]:
     """CPU seconds and bytes of memory of those that live. What they share is counted for each of them."""
     ticks = pages = 0

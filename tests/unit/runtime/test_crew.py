@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from shoal.engines.fake import VirtualClock
+from shoal.runtime import crew
 from shoal.runtime.board import VARIABLE, Board, Standing
 from shoal.runtime.crew import SILENT_S, Crew
 from shoal.runtime.environment import Generation
@@ -26,12 +27,14 @@ class Started:
         self.heard: list[object] = []
         self.stuck: list[Process] = []
         self.can_be_ended = True
+        self.signals: list[int] = []
         self.blamed: list[Process] = []
-        confinement: Any = SimpleNamespace(has_memory_for=lambda _: True)
+        confinement: Any = SimpleNamespace(has_memory_for=lambda _: True, processes=set)
         launcher: Any = SimpleNamespace(start_script=self._start, work="/nowhere/work")
         watcher: Any = SimpleNamespace(
             add=lambda *_: None,
             say=self.heard.append,
+            pipes_of=lambda _: set(),
             turn=self._end_stuck,
             is_silent=lambda _: True,
             blame=self.blamed.append,
@@ -73,8 +76,10 @@ class Started:
 
 
 @pytest.fixture
-def started() -> Iterator[Started]:
+def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[Started]:
     made = Started()
+    monkeypatch.setattr(os, "kill", lambda _, number: made.signals.append(number))
+    monkeypatch.setattr(crew, "kill_group", lambda _: made.signals.append(signal.SIGKILL))
     yield made
     os.close(made.fd)
 
@@ -124,6 +129,7 @@ class TestStuck:
     def test_another_takes_its_place_in_the_same_group(self, formed: Started) -> None:
         [old] = formed.crew.ranks
         assert formed.look_after()[-1] == "wait"
+        assert formed.signals == [signal.SIGSTOP, signal.SIGKILL]
         [new] = formed.crew.ranks
         assert (new is old, old.is_needed, new.is_needed, new.rank) == (False, False, True, 0)
         place = formed.board.place(new.slot)
@@ -134,6 +140,14 @@ class TestStuck:
         recovery = formed.crew.recovery(0.0, 0)
         assert recovery is not None
         assert recovery.kept == 0
+
+    def test_one_that_came_to_the_group_meanwhile_goes_on(self, formed: Started) -> None:
+        """Killed now it would be counted among those who have come, and its successor too."""
+        [old] = formed.crew.ranks
+        formed.board.say(0, Standing.WAITING, 1, 7, 0)
+        assert formed.look_after() == ["stuck?"]
+        assert (formed.crew.ranks, old.is_needed, old.status) == ([old], True, None)
+        assert formed.signals == [signal.SIGSTOP, signal.SIGCONT]
 
     def test_one_that_does_not_die_fails_the_group(self, formed: Started) -> None:
         [old] = formed.crew.ranks

@@ -11,7 +11,7 @@ import pytest
 from shoal.engines.fake import VirtualClock
 from shoal.runtime import lookout, scene
 from shoal.runtime.board import Board, Standing
-from shoal.runtime.hangs import LEAVE_S, UNKNOWN_LEAVE_S
+from shoal.runtime.hangs import BUSY_S, LEAVE_S, UNKNOWN_LEAVE_S
 from shoal.runtime.lookout import Lookout, Page
 from shoal.runtime.stacks import Stacks
 from shoal.runtime.watch import Process
@@ -58,6 +58,7 @@ class Node:
     def say(self, standing: Standing, generation: int, step: int) -> None:
         for process in self.ranks:
             self.board.say(process.slot, standing, generation, step, 0)
+            self.board.mark(process.slot, joined_ns=1, stepped_ns=int(step > 0), first_step=1)
 
     def train(self, steps: int = 50) -> None:
         for step in range(steps):
@@ -201,7 +202,7 @@ def test_rank_that_may_be_in_its_first_steps_is_given_a_minute_to_come_out(node:
     assert node.stuck() == [0, 1]
 
 
-def test_rank_of_a_group_that_another_node_saw_hang_is_at_no_step(node: Node) -> None:
+def test_idle_rank_of_a_group_that_another_node_saw_hang_is_at_no_step(node: Node) -> None:
     node.say(Standing.JOINED, 1, 3)
     node.out.end_for_hang()
     node.out.begin(node.ranks, 2)
@@ -210,6 +211,46 @@ def test_rank_of_a_group_that_another_node_saw_hang_is_at_no_step(node: Node) ->
     node.out.begin(node.ranks, 3)
     node.clock.advance(LEAVE_S + 1)
     assert node.stuck() == [], "the group after that did not hang"
+
+
+def test_rank_that_works_while_another_node_saw_a_hang_has_time_for_its_step(node: Node) -> None:
+    """One evaluates, the others wait for it, and call that a hang sooner than its own node does."""
+    node.say(Standing.JOINED, 1, 3)
+    node.out.end_for_hang()
+    node.out.begin(node.ranks, 2)
+    node.clock.advance(LEAVE_S + 1)
+    node.cpu_s += LEAVE_S / 2
+    assert node.stuck() == []
+    node.clock.advance(10 * LEAVE_S)
+    assert node.stuck() == [0, 1], "it has done nothing since"
+
+
+def test_rank_of_a_group_that_hung_by_our_own_pace_is_at_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(monkeypatch, nodes=2, is_elsewhere=True)
+    for step in range(50):
+        node.say(Standing.JOINED, 0, step)
+        node.pass_time(2.0, work=1.0)
+    node.pass_time(100.0)
+    assert node.out.hung is not None
+    node.out.begin(node.ranks, 1)
+    node.clock.advance(LEAVE_S + 1)
+    node.cpu_s += LEAVE_S  # it waits for a device in a loop
+    assert node.stuck() == [0, 1]
+
+
+def test_group_that_waits_for_its_model_does_not_hang_by_the_length_of_its_steps(node: Node) -> None:
+    node.train()
+    node.out.begin(node.ranks, 1)
+    for process in node.ranks:
+        node.board.say(process.slot, Standing.JOINED, 1, 49, 0)
+        node.board.mark(process.slot, joined_ns=5, stepped_ns=0, first_step=0)
+    node.pass_time(0.1)
+    node.pass_time(BUSY_S - 1)
+    assert node.killed == []
+    node.say(Standing.JOINED, 1, 50)
+    node.pass_time(0.1)
+    node.pass_time(1.5 * LIMIT_S)
+    assert node.killed == [1], "nor is that time the length of a step"
 
 
 def test_who_takes_the_place_of_one_that_was_stuck_has_time_to_come(node: Node) -> None:
