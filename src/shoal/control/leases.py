@@ -85,10 +85,11 @@ class Leases:
                 nodes.setdefault(told, []).extend([node] if node else [])
         return tuple(f"{listed(names)}: {told}" if names else told for told, names in nodes.items())
 
-    def was_refused_whole(self, attempt_id: str) -> bool:
+    def was_refused_whole(self, attempt: Attempt) -> bool:
         """Nothing of it could be handed over, and its engine has nothing of it."""
-        has_share = any(key[0] == attempt_id and key[1] for key in self._troubles)
-        return (attempt_id, "") in self._troubles and not has_share
+        own = attempt.attempt_id
+        has_share = any((own, node) in self._troubles for node in attempt.node_names)
+        return (own, "") in self._troubles and not has_share
 
     def waits(self, attempt_id: str) -> tuple[str, ...]:
         """What the cluster says of those of its shares that wait in its own queue, each thing once."""
