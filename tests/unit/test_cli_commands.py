@@ -453,6 +453,8 @@ def test_a_control_plane_that_was_never_answered_says_that_what_it_shows_is_olde
     fake.answers["GET", "/v1/nodes"] = {"items": [node], "next_cursor": None}
     never = "the Slurm has not answered this control plane, which asks since 1970-01-01 00:00:07 UTC"
     assert shell("nodes").err == f"-- {never}; what is shown of its nodes is older\n"
+    del away["has_answered"]
+    assert "does not answer since" in shell("nodes").err, "a server that does not say is believed to know"
 
 
 def test_nodes_say_where_jobs_are_silent_that_their_cluster_still_calls_ready(

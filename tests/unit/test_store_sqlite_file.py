@@ -89,6 +89,26 @@ async def test_no_other_process_has_the_database_at_the_same_time(
     await open_store(_url(path), clock=SystemClock()).close()
 
 
+async def test_second_open_in_the_same_process_is_refused_and_lets_no_stranger_in(tmp_path: Path) -> None:
+    path = tmp_path / "shoal.db"
+    store = open_store(_url(path), clock=SystemClock())
+    await store.write(lambda tx: submit(tx, 1))
+    with pytest.raises(StateError, match="another control plane"):
+        open_store(_url(path), clock=SystemClock())
+    with _stranger(path) as told:
+        assert told == "database is locked"
+    await store.close()
+
+
+def test_database_that_cannot_be_opened_is_not_locked(tmp_path: Path) -> None:
+    path = tmp_path / "shoal.db"
+    path.mkdir()
+    with pytest.raises(StoreUnavailable, match="cannot open the database"):
+        open_store(_url(path), clock=SystemClock())
+    path.rmdir()
+    anyio.run(open_store(_url(path), clock=SystemClock()).close)
+
+
 def test_index_of_the_log_is_no_file_even_when_only_a_reader_is_left(tmp_path: Path) -> None:
     database = SqliteDatabase(tmp_path / "shoal.db")
     with database.connect_writer() as writer:

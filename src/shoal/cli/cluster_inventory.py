@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -103,7 +103,9 @@ def wanted(
         _must_stay(kept, controller, is_worker=controller_works)
         return _with_ways(kept, asked), path
     _must_stay(kept, asked.controller.address, asked.database.address)
-    same = asked.with_found({host.address: host.found for host in kept.hosts if host.found})
+    marked = [host.model_dump() for host in _with_marks(asked.hosts, kept)]
+    same = make({**asked.model_dump(), "hosts": marked}, str(file))
+    same = same.with_found({host.address: host.found for host in kept.hosts if host.found})
     told = {
         name: getattr(same, name) or getattr(kept, name) for name in ("identity", "known_hosts", "shared")
     }
@@ -140,12 +142,20 @@ def _with_ways(kept: Inventory, asked: Inventory) -> Inventory:
     )
 
 
+def _with_marks(hosts: Iterable[Host], kept: Inventory) -> tuple[Host, ...]:
+    """Who has left and was not cleaned is so, and has the name by which it left, whatever is asked."""
+    left = {host.address: {"name": host.name, "is_unclean": True} for host in kept.hosts if host.is_unclean}
+    return tuple(host.model_copy(update=left.get(host.address, {"is_unclean": False})) for host in hosts)
+
+
 def apart(inventory: Inventory, typed: tuple[Host, ...]) -> tuple[Inventory, tuple[Host, ...]]:
-    """The cluster without those that are to join it, and those: one that never joined is new again."""
+    """The cluster without those that are to join it, and those: one that never joined is new again, and one
+    that was not cleaned is marked as that until it has joined.
+    """
     from shoal.cluster.inventory import Role
 
     members = {host.address for host in inventory.hosts if host.found or host.roles != (Role.WORKER,)}
-    new = tuple(host for host in typed if host.address not in members)
+    new = _with_marks((host for host in typed if host.address not in members), inventory)
     again = {host.address for host in new}
     return inventory.with_hosts(host for host in inventory.hosts if host.address not in again), new
 

@@ -132,7 +132,7 @@ def told_unanswered(engine: str, away: dict[str, Any]) -> str:
     """What a screen shows of a cluster that cannot be asked is old; `away` is the API's word on that."""
     who = "engine" if engine == "local" else one_line(engine).capitalize()
     since = f"{utc(away['since'])} UTC"
-    if away["has_answered"]:
+    if away.get("has_answered", True):
         return f"the {who} does not answer since {since}; what is shown of its nodes is as of then"
     never = f"the {who} has not answered this control plane, which asks since {since}"
     return f"{never}; what is shown of its nodes is older"

@@ -129,13 +129,24 @@ async def _look_again(crew: Crew, inventory: Inventory) -> None:
 
 
 async def add(crew: Crew, inventory: Inventory, hosts: Iterable[Host], wishes: Wishes) -> Report:
-    """Take more machines into a cluster. Those that fail are reported and stay out."""
-    wider = inventory.with_hosts([*inventory.hosts, *hosts])
-    report = await create(crew, wider, wishes)
+    """Take more machines into a cluster. Those that fail are reported and stay out; of them, those that are
+    not clean stay on the list.
+    """
+    new = tuple(hosts)
+    # One that was not cleaned joins by the name that it has now: what it was called is for its removal alone.
+    fresh = {"name": None, "is_unclean": False}
+    joining = [host.model_copy(update=fresh) if host.is_unclean else host for host in new]
+    report = await create(crew, inventory.with_hosts([*inventory.hosts, *joining]), wishes)
     assert report.inventory is not None
+    joined = {host.address for host in report.inventory.hosts if host.found}
     known = {host.address for host in inventory.hosts}
-    kept = [host for host in report.inventory.hosts if host.address in known or host.found]
-    return replace(report, inventory=report.inventory.with_hosts(kept))
+    kept = [host for host in report.inventory.hosts if host.address in known | joined]
+    left = [host for host in new if host.is_unclean and host.address not in joined]
+    return replace(
+        report,
+        inventory=report.inventory.with_hosts([*kept, *left]),
+        remarks=[*report.remarks, *(_unclean(host) for host in left)],
+    )
 
 
 async def remove(crew: Crew, inventory: Inventory, refs: Iterable[str], wishes: Wishes) -> Report:

@@ -35,7 +35,7 @@ def explain(core: Core, job: Job, attempts: Sequence[Attempt]) -> Explanation | 
         return None
     if attempt.orphans_left:
         return _orphaned(core, job, attempt, attempt.orphans_left)
-    if _is_kept_here(core, attempt):
+    if is_kept_here(core, attempt):
         return _with_history(_kept_here(core, job, attempt), earlier)
     silent = core.leases.silent_nodes(attempt, QUIET_S)
     if silent:
@@ -95,12 +95,12 @@ def _not_begun(core: Core, job: Job, attempt: Attempt, troubles: tuple[str, ...]
     )
 
 
-def _is_kept_here(core: Core, attempt: Attempt) -> bool:
-    """Its engine does not answer, and has nothing of it."""
+def is_kept_here(core: Core, attempt: Attempt) -> bool:
+    """Its engine does not answer, and has nothing of it: nobody on its nodes could be silent."""
     is_unknown = attempt.state is AttemptState.STARTING and attempt.native_id is None
     if core.outages.present is None or not is_unknown or attempt.started_nodes:
         return False
-    return core.leases.was_refused_whole(attempt.attempt_id)
+    return core.leases.was_refused_whole(attempt)
 
 
 def _kept_here(core: Core, job: Job, attempt: Attempt) -> Explanation:

@@ -28,6 +28,8 @@ class Leases:
         self._clock = clock
         self._heard: dict[tuple[str, str, int], float] = {}
         """By attempt, node and incarnation: a share is not silent for as long as the one it replaces."""
+        self._spoke: dict[tuple[str, str, int], float] = {}
+        """The same, of those who said so themselves: what a cluster says holds off a fence, and no more."""
         self._followed: dict[tuple[str, str, int], float] = {}
         """Since when we have cared about the shares that may run: see `follow`."""
         self._sent: dict[str, float] = {}
@@ -45,15 +47,29 @@ class Leases:
         ]
         self._followed = {share: self._followed.get(share, now) for share in shares}
         self._heard = {key: at for key, at in self._heard.items() if key[0] in kept}
+        self._spoke = {key: at for key, at in self._spoke.items() if key[0] in kept}
         self._sent = {k: at for k, at in self._sent.items() if k in kept}
         self._troubles = {key: told for key, told in self._troubles.items() if key[0] in kept}
         self._waits = {key: told for key, told in self._waits.items() if key[0] in kept}
         self._running_since = {k: at for k, at in self._running_since.items() if k in kept}
 
-    def heard(self, attempt_id: str, node: str, incarnation: int = 0, *, ago_s: float = 0.0) -> None:
-        """A supervisor renewed, or its engine saw it alive, so many seconds ago."""
+    def heard(
+        self,
+        attempt_id: str,
+        node: str,
+        incarnation: int = 0,
+        *,
+        ago_s: float = 0.0,
+        is_hearsay: bool = False,
+    ) -> None:
+        """A supervisor renewed, or its engine saw it alive, so many seconds ago; `is_hearsay`: its cluster
+        says that it is there, or waits, and nobody there did.
+        """
         at, share = self._clock.monotonic() - ago_s, (attempt_id, node, incarnation)
         self._heard[share] = max(at, self._heard.get(share, at))
+        if not is_hearsay:
+            self._spoke[share] = max(at, self._spoke.get(share, at))
+            self._waits.pop((attempt_id, node), None)
 
     def knows(self, attempt_id: str, node: str, incarnation: int = 0) -> bool:
         """Whether there was a sign of life."""
@@ -85,10 +101,11 @@ class Leases:
                 nodes.setdefault(told, []).extend([node] if node else [])
         return tuple(f"{listed(names)}: {told}" if names else told for told, names in nodes.items())
 
-    def was_refused_whole(self, attempt_id: str) -> bool:
+    def was_refused_whole(self, attempt: Attempt) -> bool:
         """Nothing of it could be handed over, and its engine has nothing of it."""
-        has_share = any(key[0] == attempt_id and key[1] for key in self._troubles)
-        return (attempt_id, "") in self._troubles and not has_share
+        own = attempt.attempt_id
+        has_share = any((own, node) in self._troubles for node in attempt.node_names)
+        return (own, "") in self._troubles and not has_share
 
     def waits(self, attempt_id: str) -> tuple[str, ...]:
         """What the cluster says of those of its shares that wait in its own queue, each thing once."""
@@ -107,10 +124,13 @@ class Leases:
         """The nodes that may still run something of it and were not heard from for longer than that."""
         return tuple(node for node in attempt.nodes_left if self.share_silence_s(attempt, node) > for_s)
 
-    def speaks(self, attempt: Attempt, node: str) -> bool:
-        """Whether somebody there was heard from lately. What waits in the cluster's own queue is nobody."""
-        is_waiting = (attempt.attempt_id, node) in self._waits
-        return not is_waiting and self.share_silence_s(attempt, node) <= QUIET_S
+    def wordless_s(self, attempt: Attempt, node: str) -> float:
+        """Seconds since somebody there spoke for himself, or since it is followed if nobody did. What waits
+        in the cluster's own queue, and never spoke, is nobody.
+        """
+        now, share = self._clock.monotonic(), (attempt.attempt_id, node, attempt.incarnation(node))
+        is_nobody = share not in self._spoke and (attempt.attempt_id, node) in self._waits
+        return inf if is_nobody else now - self._spoke.get(share, self._followed.get(share, now))
 
     def fenced_nodes(self, attempt: Attempt, fence_s: float) -> tuple[str, ...]:
         """Those silent, and sent nothing, for so long that what ever ran there of it has certainly been

@@ -98,11 +98,11 @@ def answers(core: Core, node: Node) -> bool:
 
 
 def speaking_on(core: Core, holding: Holding, name: str) -> dict[str, float]:
-    """The jobs whose supervisors on that node were heard from lately, and for how long they are silent."""
+    """The jobs whose supervisors on that node spoke lately, and for how long they have said nothing since."""
     return {
-        job.reference: core.leases.share_silence_s(attempt, name)
+        job.reference: wordless_s
         for job, attempt in holding
-        if name in attempt.nodes_left and core.leases.speaks(attempt, name)
+        if name in attempt.nodes_left and (wordless_s := core.leases.wordless_s(attempt, name)) <= QUIET_S
     }
 
 

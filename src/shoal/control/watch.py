@@ -173,9 +173,10 @@ def _events(core: Core, job: Job, attempt: Attempt, observed: dict[str, Observat
             # No silence: it cannot begin before it has asked us for its order. But others of a group that
             # runs wait for this one, and what it waits for may be held by them: see REPLACED_S.
             if seen.is_queued and not _is_awaited(attempt, node):
-                core.leases.heard(attempt.attempt_id, node, seen.incarnation)
+                core.leases.heard(attempt.attempt_id, node, seen.incarnation, is_hearsay=True)
         elif seen.sight is Sight.ALIVE:
-            core.leases.heard(attempt.attempt_id, node, seen.incarnation, ago_s=seen.silent_s)
+            own, ago_s = attempt.attempt_id, seen.silent_s
+            core.leases.heard(own, node, seen.incarnation, ago_s=ago_s, is_hearsay=seen.is_hearsay)
             core.leases.trouble(attempt.attempt_id, node, None)
             if not seen.is_hearsay:
                 events += _kept_again(core, attempt, node)
@@ -236,7 +237,7 @@ def _kept_again(core: Core, attempt: Attempt, node: str, *, is_hearsay: bool = F
     """The fence of this share counts, from now on."""
     if node not in attempt.orphaned_nodes:
         return []
-    core.leases.heard(attempt.attempt_id, node, attempt.incarnation(node))
+    core.leases.heard(attempt.attempt_id, node, attempt.incarnation(node), is_hearsay=True)
     core.leases.trouble(attempt.attempt_id, node, None)
     return [OrphanCleared(node, attempt.incarnation(node), is_hearsay=is_hearsay)]
 

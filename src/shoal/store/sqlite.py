@@ -147,12 +147,9 @@ def _take_lock(path: Path) -> int:
     """Lock `<path>.lock` for the life of this process, write our pid into it, make the file private."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = _open_private(f"{path}.lock")
     except OSError as error:
-        raise StoreUnavailable(
-            f"cannot open the database {path}: {error.strerror}", hint=f"look at it with `ls -ld {path}`"
-        ) from error
+        raise _cannot_open(path, error) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -162,6 +159,22 @@ def _take_lock(path: Path) -> int:
             f"another control plane (pid {pid}) has the database {path} open",
             hint="stop it with `shoal down`",
         ) from None
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    try:
+        # Not before the lock is ours: whoever closes a file loses all POSIX locks that his process has on it,
+        # and with them those of a SQLite that has this one open.
+        os.close(_open_private(path))
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    except OSError as error:
+        os.close(lock)
+        raise _cannot_open(path, error) from error
     return lock
+
+
+def _open_private(path: Path | str) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _cannot_open(path: Path, error: OSError) -> StoreUnavailable:
+    told = f"cannot open the database {path}: {error.strerror}"
+    return StoreUnavailable(told, hint=f"look at it with `ls -ld {path}`")

@@ -160,7 +160,7 @@ MUTANTS = (
     Mutant(
         "withdrawn_doubt_is_a_fence_that_passed",
         "control/watch.py",
-        "    core.leases.heard(attempt.attempt_id, node, attempt.incarnation(node))\n",
+        "    core.leases.heard(attempt.attempt_id, node, attempt.incarnation(node), is_hearsay=True)\n",
         "",
         "P3: the fence counts from when a doubt was withdrawn",
         ("control",),

@@ -15,7 +15,7 @@ from shoal.cli.cluster_connect import connect_shoal
 from shoal.cli.cluster_inventory import alone
 from shoal.clock import SystemClock
 from shoal.cluster import ssh
-from shoal.cluster.inventory import Host, Inventory, load
+from shoal.cluster.inventory import Host, Inventory, load, save
 from shoal.cluster.run import Crew
 from shoal.engines.desk import Desk
 from shoal.engines.slurm.config import SlurmConfig
@@ -294,6 +294,25 @@ def test_an_inventory_of_ones_own_is_taken(
     kept = load(shell.home / "clusters" / "lab.yaml")
     assert [host.label for host in kept.hosts] == ["a", "gpu1"]
     assert dict(kept.slurm) == {"KillWait": 5}
+
+
+@pytest.mark.parametrize("said", ["", ", is_unclean: true"])
+def test_a_file_takes_back_no_mark_of_a_machine_that_was_not_cleaned_and_makes_none(
+    shell: Shell, drawer: dict[str, PaperMachine], tmp_path: Path, said: str
+) -> None:
+    file = tmp_path / "cluster.yaml"
+    head = "cluster: lab\nhosts:\n- {address: 10.0.0.1, roles: [controller, database]}\n"
+    file.write_text(f"{head}- {{address: 10.0.0.2}}\n- {{address: 10.0.0.3}}\n")
+    create = ("cluster", "create", "--file", str(file), "--no-connect")
+    assert shell(*create).code == 0
+    path = shell.home / "clusters" / "lab.yaml"
+    kept = load(path)
+    left = kept.hosts[2].model_copy(update={"name": "c", "found": None, "is_unclean": True})
+    save(kept.with_hosts([*kept.hosts[:2], left]), path)
+    file.write_text(f"{head}- {{address: 10.0.0.2{said}}}\n- {{address: 10.0.0.3}}\n")
+    assert shell(*create).code == 0
+    again = [(host.label, bool(host.found), host.is_unclean) for host in load(path).hosts]
+    assert again == [("a", True, False), ("b", True, False), ("c", False, True)]
 
 
 def typed_by(monkeypatch: pytest.MonkeyPatch, code: int = 0) -> list[list[str]]:

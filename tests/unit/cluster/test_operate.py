@@ -285,6 +285,23 @@ async def test_a_machine_that_has_left_comes_back_by_itself_in_no_other_command(
     assert [item.label for item in report.inventory.members if item.found] == ["a", "b", "c"]
 
 
+async def test_a_machine_that_was_not_cleaned_and_cannot_join_again_is_still_known_as_that() -> None:
+    paper = Paper(three())
+    inventory = await unclean(paper)
+    paper.shut = {"10.0.0.3"}
+    rest, new = apart(inventory, (Host(address="10.0.0.3", user="ana"), Host(address="10.0.0.9")))
+    crew = paper.crew()
+    report = await add(crew, rest, new, Wishes())
+    assert set(crew.failed) == {"10.0.0.3", "10.0.0.9"}
+    assert report.inventory is not None
+    assert [(item.label, item.is_unclean) for item in report.inventory.hosts] == [
+        ("a", False),
+        ("b", False),
+        ("c", True),
+    ]
+    assert "`shoal cluster remove c` again" in report.remarks[-1]
+
+
 def changes(paper: Paper) -> list[str]:
     scripts = [script for machine in paper.machines.values() for script, _ in machine.seen]
     return [script for script in scripts if "&& echo yes || echo no" not in script]

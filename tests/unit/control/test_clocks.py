@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from math import inf
 
 import msgspec
 import pytest
@@ -60,7 +61,7 @@ def test_to_ask_for_a_silence_changes_nothing_as_transactions_ask_on_another_thr
     leases = Leases(clock)
     before = copy.deepcopy(vars(leases) | {"_clock": None})
     leases.silent_nodes(attempt("n1", "n2"), 0)
-    leases.speaks(attempt("n1"), "n1")
+    leases.wordless_s(attempt("n1"), "n1")
     assert vars(leases) | {"_clock": None} == before
 
 
@@ -72,6 +73,31 @@ def test_what_an_engine_heard_a_while_ago_takes_back_no_later_sign_of_life(clock
     leases.heard("att", "n1")
     leases.heard("att", "n1", ago_s=9)
     assert leases.silence_s("att", "n1") == 0
+
+
+def test_what_a_cluster_says_holds_off_the_fence_and_is_no_word_of_who_is_there(clock: VirtualClock) -> None:
+    leases, gang = Leases(clock), attempt("n1")
+    leases.follow([gang])
+    leases.heard("att", "n1")
+    clock.advance(HOUR)
+    leases.heard("att", "n1", is_hearsay=True)
+    assert (leases.silence_s("att", "n1"), leases.wordless_s(gang, "n1")) == (0, HOUR)
+    leases.follow([])
+    leases.follow([gang])
+    assert leases.wordless_s(gang, "n1") == 0, "an attempt that holds nothing is forgotten"
+
+
+def test_who_waits_in_a_queue_is_nobody_until_he_speaks_whatever_an_older_look_says_then(
+    clock: VirtualClock,
+) -> None:
+    leases, gang = Leases(clock), attempt("n1")
+    leases.heard("att", "n1", is_hearsay=True)
+    leases.trouble("att", "n1", "PENDING", is_queued=True)
+    assert leases.wordless_s(gang, "n1") == inf
+    leases.heard("att", "n1")
+    assert (leases.wordless_s(gang, "n1"), leases.waits("att")) == (0, ())
+    leases.trouble("att", "n1", "PENDING", is_queued=True)
+    assert leases.wordless_s(gang, "n1") == 0
 
 
 @pytest.mark.parametrize("by", [HOUR, -HOUR])

@@ -15,6 +15,7 @@ from shoal.model.attempt import EndReason
 from shoal.model.node import Node, NodeFacts, NodeState
 from shoal.scheduler import Why
 from shoal.store import KeyReused
+from shoal.wire import Phase, Renewal
 from tests.support.lab import ANA, Lab, now
 
 
@@ -565,13 +566,52 @@ def test_a_gang_whose_share_on_a_dead_node_had_ended_does_not_begin_anew_for_it(
 
 def test_what_waits_in_the_queue_of_an_engine_that_is_away_speaks_for_no_node() -> None:
     lab = Lab(num_nodes=1, script=always(Act(claim_s=600.0)))
+    look = lab.engine.list_owned
+
+    async def queued() -> list[Observation]:
+        return [msgspec.structs.replace(seen, is_queued=True) for seen in await look()]
+
+    lab.core.engine.list_owned = queued  # type: ignore[method-assign]
     job = lab.running()
+    assert lab.core.leases.waits(lab.attempt(job).attempt_id)
     lab.engine.lose_all()
     lab.heal()
-    attempt = lab.attempt(job)
-    lab.core.leases.heard(attempt.attempt_id, "n1")
-    lab.core.leases.trouble(attempt.attempt_id, "n1", "the cluster cannot be asked", is_queued=True)
     assert decide(lab, "n1", NodeState.DEAD).state is NodeState.DEAD
+
+
+def test_who_waited_at_the_last_look_and_speaks_since_contradicts_the_death_of_his_node() -> None:
+    lab = Lab(num_nodes=1, script=always(Act(claim_s=600.0)))
+    own = lab.attempt(lab.running())
+    lab.engine.lose_all()
+    lab.heal()
+    lab.core.leases.trouble(own.attempt_id, "n1", "the cluster cannot be asked", is_queued=True)
+    renewal = Renewal(attempt_id=own.attempt_id, epoch=own.epoch, node="n1", phase=Phase.PREPARING)
+    now(lab.plane.renew(renewal))
+    with pytest.raises(StateError, match="may be alive"):
+        decide(lab, "n1", NodeState.DEAD)
+
+
+def test_a_cluster_that_has_suspended_a_share_speaks_for_nobody_on_its_node() -> None:
+    """Its word holds off the fence: what is suspended cannot keep it."""
+    lab = Lab(num_nodes=1)
+    job = lab.running()
+    look = lab.engine.list_owned
+
+    async def suspended() -> list[Observation]:
+        return [msgspec.structs.replace(seen, is_hearsay=True, raw="SUSPENDED") for seen in await look()]
+
+    lab.core.engine.list_owned = suspended  # type: ignore[method-assign]
+    facts = lab.cluster.facts["n1"]
+    lab.cluster.facts["n1"] = msgspec.structs.replace(facts, is_alive=False)
+    lab.clock.advance(15)
+    lab.turn()
+    with pytest.raises(StateError, match="silent for 15 s") as refused:
+        decide(lab, "n1", NodeState.DEAD)
+    assert "in 6 s" in (refused.value.hint or "")
+    lab.clock.advance(QUIET_S - 14)
+    lab.turn()
+    assert lab.core.leases.share_silence_s(lab.attempt(job), "n1") == 0
+    assert begin_anew(lab, "n1") == (job.job_id,)
 
 
 def away(lab: Lab) -> Outage | None:

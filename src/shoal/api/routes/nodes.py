@@ -14,6 +14,7 @@ from shoal.api.queries import NoQuery
 from shoal.api.render import render_node
 from shoal.api.requests import NodeBody
 from shoal.api.routing import Routes
+from shoal.control.explain import is_kept_here
 from shoal.control.leases import QUIET_S
 from shoal.control.nodes import Decided, find_node
 from shoal.identity import Permission
@@ -112,8 +113,9 @@ async def _views(call: Call, name: str | None = None) -> list[views.NodeView]:
     for job, attempt in holding:
         for node_name in attempt.node_names:
             by_node[node_name].append((job, attempt))
-        for node_name in core.leases.silent_nodes(attempt, QUIET_S):
-            silent[node_name].append(job)
+        if not is_kept_here(core, attempt):
+            for node_name in core.leases.silent_nodes(attempt, QUIET_S):
+                silent[node_name].append(job)
     return [
         render_node(node, by_node[node.name], call.visible(), core.outages.present, silent[node.name])
         for node in nodes
