@@ -28,9 +28,13 @@ board.introduce(slot, os.getpid(), can_answer=answer(fd, slot))
 board.say(slot, 2, 0, 7, 1)
 def stuck():
     time.sleep(60)
+def saves():
+    # Waits for a thread, in a line of Shoal's own.
+    source = "import threading\\nthreading.Event().wait(60)"
+    exec(compile(source, "/lib/shoal/runtime/rank/checkpoint/flight.py", "exec"), {})
 def torch_like():
     exec(compile("import time\\ntime.sleep(60)", "/lib/torch/distributed/c10d.py", "exec"), {})
-torch_like() if sys.argv[3] == "waits" else stuck()
+{"waits": torch_like, "saves": saves, "stuck": stuck}[sys.argv[3]]()
 """
 
 
@@ -98,6 +102,12 @@ def test_ranks_that_all_wait_hang_for_a_reason_elsewhere(ranks: Ranks, way: str)
     seen = ranks.look()
     assert seen.is_elsewhere
     assert len(seen.culprits) == 2
+
+
+def test_rank_that_waits_for_a_save_under_way_waits_for_others(ranks: Ranks, way: str) -> None:
+    ranks.start("saves")
+    ranks.start("stuck")
+    assert [process.rank for process in ranks.look().culprits] == [1]
 
 
 def test_rank_that_nobody_can_see_is_not_accused(ranks: Ranks) -> None:
