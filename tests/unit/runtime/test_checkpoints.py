@@ -14,10 +14,12 @@ pytest.importorskip("torch")
 import torch
 
 from shoal.errors import SpecError, StateError
+from shoal.runtime.rank.checkpoint import checkpoints
 from shoal.runtime.rank.checkpoint.checkpoints import Checkpoints
 from shoal.runtime.rank.checkpoint.flight import Stage
 from shoal.runtime.rank.checkpoint.folder import Folder
 from shoal.runtime.rank.checkpoint.objects import Objects
+from shoal.runtime.rank.checkpoint.peers import Peers
 from shoal.runtime.rank.checkpoint.status import STATUS, Reason, read_status
 from tests.support import training_ranks
 from tests.support.training_ranks import build, is_same, launch, train, whole
@@ -42,13 +44,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def saved(home: Path, *steps: int, **options: Any) -> tuple[training_ranks.Parts, Checkpoints]:
     """Parts trained and saved at these steps."""
-    parts, checkpoints, done = build(), Checkpoints(str(home), **options), 0
+    parts, kept, done = build(), Checkpoints(str(home), **options), 0
     for step in steps:
         train(parts, done, step)
-        checkpoints.save(parts, step)
+        kept.save(parts, step)
         done = step
-    assert checkpoints.wait() == (steps[-1] if steps else None)
-    return parts, checkpoints
+    assert kept.wait() == (steps[-1] if steps else None)
+    return parts, kept
 
 
 def damage(home: Path, step: int, pattern: str = "*.distcp") -> None:
@@ -95,6 +97,24 @@ def test_rank_that_replaces_another_saves_when_the_survivors_do(home: Path) -> N
         one.resume(50)
     due = [[step for step in range(51, 70) if one.is_due(step)] for one in (survivor, newcomer)]
     assert due[0] == due[1] != []
+
+
+def test_ranks_connect_for_saves_when_they_resume_and_not_at_the_first_save(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Peers] = []
+
+    def connect() -> Peers:
+        made.append(Peers())
+        return made[-1]
+
+    monkeypatch.setattr(checkpoints, "Peers", connect)
+    parts, again = build(), Checkpoints(str(home))
+    again.resume(4)
+    assert len(made) == 1
+    again.save(parts, 5)
+    assert again.wait() == 5
+    assert len(made) == 1
 
 
 def test_a_run_resumed_alone_ends_with_the_same_weights(home: Path) -> None:

@@ -83,7 +83,13 @@ class Checkpoints:
         return manifest.step
 
     def resume(self, step: int) -> None:
-        """Instead of `load`, in a group that has its state from a surviving rank. No collective."""
+        """Instead of `load`, in a group that has its state from a surviving rank. Collective.
+
+        Ranks connect for the saves to come while all of them are there. Who waits inside of torch for one
+        that is lost before it has connected has no connection to be cut, and does not come out.
+        """
+        self.wait()
+        self._join()
         self._pace.resume(step)
 
     def is_due(self, step: int) -> bool:
