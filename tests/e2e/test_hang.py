@@ -11,6 +11,7 @@ import pytest
 from shoal.runtime.ports import free_port
 from shoal.wire import EndKind, Order
 from tests.support.boards import training
+from tests.support.confinements import CGROUP
 from tests.support.shares import SOURCE, RunningShare, Start, an_order, processes_with, until
 
 PROGRAM = """
@@ -42,7 +43,7 @@ pytestmark = pytest.mark.slow
 NAME = f"hangs_{uuid.uuid4().hex}.py"
 
 
-def order(*, hangs: bool) -> Order:
+def order(*, hangs: bool, confinement: tuple[str, ...] = ()) -> Order:
     text = PROGRAM.replace("HANGS", str(hangs))
     return an_order(
         setup=f"cat > {NAME} <<'END'\n{text}\nEND",
@@ -51,6 +52,7 @@ def order(*, hangs: bool) -> Order:
         max_restarts=3,
         master_port=free_port("127.0.0.1", 97 * os.getpid()),
         env={"OMP_NUM_THREADS": "1", "PYTHONPATH": SOURCE},
+        confinement=confinement,
     )
 
 
@@ -67,8 +69,12 @@ def complaints(share: RunningShare) -> list[str]:
     return [text for text in share.texts("e") if "hung and was killed" in text]
 
 
-def test_rank_that_stands_in_its_own_code_is_named_with_its_line(start: Start) -> None:
-    share = start(order(hangs=True))
+@pytest.mark.parametrize("confinement", [(), pytest.param((CGROUP,), marks=pytest.mark.soak)])
+def test_rank_that_stands_in_its_own_code_is_named_with_its_line(
+    start: Start, confinement: tuple[str, ...]
+) -> None:
+    """Also where no control group counts what it works, as for most users of a Slurm."""
+    share = start(order(hangs=True, confinement=confinement))
     share.spawn()
     assert share.outcome(90).kind is EndKind.SUCCEEDED, share.describe()
     told = complaints(share)[0]

@@ -66,7 +66,7 @@ class Lookout:
         self._recorders: set[int] = set()
         """Ranks that were asked for their last NCCL calls at the newest look."""
         self._is_paused = False
-        self._began_cpu_s: float | None = None
+        self._began_cpu_s = 0.0
         self._is_judged_here = self._is_judged_elsewhere = self._has_hung = False
         """Whether the group before this one ended for a hang, by the pace of this node or by another's word;
         and whether another one says so of this one.
@@ -111,9 +111,9 @@ class Lookout:
 
         Of ranks that have all joined the group. Blocks for two seconds at most, where they are silent.
         """
-        now, cpu_s = self._clock.monotonic(), self._confinement.cpu_seconds()
-        if cpu_s is None or self._is_paused:
-            return  # nobody can tell the idle from the busy here
+        now, cpu_s = self._clock.monotonic(), self._confinement.work_seconds()
+        if self._is_paused:
+            return
         beats = [self._beat(process) for process in self._ranks]
         has_stepped = all(beat.stepped_ns for beat in beats)
         self._pace.look(now, min(beat.step for beat in beats), cpu_s, has_stepped=has_stepped)
@@ -152,7 +152,7 @@ class Lookout:
 
     def wait_again(self) -> None:
         """Somebody new is among the ranks: to come to the group, all have their time from now on."""
-        self._began_at, self._began_cpu_s = self._clock.monotonic(), self._confinement.cpu_seconds()
+        self._began_at, self._began_cpu_s = self._clock.monotonic(), self._confinement.work_seconds()
 
     def _is_late(self, process: Process, waited_s: float) -> bool:
         beat = self._beat(process)
@@ -164,10 +164,8 @@ class Lookout:
         """Whether nobody can still be at a step of the group before. Another node may wait while a rank of
         this one works, at an evaluation say, and call that a hang sooner than we would.
         """
-        cpu_s, began_cpu_s = self._confinement.cpu_seconds(), self._began_cpu_s
-        if self._is_judged_here or cpu_s is None or began_cpu_s is None:
-            return self._is_judged_here
-        return self._is_judged_elsewhere and cpu_s - began_cpu_s <= BUSY_SHARE * waited_s
+        worked_s = self._confinement.work_seconds() - self._began_cpu_s
+        return self._is_judged_here or (self._is_judged_elsewhere and worked_s <= BUSY_SHARE * waited_s)
 
     def end_for_hang(self) -> None:
         """Another node ends the group for a hang: where the ranks of this one stood, into the log.

@@ -152,6 +152,12 @@ def usage(pids: Iterable[int]) -> tuple[float, int]:
     return ticks / os.sysconf("SC_CLK_TCK"), pages * os.sysconf("SC_PAGE_SIZE")
 
 
+def ticks_of(pid: int) -> tuple[int, int] | None:
+    """When it began, and what it and children that it has waited for used of processors; None: it is gone."""
+    fields = _stat(pid)
+    return None if fields is None else (int(fields[19]), sum(map(int, fields[11:15])))
+
+
 def writing_to(pids: Iterable[int], pipes: Collection[int]) -> set[int]:
     """Those whose standard output or error is one of these pipes, by their inode numbers."""
     names = {f"pipe:[{inode}]" for inode in pipes}

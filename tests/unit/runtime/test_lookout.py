@@ -38,7 +38,7 @@ class Node:
             process.slot = slot
         monkeypatch.setattr(lookout, "kill_group", lambda process: self.killed.append(process.rank))
         monkeypatch.setattr(scene, "look", self._look)
-        confinement: Any = SimpleNamespace(cpu_seconds=lambda: self.cpu_s, processes=set, path="")
+        confinement: Any = SimpleNamespace(work_seconds=lambda: self.cpu_s, processes=set, path="")
         watcher: Any = SimpleNamespace(keep=lambda _, text: self.kept.append(text))
         order = an_order(node="n1", nodes=tuple(f"n{number}" for number in range(1, nodes + 1)))
         page = Page(fd=self.fd, board=self.board)

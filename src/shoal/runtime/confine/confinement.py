@@ -18,6 +18,7 @@ from shoal.runtime.confine.detect import candidates, find_bubblewrap
 from shoal.runtime.confine.mounts import Mounts
 from shoal.runtime.confine.programs import job_path, programs
 from shoal.runtime.confine.sandbox import Sandbox, SandboxFailed
+from shoal.runtime.confine.seen_work import SeenWork
 from shoal.wire import Order
 
 FULL_WEIGHT = 100
@@ -46,6 +47,7 @@ class Confinement:
         self.path = job_path(node_path, self.uid) if "bubblewrap" in self.words else node_path
         self.sandbox: Sandbox | None = None
         self._groups = self._choose_groups()
+        self._seen_work = SeenWork()
         self._oom_kills_before = 0
         self.memory_limit = order.limits.memory_bytes
         self._home = os.path.realpath(share.home)
@@ -219,6 +221,11 @@ class Confinement:
     def cpu_seconds(self) -> float | None:
         """CPU time used by the whole share, where the kernel counts it."""
         return self._groups.cpu_seconds() if self._groups is not None else None
+
+    def work_seconds(self) -> float:
+        """The same, or as far as it is seen where the kernel does not: to tell the idle from the busy."""
+        counted_s = self.cpu_seconds()
+        return self._seen_work.seconds() if counted_s is None else counted_s
 
     def memory_bytes(self) -> int | None:
         """What cannot be taken back from the share's processes, where the kernel counts it."""
