@@ -5,7 +5,7 @@ And the steps of an upgrade, which are those of `create` after newer packages.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from shoal.cluster import apt, shell
 from shoal.cluster.facts import DATABASE, DATABASE_USER, GOING_ON, MUNGE_KEY, STATE_DIR, WATCHED, Facts
@@ -131,8 +131,7 @@ def quiet_node(host: Host, inventory: Inventory, *, is_forced: bool, is_away: bo
     back = "" if is_forced else f'[ "$was" != 0 ] || scontrol update nodename={node} state=resume\n'
     end = _end_jobs(f"-w {node}", inventory, is_forced=is_forced)
     if is_away and is_forced:
-        # Slurm then ends or requeues what it has there, and waits for nobody.
-        end = f"scontrol update nodename={node} state=down reason=leaves"
+        end = _call_down(host)
     return Step(
         host=about.address,
         label=about.label,
@@ -149,17 +148,26 @@ was=$(scontrol show node {node} | grep -c DRAIN)
     )
 
 
-def quiet_cluster(inventory: Inventory, *, is_forced: bool) -> Step:
-    """Before a cluster is taken down: no job runs anywhere, or the controller does not run either."""
+def quiet_cluster(inventory: Inventory, *, is_forced: bool, away: Iterable[Host] = ()) -> Step:
+    """Before a cluster is taken down: no job runs anywhere, or the controller does not run either.
+
+    `away`: those that do not answer us. Forced, Slurm is told that they are down: it would wait for them.
+    """
+    down = "".join(f"{_call_down(host)}\n" for host in away) if is_forced else ""
     return Step(
         host=inventory.controller.address,
         label=inventory.controller.label,
         stage=Stage.PREPARE,
         title="no job runs",
         check=f"! scontrol ping >/dev/null 2>&1 || {_no_jobs('')}",
-        apply=f"{_await_ends('', _no_jobs(''))}\n{_end_jobs('', inventory, is_forced=is_forced)}",
+        apply=f"{down}{_await_ends('', _no_jobs(''))}\n{_end_jobs('', inventory, is_forced=is_forced)}",
         is_asking=True,
     )
+
+
+def _call_down(host: Host) -> str:
+    """Slurm then ends or requeues what it has there, and waits for nobody."""
+    return f"scontrol update nodename={host.label} state=down reason=leaves"
 
 
 def _jobs(which: str, states: str = f"{GOING_ON},completing") -> str:

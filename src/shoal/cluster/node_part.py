@@ -1,6 +1,6 @@
 """Shoal's own part on a worker: what starts and supervises its jobs there, run by the machine's own Python.
 
-An archive of the modules that a keeper needs and of msgspec, the one package they use, for the Python and the
+An archive of the modules that a keeper needs and of the two packages they use, for the Python and the
 processor of that machine. The rest of Shoal stays here.
 """
 
@@ -57,7 +57,7 @@ def pack(python: str, arch: str) -> bytes:
 
     May take seconds where its Python is not ours: pip is asked. Raises `EngineRefused` if it cannot be had.
     """
-    found = {**_own_modules(), **dict(_msgspec(python, arch))}
+    found = {**_own_modules(), **_pynvml(), **dict(_msgspec(python, arch))}
     packed = io.BytesIO()
     with (
         gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as zipped,
@@ -74,6 +74,12 @@ def _own_modules() -> dict[str, bytes]:
     root = Path(shoal.__file__).parent
     files = [root / f"{name}.py" for name in MODULES] + sorted((root / "runtime").rglob("*.py"))
     return {f"shoal/{file.relative_to(root)}": file.read_bytes() for file in files}
+
+
+def _pynvml() -> dict[str, bytes]:
+    """One module, the same for every Python and processor."""
+    files = distribution("nvidia-ml-py").files or ()
+    return {str(file): file.read_binary() for file in files if str(file) == "pynvml.py"}
 
 
 def _msgspec(python: str, arch: str) -> Iterator[tuple[str, bytes]]:

@@ -242,7 +242,8 @@ async def destroy(crew: Crew, inventory: Inventory, wishes: Wishes) -> Report:
     if not wishes.is_forced:
         must_have(crew, {inventory.controller.address: "controller"})
     if inventory.controller.address in crew.facts and crew.facts[inventory.controller.address].own_cluster:
-        await crew.carry_out([leaving.quiet_cluster(inventory, is_forced=wishes.is_forced)])
+        gone = [host for host in inventory.members if host.address in crew.silent | crew.shut]
+        await crew.carry_out([leaving.quiet_cluster(inventory, is_forced=wishes.is_forced, away=gone)])
         must_have(crew, {inventory.controller.address: "controller"})
     mine = [
         host

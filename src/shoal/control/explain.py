@@ -149,6 +149,14 @@ def _orphaned(core: Core, job: Job, attempt: Attempt, nodes: tuple[str, ...]) ->
     )
 
 
+def _if_off(core: Core, node: str) -> str:
+    """An operator's word counts once its cluster does not contradict it any more."""
+    told = f"if you know that it is off: `shoal nodes declare-dead {node}`"
+    if core.outages.present is not None or not core.nodes.is_alive(node):
+        return told
+    return f"{told}, once its cluster has noticed, too: `shoal nodes` calls it silent then"
+
+
 def _way_out(core: Core, node: str) -> str:
     """What helps where something does not die. Nobody else may ever say a word of a machine that is gone."""
     ways = [f"look on {node} for processes that do not die: `ps -eo pid,stat,args`; a restart ends them"]
@@ -172,6 +180,6 @@ def _unreachable(core: Core, job: Job, attempt: Attempt, silent: tuple[str, ...]
         why=Why.UNREACHABLE,
         sentence=f"no sign of life from {nodes} for {age(silent_s)}; unreachable is not dead",
         details=(f"it has not begun: {troubles}", rule) if troubles else (rule,),
-        hint=f"if you know that it is off: `shoal nodes declare-dead {silent[0]}`",
+        hint=_if_off(core, silent[0]),
         facts={"silent_s": silent_s, "fence_s": fence_s, "fence_left_s": left_s, "nodes": list(silent)},
     )

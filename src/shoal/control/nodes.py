@@ -77,12 +77,15 @@ def _refuse_living(core: Core, holding: Holding, node: Node) -> None:
     engine says: on a node that is drained or down there, all that runs may be well.
     """
     name = node.name
+    heard = speaking_on(core, holding, name)
     if answers(core, node):
+        is_missed = not heard and any(name in attempt.nodes_left for _, attempt in holding)
+        noticed = "; if it is off, its cluster has yet to notice: say it again in a minute"
         raise StateError(
             f"node `{name}` answers: what runs there can be stopped, so it is not dead",
-            hint=f"shoal drain {name}",
+            hint=f"shoal drain {name}{noticed if is_missed else ''}",
         )
-    if heard := speaking_on(core, holding, name):
+    if heard:
         silent_s = min(heard.values())
         raise StateError(
             f"node `{name}` may be alive: {', '.join(list(heard)[:5])} there has been silent for"

@@ -130,6 +130,18 @@ def test_jobs_that_are_ending_already_are_waited_for(slurm: Slurm) -> None:
     assert slurm.ends(quiet_cluster(three(), is_forced=False).apply) == (0, "")
 
 
+@pytest.mark.parametrize("is_forced", [True, False])
+def test_a_cluster_that_is_given_up_does_not_wait_for_machines_that_are_away(
+    slurm: Slurm, *, is_forced: bool
+) -> None:
+    ending = slurm.folder / "ending"  # on the one that is away, say
+    slurm.says("IDLE+COMPLETING")
+    ending.write_text("7\n")
+    step = quiet_cluster(three(), is_forced=is_forced, away=three().hosts[2:])
+    assert slurm.ends(step.apply) == (0, "")
+    assert slurm.told == (["down reason=leaves"] if is_forced else [])
+
+
 def test_one_that_is_away_and_that_slurm_calls_down_may_leave(slurm: Slurm) -> None:
     slurm.says("DOWN*+DRAIN", "7\n")
     assert looked(slurm, is_away=True)

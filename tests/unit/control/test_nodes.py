@@ -443,6 +443,21 @@ def test_a_node_that_answers_is_not_declared_dead() -> None:
         decide(lab, "n1", NodeState.DEAD)
 
 
+def test_of_a_node_whose_jobs_are_silent_it_is_told_that_its_cluster_has_yet_to_notice() -> None:
+    lab = Lab(num_nodes=1)
+    lab.running()
+    with pytest.raises(StateError) as refused:
+        decide(lab, "n1", NodeState.DEAD)
+    assert refused.value.hint == "shoal drain n1"
+    lab.cluster.cut("n1")
+    lab.clock.advance(QUIET_S + 1)
+    lab.watch()
+    with pytest.raises(StateError) as refused:
+        decide(lab, "n1", NodeState.DEAD)
+    told = "if it is off, its cluster has yet to notice: say it again in a minute"
+    assert refused.value.hint == f"shoal drain n1; {told}"
+
+
 def test_what_an_engine_said_before_it_was_away_keeps_no_node_from_being_declared_dead() -> None:
     lab = Lab(num_nodes=1)
     job = lab.running()

@@ -222,7 +222,10 @@ def test_a_silent_job_is_called_unreachable_and_not_dead() -> None:
     assert told.why is Why.UNREACHABLE
     assert told.sentence == "no sign of life from n1 for 2 min; unreachable is not dead"
     assert told.details == ("nothing is started in its place without evidence, or before 11 min of silence",)
-    assert told.hint == "if you know that it is off: `shoal nodes declare-dead n1`"
+    assert told.hint == (
+        "if you know that it is off: `shoal nodes declare-dead n1`, once its cluster has noticed, too: "
+        "`shoal nodes` calls it silent then"
+    )
     fence_s = 600.0 + FENCE_MARGIN_S
     facts = {"silent_s": 120.0, "fence_s": fence_s, "fence_left_s": fence_s - 120.0, "nodes": ["n1"]}
     assert told.facts == facts
@@ -252,7 +255,10 @@ def test_only_the_silent_nodes_of_a_gang_are_named() -> None:
     told = lab.plane.explain(job, lab.attempts(job))
     assert told is not None
     assert told.sentence.startswith("no sign of life from n2 for 30 s")
-    assert told.hint == "if you know that it is off: `shoal nodes declare-dead n2`"
+    assert told.hint == (
+        "if you know that it is off: `shoal nodes declare-dead n2`, once its cluster has noticed, too: "
+        "`shoal nodes` calls it silent then"
+    )
     assert told.facts["nodes"] == ["n2"]
 
 
