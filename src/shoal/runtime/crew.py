@@ -12,12 +12,12 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
 from shoal.clock import Clock
-from shoal.runtime import metrics, tree
+from shoal.runtime import metrics, stacks, tree
 from shoal.runtime.board import VARIABLE, Board, Place, Standing
 from shoal.runtime.confine.confinement import Confinement
 from shoal.runtime.environment import Generation
@@ -185,11 +185,11 @@ class Crew:
 
     def _signal(self, process: Process, number: signal.Signals) -> set[int]:
         """A signal to all that is of it; returns whom it was sent to."""
-        # A rank that was forked has a session of its own; what it writes to tells whose it is.
-        own = tree.writing_to(self._confinement.processes(), self._watcher.pipes_of(process)) | {process.pid}
-        for pid in own:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
+        # A rank that was forked has a session of its own: what it writes to tells whose it is, or its word.
+        found = self._confinement.processes()
+        own = tree.writing_to(found, self._watcher.pipes_of(process)) | {process.pid}
+        own.update(stacks.own_pids([self._board.beat(process.slot).pid], found).values())
+        _send(own, number)
         return own
 
     def clear(self) -> bool:
@@ -214,27 +214,30 @@ class Crew:
             self._watcher.turn(TURN_S)
         return True
 
-    def _replace(self, held: list[Process]) -> None:
+    def _replace(self, held: dict[Process, set[int]]) -> None:
         """They never came to this group, whose others still wait for them: those who can take their places.
 
         Nothing has failed in the group, so none has to follow it. One that does not die fails it.
         """
         if not held:
             return
-        for process in held:
+        for process, own in held.items():
             told = f"rank {process.rank} has not left the group before in time: it is killed and replaced"
             self._watcher.say(told)
             process.is_needed = False
-        if not self._end(held):
-            self._watcher.blame(held[0])
+            _send(own, signal.SIGKILL)  # whoever was stopped cannot end by itself
+        if not self._end(list(held)):
+            for process in held:
+                self._board.clear(process.slot)  # no group has any use for it
+            self._watcher.blame(next((one for one in held if one.status is not None), next(iter(held))))
             return
         for process in held:
             local_rank = self.ranks.index(process)
             self.ranks[local_rank] = self._fill(local_rank)
         self.lookout.wait_again()
 
-    def _hold(self, process: Process) -> bool:
-        """Stop it where it is. False: it has come to the group meanwhile, and goes on.
+    def _hold(self, process: Process) -> set[int]:
+        """Stop it where it is: all that is of it. Nobody: it has come to the group meanwhile, and goes on.
 
         A rank says which group it is in before it meets anybody there. So one that is stopped and has not
         said so has not been counted among them, and will not be: two of one number would break the group.
@@ -244,9 +247,9 @@ class Crew:
         while not tree.is_still(own) and self._clock.monotonic() < until:
             time.sleep(tree.PATIENCE_S)
         if self._board.beat(process.slot).is_behind(self._generation.number):
-            return True
-        self._signal(process, signal.SIGCONT)
-        return False
+            return own
+        _send(own, signal.SIGCONT)
+        return set()
 
     def ask_to_save(self) -> None:
         """The request to stop that ranks get next is meant for all of them."""
@@ -263,7 +266,7 @@ class Crew:
             self._spare = self._start(None, None)
             self.lookout.expect_spare()
         if self._generation.number > 0:
-            self._replace([process for process in self.lookout.stuck() if self._hold(process)])
+            self._replace({one: own for one in self.lookout.stuck() if (own := self._hold(one))})
         if all(joined):
             self.lookout.look(has_spare_settled=self._has_settled(self._spare))
 
@@ -343,3 +346,9 @@ class Crew:
         if self._spare is not None:
             taken.add(self._spare.slot)
         return next(slot for slot in range(len(taken) + 1) if slot not in taken)
+
+
+def _send(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)

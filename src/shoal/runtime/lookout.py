@@ -86,7 +86,7 @@ class Lookout:
         self._is_judged_here, self._is_judged_elsewhere = self.hung is not None, self._has_hung
         self._has_hung, self._stuck = False, []
         self._ranks, self._generation = ranks, generation
-        self._pace.begin()
+        self._pace.begin(is_after_hang=self._is_judged_here or self._is_judged_elsewhere)
         self._scene = self._early = self.hung = None
         self.wait_again()
 
@@ -156,16 +156,19 @@ class Lookout:
 
     def _is_late(self, process: Process, waited_s: float) -> bool:
         beat = self._beat(process)
-        may_be_at_a_step = beat.standing is Standing.JOINED and not self._has_hung_before(waited_s)
-        patience_s = self._pace.leave_s() if may_be_at_a_step else LEAVE_S
-        return beat.is_behind(self._generation) and waited_s > patience_s
+        if not beat.is_behind(self._generation):
+            return False
+        may_be_at_a_step = beat.standing is Standing.JOINED and not self._is_judged_here
+        return waited_s > (self._step_s(waited_s) if may_be_at_a_step else LEAVE_S)
 
-    def _has_hung_before(self, waited_s: float) -> bool:
-        """Whether nobody can still be at a step of the group before. Another node may wait while a rank of
-        this one works, at an evaluation say, and call that a hang sooner than we would.
+    def _step_s(self, waited_s: float) -> float:
+        """How long it may take to come out of a step of the group before. Another node may wait while a rank
+        of this one works, at an evaluation say, and call that a hang sooner than we would.
         """
+        if not self._is_judged_elsewhere:
+            return self._pace.leave_s()
         worked_s = self._confinement.work_seconds() - self._began_cpu_s
-        return self._is_judged_here or (self._is_judged_elsewhere and worked_s <= BUSY_SHARE * waited_s)
+        return LEAVE_S if worked_s <= BUSY_SHARE * waited_s else self._pace.busy_s()
 
     def end_for_hang(self) -> None:
         """Another node ends the group for a hang: where the ranks of this one stood, into the log.

@@ -129,7 +129,7 @@ class TestStuck:
     def test_another_takes_its_place_in_the_same_group(self, formed: Started) -> None:
         [old] = formed.crew.ranks
         assert formed.look_after()[-1] == "wait"
-        assert formed.signals == [signal.SIGSTOP, signal.SIGKILL]
+        assert formed.signals == [signal.SIGSTOP, signal.SIGKILL, signal.SIGKILL]
         [new] = formed.crew.ranks
         assert (new is old, old.is_needed, new.is_needed, new.rank) == (False, False, True, 0)
         place = formed.board.place(new.slot)

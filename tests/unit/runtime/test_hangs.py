@@ -91,3 +91,23 @@ def test_a_short_rest_after_long_work_is_no_hang_when_a_spare_came_meanwhile() -
     pace.disregard(last + 20, last + 20)
     assert pace.silent_s(last + 21.5, last + 20) is None
     assert pace.silent_s(last + 24.5, last + 20) is not None
+
+
+def test_step_that_was_called_a_hang_is_learned_from_when_it_is_made_again() -> None:
+    pace = paced(50, 0.1)
+    pace.begin(is_after_hang=True)
+    pace.look(100.0, 49, 5.0, has_stepped=False)
+    pace.look(160.0, 50, 65.0, has_stepped=True)
+    assert pace.longest_s == 60.0
+    pace.begin()
+    pace.look(200.0, 50, 65.0, has_stepped=False)
+    pace.look(300.0, 51, 65.0, has_stepped=True)
+    assert pace.longest_s == 60.0, "any other first step may have waited for a model"
+
+
+def test_group_with_one_that_is_new_to_it_may_hang_before_its_first_step() -> None:
+    pace = paced(50, 0.1)
+    pace.begin()
+    pace.look(100.0, -1, 5.0, has_stepped=False)
+    assert pace.silent_s(100.0 + BUSY_S - 1, 5.0) is None
+    assert pace.silent_s(100.0 + BUSY_S + 1, 5.0) is not None

@@ -215,14 +215,23 @@ def test_idle_rank_of_a_group_that_another_node_saw_hang_is_at_no_step(node: Nod
 
 def test_rank_that_works_while_another_node_saw_a_hang_has_time_for_its_step(node: Node) -> None:
     """One evaluates, the others wait for it, and call that a hang sooner than its own node does."""
-    node.say(Standing.JOINED, 1, 3)
+    node.train()
     node.out.end_for_hang()
-    node.out.begin(node.ranks, 2)
+    node.out.begin(node.ranks, 1)
     node.clock.advance(LEAVE_S + 1)
     node.cpu_s += LEAVE_S / 2
     assert node.stuck() == []
     node.clock.advance(10 * LEAVE_S)
     assert node.stuck() == [0, 1], "it has done nothing since"
+    node.out.begin(node.ranks, 2)
+    node.say(Standing.JOINED, 2, 50)
+    node.out.end_for_hang()
+    node.out.begin(node.ranks, 3)
+    node.clock.advance(BUSY_S - 1)
+    node.cpu_s += BUSY_S
+    assert node.stuck() == []
+    node.clock.advance(2.0)
+    assert node.stuck() == [0, 1], "as long as its own node waits for whoever works"
 
 
 def test_rank_of_a_group_that_hung_by_our_own_pace_is_at_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
