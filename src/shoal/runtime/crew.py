@@ -180,6 +180,7 @@ class Crew:
         """A signal to the rank, or to every one of the node. False: none of them runs here."""
         chosen = [p for p in self.ranks if p.status is None and rank in (None, p.rank)]
         for process in chosen:
+            process.is_doomed = process.is_doomed or number == signal.SIGKILL
             self._signal(process, number)
         return bool(chosen)
 
@@ -198,7 +199,7 @@ class Crew:
         False: something of it may still live, and no other may begin beside it.
         """
         self._watcher.forget(self.ranks)
-        living = [process for process in self.ranks if process.status is None]
+        living = [process for process in self.ranks if process.status is None and not process.is_doomed]
         if not all(self._can_go_on(process) for process in living):
             living = []
         return self._end([process for process in self.ranks if process not in living])
@@ -224,11 +225,9 @@ class Crew:
         for process, own in held.items():
             told = f"rank {process.rank} has not left the group before in time: it is killed and replaced"
             self._watcher.say(told)
-            process.is_needed = False
+            process.is_needed, process.is_doomed = False, True
             _send(own, signal.SIGKILL)  # whoever was stopped cannot end by itself
         if not self._end(list(held)):
-            for process in held:
-                self._board.clear(process.slot)  # no group has any use for it
             self._watcher.blame(next((one for one in held if one.status is not None), next(iter(held))))
             return
         for process in held:

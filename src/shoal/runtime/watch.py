@@ -35,6 +35,8 @@ class Process:
         self.is_needed = is_needed
         self.slot = 0
         """Its place on the share's board."""
+        self.is_doomed = False
+        """We have killed it, and it may not be gone yet."""
         self.status: int | None = None
         """As `waitpid` gives it; None while it runs."""
         self.ended_at = 0.0

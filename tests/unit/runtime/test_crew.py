@@ -38,6 +38,7 @@ class Started:
             turn=self._end_stuck,
             is_silent=lambda _: True,
             blame=self.blamed.append,
+            forget=lambda _: None,
         )
         self.meter = SimpleNamespace(variable="", fd=-1, steps_heard=0)
         meter: Any = self.meter
@@ -113,6 +114,15 @@ def test_group_that_logs_a_step_has_stepped_until_another_one_is_formed(started:
     assert has_stepped()
     started.crew.form(Generation(number=1, master_port=1))
     assert not has_stepped()
+
+
+def test_rank_that_was_killed_and_is_not_gone_yet_is_no_survivor(started: Started) -> None:
+    """Another node may have told of its own failure in the same moment."""
+    started.crew.form(Generation(number=0, master_port=1))
+    started.board.say(0, Standing.JOINED, 0, 7, 0)
+    assert started.crew.send(signal.SIGKILL)
+    assert started.crew.clear(), "it is waited for"
+    assert started.crew.ranks[0].status is not None
 
 
 class TestStuck:
