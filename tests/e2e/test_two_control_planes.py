@@ -183,10 +183,14 @@ def test_supervisor_renews_with_whoever_leads_and_ends_at_its_word(
     gate.hold()
     until_status(job, "running")
     leader_file = planes.shared / "leader.json"
-    assert json.loads(leader_file.read_text())["url"] == planes.first.url
+
+    def led_by() -> str:
+        return str(json.loads(leader_file.read_text())["url"])
+
+    until(lambda: led_by() == planes.first.url, "supervisors are told of the first")
     planes.first.kill()
     planes.second.until_role("leader")
-    assert json.loads(leader_file.read_text())["url"] == planes.second.url
+    until(lambda: led_by() == planes.second.url, "supervisors are told of the second")
     assert planes.first.start()["role"] == "standby"
     job.stop()
     until_status(job, "cancelled")

@@ -146,13 +146,14 @@ class Inventory(Part):
 
     def with_found(self, found: Mapping[str, Found]) -> Inventory:
         """The same machines, with what those asked just now turned out to be; by address."""
-        hosts = [
+        return self.with_hosts(
             host.model_copy(update={"found": found.get(host.address, host.found)}) for host in self.hosts
-        ]
-        return Inventory.model_validate({**self.model_dump(), "hosts": [host.model_dump() for host in hosts]})
+        )
 
     def with_hosts(self, hosts: Iterable[Host]) -> Inventory:
-        return Inventory.model_validate({**self.model_dump(), "hosts": [host.model_dump() for host in hosts]})
+        """The same cluster of these machines. Raises `SpecError` where they cannot be one."""
+        data = {**self.model_dump(), "hosts": [host.model_dump() for host in hosts]}
+        return make(data, f"cluster `{self.cluster}`")
 
 
 def typed_hosts(text: str, *, user: str | None, port: int | None, jump: str | None) -> tuple[Host, ...]:

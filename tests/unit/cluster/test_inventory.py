@@ -82,6 +82,13 @@ def test_a_machine_stands_in_the_inventory_once() -> None:
         make({"cluster": "lab", "hosts": hosts}, "cluster.yaml")
 
 
+def test_a_machine_with_the_name_of_another_is_named() -> None:
+    inventory = three()
+    joining = inventory.hosts[1].model_copy(update={"address": "10.0.0.9"})
+    with pytest.raises(SpecError, match="cluster `lab`: names b twice"):
+        inventory.with_hosts([*inventory.hosts, joining])
+
+
 def test_the_cluster_that_is_meant_is_the_only_one_or_the_named_one(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="no cluster yet"):
         the_cluster(tmp_path, None)
