@@ -11,7 +11,10 @@ import hypothesis
 import pytest
 import structlog
 
+from tests.support.nothing_skipped import pytest_make_collect_report, pytest_runtest_makereport
 from tests.support.ray_lab import MakeRay, RayLab, ray_lab, what_is_missing
+
+__all__ = ["pytest_make_collect_report", "pytest_runtest_makereport"]  # pytest finds hooks by their names
 
 # A shell without job control starts what it puts in the background with SIGINT ignored, and programs that
 # the tests interrupt would inherit that.
