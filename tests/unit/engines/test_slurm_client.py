@@ -86,6 +86,15 @@ def test_commands_are_asked_in_utc_and_without_what_people_have_set_for_theirs(
     assert not [line for line in told if line.startswith(("SBATCH_", "SQUEUE_", "SLURM_MEM"))]
 
 
+@pytest.mark.parametrize("who", ["ourselves", "whoever logs in", "owners"])
+def test_jobs_are_asked_for_in_every_partition_also_in_hidden_ones(folder: Path, who: str) -> None:
+    ssh_on_paper(folder)
+    (folder / "squeue").write_text(f'#!/bin/sh\necho "$@" >{folder}/asked\n')
+    (folder / "squeue").chmod(0o755)
+    CommandDoor("ana@login" if who == "whoever logs in" else "", as_owners=who == "owners").jobs()
+    assert {"--all", "--states=all"} <= set((folder / "asked").read_text().split())
+
+
 def ssh_on_paper(folder: Path, code: str = 'for last; do :; done; exec sh -c "$last"') -> Path:
     """Its words, one on each line, are in the file."""
     (folder / "ssh").write_text(f"#!/bin/sh\nprintf '%s\\n' \"$@\" >{folder}/words\n{code}\n")

@@ -113,7 +113,9 @@ class CommandDoor:
         # Names may hold newlines: lines that look like another user's job. What every line begins with is
         # new each time, and is on no command line that others could read.
         mark = os.urandom(16).hex()
-        asking = f"SQUEUE_FORMAT='{mark}{SQUEUE_FORMAT}' exec squeue --noheader --states=all {whose}\n"
+        # Without `--all` one's own jobs in hidden partitions are left out, and in those for other groups.
+        words = f"squeue --noheader --all --states=all {whose}"
+        asking = f"SQUEUE_FORMAT='{mark}{SQUEUE_FORMAT}' exec {words}\n"
         told = self._ask(["sh"], asking, name="squeue")
         return parse_jobs("\n".join(" ".join(job.splitlines()) for job in told.split(mark)[1:]))
 
