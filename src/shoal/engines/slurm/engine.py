@@ -194,7 +194,9 @@ class SlurmEngine(RemoteEngine):
                 )
                 continue
             spot = order.attempt_id, order.incarnation, order.node
-            if job.state in OVER and is_clear and self._facts.has_cgroups:
+            # Another machine that has got the name answers for nothing that began on the one before.
+            is_there = node is not None and (share.boot is None or share.boot.is_on(node.facts.address))
+            if job.state in OVER and is_clear and is_there and self._facts.has_cgroups:
                 watched.add(spot)
             since = self._answers_since.setdefault(spot, now) if spot in watched else now
             is_settled = now - since >= SETTLE_S + self._facts.kill_wait_s
