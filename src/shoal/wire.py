@@ -464,10 +464,13 @@ class Summons(msgspec.Struct, frozen=True, kw_only=True):
     can_follow: bool = False
     """Whether a keeper whose supervisor was lost may take the order for the share in its place: the cluster
     has given it room on the node, which another would have to wait for."""
+    process: str = ""
+    """The name of the process that gets this, where who starts it has to know it again; empty: it makes its
+    own."""
 
 
 ProcessName = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
-"""Random, made by the process itself. Looked at when it is read from somebody."""
+"""Random, made by the process itself or by who starts it. Looked at when it is read from somebody."""
 
 
 class Fetch(msgspec.Struct, frozen=True, kw_only=True):

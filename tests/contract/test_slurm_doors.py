@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +28,7 @@ from tests.support import slurm_accounting, slurm_rest
 from tests.support.host import PATH
 from tests.support.paper_slurm import order
 from tests.support.slurm_lab import Shape, SlurmLab, slurm_lab, what_is_missing
+from tests.support.slurm_rest import NOBODY
 
 pytestmark = [pytest.mark.engines, pytest.mark.anyio]
 SHAPE = Shape(
@@ -39,6 +43,7 @@ SHAPE = Shape(
         "gpu Nodes=ALL DefaultTime=1:00:00 MaxTime=2:00:00 MaxNodes=2 State=UP",
         "staff Nodes=ALL Hidden=YES AllowGroups=staff AllowAccounts=vision,nlp State=UP",
         "closed Nodes=ALL State=DRAIN PriorityTier=7",
+        "quiet Nodes=ALL Hidden=YES State=UP",
     ),
 )
 ACCOUNTS = (
@@ -103,13 +108,15 @@ async def test_partitions_are_shown_with_what_decides_who_may_use_them(
     if config.rest and lab.other is not None:  # v0.0.42 shows neither
         assert not any(one.is_default or one.is_hidden for one in found.values())
         found["main"] = msgspec.structs.replace(found["main"], is_default=True)
-        found["staff"] = msgspec.structs.replace(found["staff"], is_hidden=True)
+        for name in ("staff", "quiet"):
+            found[name] = msgspec.structs.replace(found[name], is_hidden=True)
         config = msgspec.structs.replace(config, partition="main,gpu,closed")
     assert found == {
         "main": Partition(name="main", is_default=True),
         "gpu": Partition(name="gpu", max_minutes=120, max_nodes=2, has_default_time=True),
         "staff": Partition(name="staff", is_hidden=True, groups=("staff",), accounts=("vision", "nlp")),
         "closed": Partition(name="closed", state="DRAIN", tier=7),
+        "quiet": Partition(name="quiet", is_hidden=True),
     }
     facts = only_node(door, config).facts
     assert (facts.pool, facts.is_alive) == ("main", True)
@@ -119,6 +126,30 @@ async def test_partitions_are_shown_with_what_decides_who_may_use_them(
         "partition.closed",
     }
     assert door.facts().is_root
+
+
+async def test_a_job_that_waits_in_a_hidden_partition_is_shown_to_who_submitted_it(
+    config: SlurmConfig, lab: SlurmLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root sees everything anyway: somebody else asks."""
+    name = job_name("att_quiet", 0)
+    words = ("--partition=quiet", "--hold", f"--job-name={name}", "--output=/dev/null", "--wrap=true")
+    lab.run("sbatch", "--uid=nobody", "--chdir=/", *words)
+    if config.rest:
+        assert lab.rest is not None
+        lab.rest.token_file(Path(config.jwt_file), "nobody")
+    else:
+        entering = [] if lab.other is None else lab.other.entering
+        (tmp_path / "squeue").write_text(
+            f'#!/bin/sh\nexec {shlex.join([*entering, *NOBODY])} /usr/bin/squeue "$@"\n'
+        )
+        (tmp_path / "squeue").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{PATH}")
+        monkeypatch.setattr(os, "getuid", lambda: pwd.getpwnam("nobody").pw_uid)
+    try:
+        assert [job.name for job in open_door(config).jobs() if job.is_active] == [name]
+    finally:
+        lab.cancel(name)
 
 
 async def test_accounts_are_shown_with_their_qos(config: SlurmConfig) -> None:

@@ -60,6 +60,7 @@ class PaperSlurm(CommandDoor):
     """Forward by an hour: what its slurmd says of the boot moves, and when that itself began does not."""
     state = "IDLE"
     reason = "none"
+    address = "10.204.204.10"
 
     def jobs(self) -> list[Job]:
         return []
@@ -68,7 +69,7 @@ class PaperSlurm(CommandDoor):
         return []
 
     def nodes(self) -> list[RawNode]:
-        told = NODE.format(state=self.state, reason=self.reason)
+        told = NODE.format(state=self.state, reason=self.reason).replace("10.204.204.10", self.address)
         if self.restarted or self.is_clock_set:
             told = told.replace("2026-11-16T18:11:18", "2026-11-16T19:11:18")
         return parse_nodes(told.replace("T18:56:36", "T19:56:36") if self.restarted else told)

@@ -32,6 +32,10 @@ class Boot(msgspec.Struct, frozen=True, kw_only=True):
             return bool(self.boot_id and before.boot_id) and self.boot_id != before.boot_id
         return self.at is not None and before.at is not None and self.at > before.at + MARGIN_S
 
+    def is_on(self, machine: str) -> bool:
+        """Whether it may be a start of that machine, as far as anybody can tell."""
+        return not self.machine or self.machine == machine
+
     def is_like(self, other: Boot | None) -> bool:
         """Whether it says the same, but for a date that is never quite the same."""
         if other is None or (self.machine, self.boot_id) != (other.machine, other.boot_id):

@@ -426,7 +426,7 @@ class Desk:
                 return max(size, at + len(piece))
             new = piece[size - at :] if at <= size else b""
             if new and share.outcome is None:
-                os.pwrite(fd, new[: most - size], size)
+                _write_whole(fd, new[: most - size], size)
                 size += len(new)
             return size
         finally:
@@ -458,6 +458,16 @@ class Desk:
             spool.durable_write(draft, msgspec.json.encode(outcome))
             draft.rename(share.files.outcome)
             spool.sync_directory(share.files.directory)
+
+
+def _write_whole(fd: int, data: bytes, at: int) -> None:
+    """A disk that is nearly full may take a part, without an error. `OSError`: what it took is there, and
+    counts when the rest is said again.
+    """
+    view = memoryview(data)
+    while view:
+        taken = os.pwrite(fd, view, at)
+        view, at = view[taken:], at + taken
 
 
 def _identity(one: Order | Dispatch | NodeOutcome) -> tuple[str, int, str, int]:

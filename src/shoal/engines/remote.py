@@ -324,10 +324,13 @@ class RemoteEngine(ABC):
 
         `boot`: as it was told when it was `asked` for; None: nobody tells it now. A keeper that speaks later
         than that lives in that very boot, whatever its date was before: only what changes while it is silent
-        is evidence. The answer to a question from before the share may be of an earlier start.
+        is evidence. The answer to a question from before the share may be of an earlier start. Whoever speaks
+        does so on the machine where it began.
         """
         if share.taken is None or share.known_since is None or boot is None:
             return False
+        if share.boot is not None and not share.boot.is_on(boot.machine):
+            return False  # another has got the name, and says nothing of who began on the one before
         if share.heard_at is not None and share.heard_at >= asked.answered_at:
             if asked.at >= share.known_since and not boot.is_like(share.boot):
                 await self.on_thread(lambda: self.desk.mark_boot(share, boot))

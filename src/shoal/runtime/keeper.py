@@ -114,7 +114,7 @@ class Keeper:
             attempt_id=summons.attempt_id,
             node=node,
             incarnation=summons.incarnation,
-            process=os.urandom(16).hex(),
+            process=summons.process or os.urandom(16).hex(),
             after=after,
         )
 

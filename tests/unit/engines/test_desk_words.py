@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +64,29 @@ def test_a_log_that_is_forgotten_while_it_is_read_is_read_whole(
 
     monkeypatch.setattr(desk_module, "read_page", forgotten_first)
     assert taken.read_log("att_1", "n1", 0, 100).data == b"line\n"
+
+
+def test_a_log_that_a_nearly_full_disk_takes_in_part_is_not_recorded_as_whole(
+    taken: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said, room = b"first\nsecond\nlast\n", [9]
+    pwrite = os.pwrite
+
+    def pwrite_while_there_is_room(fd: int, data: bytes, at: int) -> int:
+        if not room[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        done = pwrite(fd, data[: room[0]], at)
+        room[0] -= done
+        return done
+
+    monkeypatch.setattr(os, "pwrite", pwrite_while_there_is_room)
+    end = msgspec.structs.replace(told("one"), outcome=END)
+    with pytest.raises(OSError, match="No space"):
+        taken.hear(end, said)
+    assert taken.find("att_1")["n1"].outcome is None
+    room[0] = 100
+    assert taken.hear(end, said).is_recorded
+    assert taken.read_log("att_1", "n1", 0, 100).data == said
 
 
 @pytest.mark.parametrize("process", ["", "one", "0" * 31, "g" * 32, "0" * 32 + "\n"])

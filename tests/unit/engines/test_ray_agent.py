@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -36,7 +37,7 @@ class Site:
             "command": ["/bin/sh", "-c", script, "sh", str(self.root)],
             "bury": ["/bin/sh", "-c", bury],
             "env": {"PYTHONPATH": "/src"},
-            "summons": "the summons",
+            "summons": '{"ticket": "t"}',
         }
 
     def start(self, **changes: Any) -> dict[str, Any]:
@@ -67,7 +68,8 @@ def site(tmp_path: Path) -> Iterator[Site]:
 def test_a_keeper_gets_its_summons_and_is_nobodys_child(site: Site) -> None:
     told = site.start()
     until((site.root / "env").exists)
-    assert (site.root / "summons").read_text() == "the summons"
+    summons = json.loads((site.root / "summons").read_text())
+    assert summons == {"ticket": "t", "process": site.look()["process"]}
     assert told["is_new"]
     assert os.getsid(told["pid"]) == told["pid"]
     parent = Path(f"/proc/{told['pid']}/stat").read_text().rpartition(")")[2].split()[1]
@@ -108,7 +110,20 @@ def test_starting_twice_is_one_keeper_and_any_agent_knows_it(site: Site) -> None
     first = site.start()
     site.agent = Agent()
     assert site.start() == {"pid": first["pid"], "is_new": False}
-    assert site.look() | {"said": ""} == {"pid": first["pid"], "said": "", "state": "running"}
+    assert (site.look()["pid"], site.look()["state"]) == (first["pid"], "running")
+
+
+def test_every_keeper_has_a_name_of_its_own_also_one_that_is_started_again(site: Site) -> None:
+    first = site.start()
+    name = site.look()["process"]
+    assert re.fullmatch(r"[0-9a-f]{32}", name)
+    site.start()
+    assert site.look()["process"] == name
+    os.kill(first["pid"], signal.SIGKILL)
+    until(lambda: site.look()["state"] == "over")
+    assert site.look()["process"] == name
+    site.start()
+    assert site.look()["process"] != name
 
 
 def test_a_keeper_that_is_gone_is_over_only_when_nothing_of_its_share_runs(site: Site) -> None:

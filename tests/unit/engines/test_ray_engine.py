@@ -12,7 +12,7 @@ from shoal.engines.fake import VirtualClock
 from shoal.engines.ray.client import RayClient
 from shoal.engines.ray.config import RayConfig
 from shoal.engines.ray.engine import NODES_S, RayEngine
-from shoal.engines.remote import LATE_S, SILENT_S, Reach
+from shoal.engines.remote import HEARD_S, LATE_S, SILENT_S, Reach
 from shoal.errors import EngineUnreachable
 from shoal.wire import EndKind, Fetch
 from tests.unit.engines.test_desk_terms import ORDER
@@ -31,6 +31,8 @@ class PaperRay(RayClient):
     """Ray itself cannot be asked."""
     state = ""
     """What the agent says of every keeper; empty: it has no record."""
+    process = "one"
+    """Of whom the agent says it."""
     machine, boot_id = "m", "1"
 
     def __init__(self) -> None:
@@ -43,16 +45,14 @@ class PaperRay(RayClient):
         return answer(row(NODE_ID, NodeName="n1"), **told) if self.is_known else answer()
 
     def look(self, asked: dict[str, list[str]]) -> dict[str, Any]:
-        return {"failed": {NODE_ID: "no answer"}, "seen": {}} if self.is_cut else _told(asked, self.state)
+        if self.is_cut:
+            return {"failed": {NODE_ID: "no answer"}, "seen": {}}
+        told = {"state": self.state, "pid": 7, "said": "", "process": self.process}
+        seen = {node_id: dict.fromkeys(keys, told) if self.state else {} for node_id, keys in asked.items()}
+        return {"failed": {}, "seen": seen}
 
     def start(self, starts: list[dict[str, Any]]) -> dict[str, Any]:
         return {"failed": {}}
-
-
-def _told(asked: dict[str, list[str]], state: str) -> dict[str, Any]:
-    told = {"state": state, "pid": 7, "said": ""}
-    seen = {node_id: dict.fromkeys(keys, told) if state else {} for node_id, keys in asked.items()}
-    return {"failed": {}, "seen": seen}
 
 
 @pytest.mark.parametrize("is_known", [True, False])
@@ -163,3 +163,46 @@ async def test_only_another_boot_of_the_same_machine_is_a_restart(
     clock.advance(LATE_S + 0.5)
     [seen] = await engine.list_owned()
     assert (seen.sight is Sight.ENDED) is is_over
+
+
+@pytest.mark.parametrize(
+    ("state", "process", "sight"),
+    [
+        ("over", "one", Sight.ENDED),
+        ("left", "one", Sight.ORPHANED),
+        # It came up under the same name on another machine, asked for the order in vain, and ended.
+        ("over", "two", Sight.UNKNOWN),
+        ("left", "two", Sight.UNKNOWN),
+        # By an agent of an older Shoal.
+        ("over", "", Sight.UNKNOWN),
+    ],
+)
+async def test_only_the_end_of_the_keeper_that_has_the_order_is_the_end_of_its_share(
+    tmp_path: Path, state: str, process: str, sight: Sight
+) -> None:
+    clock, ray = VirtualClock(1_800_000_000.0), PaperRay()
+    reach = Reach(urls=("https://login:1",), ca="ca")
+    engine = RayEngine(tmp_path, clock=clock, reach=reach, config=RayConfig(), client=ray)
+    engine.desk.add((ORDER,), None)
+    clock.advance(NODES_S)
+    engine.desk.take(Fetch(attempt_id="att_1", node="n1", process="one"))
+    ray.state, ray.process, ray.machine = state, process, "m" if process == "one" else "another"
+    clock.advance(LATE_S + HEARD_S)
+    [seen] = await engine.list_owned()
+    assert seen.sight is sight
+
+
+async def test_a_keeper_that_got_no_order_does_not_hide_that_the_machine_was_restarted(
+    tmp_path: Path,
+) -> None:
+    clock, ray = VirtualClock(1_800_000_000.0), PaperRay()
+    reach = Reach(urls=("https://login:1",), ca="ca")
+    engine = RayEngine(tmp_path, clock=clock, reach=reach, config=RayConfig(), client=ray)
+    engine.desk.add((ORDER,), None)
+    clock.advance(NODES_S)
+    engine.desk.take(Fetch(attempt_id="att_1", node="n1", process="one"))
+    await engine.list_owned()
+    ray.state, ray.process, ray.boot_id = "over", "two", "2"
+    clock.advance(LATE_S + HEARD_S)
+    [seen] = await engine.list_owned()
+    assert seen.sight is Sight.ENDED

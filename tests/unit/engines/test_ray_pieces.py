@@ -235,12 +235,17 @@ def test_the_head_of_our_own_is_on_loopback_with_a_token_and_a_disk() -> None:
 def test_only_who_looked_for_what_is_left_gives_evidence(
     state: str, stage: Stage, is_over: bool, is_left: bool
 ) -> None:
-    seen = glimpse("n0", {"state": state, "pid": 7, "said": "no order"})
+    told = {"state": state, "pid": 7, "said": "no order", "process": "one"}
+    seen = glimpse("n0", told, "one")
     assert (seen.stage, seen.is_over, seen.is_left) == (stage, is_over, is_left)
     assert "no order" in seen.raw
+    for holder in ("two", ""):
+        other = glimpse("n0", told, holder)
+        assert (other.stage, other.is_over, other.is_left) == (stage, False, False)
+        assert other.raw.startswith("a keeper that did not get its order" if holder else "its keeper")
 
 
 def test_a_record_that_is_not_believed_is_no_evidence() -> None:
-    seen = glimpse("n0", {"state": "hidden", "pid": None, "said": "/tmp/x is not a directory of ours"})
+    seen = glimpse("n0", {"state": "hidden", "pid": None, "said": "/tmp/x is not a directory of ours"}, "one")
     assert (seen.stage, seen.is_over, seen.is_left) == (Stage.UNKNOWN, False, False)
     assert seen.raw == "what n0 has of its keeper is not believed: /tmp/x is not a directory of ours"

@@ -9,6 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from structlog.testing import capture_logs
 
@@ -16,6 +17,7 @@ from shoal.engines.slurm import client as client_module
 from shoal.engines.slurm.client import CommandDoor
 from shoal.engines.slurm.render import Request
 from shoal.errors import EngineRefused, EngineUnreachable
+from tests.support.host import is_alive
 
 
 @pytest.fixture
@@ -84,6 +86,15 @@ def test_commands_are_asked_in_utc_and_without_what_people_have_set_for_theirs(
     told = set(CommandDoor().version().splitlines())
     assert {"TZ=UTC", "SLURM_CONF=x"} <= told
     assert not [line for line in told if line.startswith(("SBATCH_", "SQUEUE_", "SLURM_MEM"))]
+
+
+@pytest.mark.parametrize("who", ["ourselves", "whoever logs in", "owners"])
+def test_jobs_are_asked_for_in_every_partition_also_in_hidden_ones(folder: Path, who: str) -> None:
+    ssh_on_paper(folder)
+    (folder / "squeue").write_text(f'#!/bin/sh\necho "$@" >{folder}/asked\n')
+    (folder / "squeue").chmod(0o755)
+    CommandDoor("ana@login" if who == "whoever logs in" else "", as_owners=who == "owners").jobs()
+    assert {"--all", "--states=all"} <= set((folder / "asked").read_text().split())
 
 
 def ssh_on_paper(folder: Path, code: str = 'for last; do :; done; exec sh -c "$last"') -> Path:
@@ -191,3 +202,37 @@ def test_a_command_that_does_not_end_says_by_whose_configuration(
     told = "sinfo did not answer within 0.5 s by SLURM_CONF=/nope/slurm.conf: sinfo: error: cannot stat file"
     assert late.value.message == told
     assert str(late.value.hint).startswith("`ls -l /nope/slurm.conf`, or set SLURM_CONF")
+
+
+@pytest.mark.parametrize("over", ["", "ana@login"])
+@pytest.mark.parametrize("stream", [1, 2])
+def test_an_owner_who_has_sbatch_talk_without_end_is_not_listened_to(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, stream: int, over: str
+) -> None:
+    monkeypatch.setattr(client_module, "TIMEOUT_S", 20.0)
+    ssh_on_paper(folder)
+    much = f"head -c {4 * client_module.LITTLE} /dev/zero >&{stream}"
+    (folder / "sbatch").write_text(f"#!/bin/sh\necho $$ >{folder}/pid\n{much}\nexec sleep 60\n")
+    (folder / "sbatch").chmod(0o755)
+    with pytest.raises(EngineUnreachable, match=f"more than {client_module.LITTLE} bytes"):
+        CommandDoor(over).submit(REQUEST)
+    if not over:
+        assert not is_alive(int((folder / "pid").read_text()))
+
+
+def test_one_that_says_a_little_all_the_time_is_late(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "TIMEOUT_S", 0.5)
+    (folder / "sbatch").write_text("#!/bin/sh\nwhile echo x; do sleep 0.05; done\n")
+    (folder / "sbatch").chmod(0o755)
+    with pytest.raises(EngineUnreachable, match=r"did not answer within 0\.5 s"):
+        CommandDoor().submit(REQUEST)
+
+
+def test_lists_of_slurm_may_be_long_and_so_may_scripts(folder: Path) -> None:
+    long = "x" * (4 * client_module.LITTLE)
+    (folder / "sinfo").write_text(f"#!/bin/sh\nhead -c {len(long)} /dev/zero | tr '\\0' x\n")
+    (folder / "sbatch").write_text("#!/bin/sh\nwc -c\n")
+    for name in ("sinfo", "sbatch"):
+        (folder / name).chmod(0o755)
+    assert CommandDoor().version() == long
+    assert CommandDoor().submit(msgspec.structs.replace(REQUEST, script=long)) == str(len(long))

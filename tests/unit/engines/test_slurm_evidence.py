@@ -149,6 +149,38 @@ async def test_the_end_of_a_job_is_evidence_where_its_node_would_say_what_did_no
     assert seen.sight is (Sight.ENDED if is_over else Sight.UNKNOWN)
 
 
+@pytest.mark.parametrize("speaks", [False, True])
+async def test_the_end_of_a_job_is_no_evidence_from_another_machine_that_has_got_the_name_of_its_node(
+    tmp_path: Path, speaks: bool
+) -> None:
+    """Slurm asks that one, which knows of no such job; the keeper runs on where it began, cut off."""
+    clock, slurm = VirtualClock(BOOTED_AT + 3600.0), CancelledJob()
+    engine = engine_on(tmp_path, clock, slurm)
+    engine.desk.add((order(nodes=("n0",)),), None)
+    asked = Fetch(attempt_id="att_1", node="n0", process="one")
+    engine.desk.take(asked)
+    await engine.list_owned()
+    slurm.address = "10.204.204.99"
+    clock.advance(NODES_S)
+    await engine.list_owned()
+    if speaks:  # nobody moves by speaking
+        engine.desk.take(asked)
+        await engine.list_owned()
+    for _ in range(5):
+        clock.advance(SETTLE_S + 30.0)
+        [seen] = await engine.list_owned()
+        assert (seen.sight, seen.outcome) == (Sight.UNKNOWN, None)
+    slurm.restarted = True
+    clock.advance(NODES_S)
+    [seen] = await engine.list_owned()
+    assert seen.sight is Sight.UNKNOWN, "the start of another machine"
+    slurm.address, slurm.restarted = PaperSlurm.address, False
+    for _ in range(3):
+        clock.advance(SETTLE_S + 30.0)
+        [seen] = await engine.list_owned()
+    assert seen.sight is Sight.ENDED
+
+
 def unkilled_on(tmp_path: Path, clock: VirtualClock, slurm: PaperSlurm) -> SlurmEngine:
     """An engine with a share that somebody has, on a node where something did not die."""
     slurm.state, slurm.reason = "IDLE+DRAIN", "Kill task failed"

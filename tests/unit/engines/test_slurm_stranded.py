@@ -27,6 +27,7 @@ class FullSlurm(PaperSlurm):
 
     reason = "Resources"
     job_state = "PENDING"
+    is_listed = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +35,8 @@ class FullSlurm(PaperSlurm):
         self.cancelled: tuple[list[str], str] = [], ""
 
     def jobs(self) -> list[Job]:
-        return [Job(job_id="7", state=self.job_state, name=job_name("att_1", 0), reason=self.reason)]
+        job = Job(job_id="7", state=self.job_state, name=job_name("att_1", 0), reason=self.reason)
+        return [job] if self.is_listed else []
 
     def nodes(self) -> list[RawNode]:
         self.times_asked += 1
@@ -67,6 +69,17 @@ async def test_what_waits_for_a_drained_node_is_lost_there_before_it_began(tmp_p
         assert f"Slurm job 7 is PENDING ({UNAVAILABLE})" in one.outcome.message
     alive = {facts.name for facts in await bench.engine.nodes() if facts.is_alive}
     assert alive == {"n1", "n2"}, "whoever places it anew knows it, too"
+    await bench.engine.forget("att_1")
+    assert bench.slurm.cancelled == ([job_name("att_1", 0)], "")
+
+
+async def test_what_was_given_up_is_taken_out_of_slurms_queue_also_where_slurm_does_not_list_it(
+    tmp_path: Path,
+) -> None:
+    bench = Bench(tmp_path)
+    bench.slurm.is_listed = False
+    [share] = bench.engine.desk.find("att_1").values()
+    bench.engine.desk.close(share, EndKind.LOST, "no supervisor fetched the order in 6 tries")
     await bench.engine.forget("att_1")
     assert bench.slurm.cancelled == ([job_name("att_1", 0)], "")
 

@@ -89,6 +89,13 @@ def test_no_order_is_fetched_where_there_is_no_place_for_it(
     assert "is not a directory that only user" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["", "a" * 32])
+def test_a_keeper_has_the_name_that_it_was_given_or_makes_its_own(name: str) -> None:
+    summons = Summons(attempt_id="att_1", urls=("https://a:1",), ca="", ticket="t", process=name)
+    made = {Keeper(summons, "n1", PaperDesk(ORDER))._fetch.process for _ in range(2)}
+    assert made == {name} if name else len(made) == 2
+
+
 def test_an_archive_that_is_not_to_be_had_is_the_end_of_the_share(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -111,7 +111,8 @@ class Agent:
     def look(self, root: str, keys: list[str]) -> dict[str, dict[str, Any]]:
         """By key: `running`, `over` (nothing of it runs: looked for and ended here), `left` (something of it
         does not die), `gone` (nobody knows yet whether all of it is), or `hidden` (it is not ours to see,
-        or its record not ours to believe). Keys without a record are left out.
+        or its record not ours to believe). Keys without a record are left out. And `process`: the name under
+        which that keeper, and no other, asks for its order.
         """
         self._sweep(root)
         found: dict[str, dict[str, Any]] = {}
@@ -141,15 +142,18 @@ class Agent:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(f"{folder}/over")
         env = {name: os.environ[name] for name in PASSED_ON if name in os.environ} | task["env"]
-        more = {"bury": task["bury"], "env": env, "boot": _boot_id(), "space": _pid_space()}
+        # By what it says at the desk it is known whether the order went to this very process.
+        process = os.urandom(16).hex()
+        who = {"boot": _boot_id(), "space": _pid_space(), "process": process}
+        more = {"bury": task["bury"], "env": env, **who}
         with open(f"{folder}/errors", "ab") as errors:
-            given = task["summons"].encode()
+            given = json.dumps({**json.loads(task["summons"]), "process": process}).encode()
             is_done = launch(f"{folder}/keeper.json", lock, more, task["command"], env, errors, given)
         if not is_done:
             raise OSError(f"no keeper could be started: {_last_words(folder)}")
 
     def _seen(self, folder: str, record: dict[str, Any]) -> dict[str, Any]:
-        told = {"pid": record["pid"], "said": _last_words(folder)}
+        told = {"pid": record["pid"], "said": _last_words(folder), "process": record.get("process", "")}
         lives = _lives(record)
         if lives is None:
             return {**told, "state": "hidden"}

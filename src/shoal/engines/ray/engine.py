@@ -17,7 +17,7 @@ from shoal.engines.ray.config import RayConfig
 from shoal.engines.ray.head import finder
 from shoal.engines.ray.parse import RayNode, parse_nodes
 from shoal.engines.ray.render import keeper_task, key_of
-from shoal.engines.ray.states import glimpse, restarted, unseen
+from shoal.engines.ray.states import glimpse, is_about, restarted, unseen
 from shoal.engines.remote import SILENT_S, Asked, Reach, RemoteEngine
 from shoal.errors import EngineUnreachable, SpecError
 from shoal.model.node import NodeFacts
@@ -108,16 +108,17 @@ class RayEngine(RemoteEngine):
                 )
                 continue
             if node.node_id in answers["failed"]:
-                told = f"{order.node}: {answers['failed'][node.node_id]}"
-                found[order.attempt_id, order.node] = self._away(order.node, told)
+                because = f"{order.node}: {answers['failed'][node.node_id]}"
+                found[order.attempt_id, order.node] = self._away(order.node, because)
                 continue
             rebooted = await self.has_rebooted(share, node.boot, nodes_asked)
-            # An agent that has the keeper's record has looked, and knows by it in which boot that began.
-            if _key(order) in answers["seen"][node.node_id]:
-                told = answers["seen"][node.node_id][_key(order)]
-                found[order.attempt_id, order.node] = glimpse(order.node, told)
-            elif rebooted:
+            told = answers["seen"][node.node_id].get(_key(order))
+            holder = "" if share.taken is None else share.taken.process
+            # An agent that has the holder's record has looked, and knows by it in which boot that began.
+            if rebooted and not (told and is_about(told, holder)):
                 found[order.attempt_id, order.node] = restarted(order.node)
+            elif told:
+                found[order.attempt_id, order.node] = glimpse(order.node, told, holder)
         return found
 
     def _away(self, node: str, told: str) -> Glimpse:

@@ -11,28 +11,37 @@ from typing import Any
 from shoal.engines.glimpses import Glimpse, Stage
 
 
-def glimpse(node: str, told: dict[str, Any]) -> Glimpse:
-    """`told`: of one keeper, by the agent on its node."""
+def is_about(told: dict[str, Any], holder: str) -> bool:
+    """Whether an agent tells of the very process that has the order. It may know another keeper that asked
+    for it in vain: one that was started on another machine of the same name.
+    """
+    return bool(holder) and told.get("process") == holder
+
+
+def glimpse(node: str, told: dict[str, Any], holder: str) -> Glimpse:
+    """`told`: of one keeper, by the agent on its node. `holder`: the process that has the order; empty:
+    nobody has. That another one is over is no evidence.
+    """
     pid, said = told["pid"], f"; it last said: {told['said']}" if told.get("said") else ""
+    is_its = is_about(told, holder)
+    whose = "its keeper" if is_its or not holder else "a keeper that did not get its order"
     if told["state"] == "running":
-        return Glimpse(stage=Stage.RUNNING, raw=f"its keeper is process {pid} on {node}{said}")
+        return Glimpse(stage=Stage.RUNNING, raw=f"{whose} is process {pid} on {node}{said}")
     if told["state"] == "over":
-        return Glimpse(
-            stage=Stage.ENDED, raw=f"its keeper, process {pid} on {node}, has ended{said}", is_over=True
-        )
+        raw = f"{whose}, process {pid} on {node}, has ended{said}"
+        return Glimpse(stage=Stage.ENDED, raw=raw, is_over=is_its)
     if told["state"] == "hidden" and pid is None:
         return Glimpse(
             stage=Stage.UNKNOWN, raw=f"what {node} has of its keeper is not believed: {told['said']}"
         )
     if told["state"] == "hidden":
         return Glimpse(
-            stage=Stage.UNKNOWN, raw=f"its keeper was started on {node} in a container that is gone{said}"
+            stage=Stage.UNKNOWN, raw=f"{whose} was started on {node} in a container that is gone{said}"
         )
     is_left = told["state"] == "left"
     what = "is gone, and something of its share does not die" if is_left else "is gone"
-    return Glimpse(
-        stage=Stage.UNKNOWN, raw=f"its keeper, process {pid} on {node}, {what}{said}", is_left=is_left
-    )
+    raw = f"{whose}, process {pid} on {node}, {what}{said}"
+    return Glimpse(stage=Stage.UNKNOWN, raw=raw, is_left=is_left and is_its)
 
 
 def restarted(node: str) -> Glimpse:

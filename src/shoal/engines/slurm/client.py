@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from shoal.engines import commands
 from shoal.engines.slurm.accounts import GIVE, REFUSED, Account, parse_account
 from shoal.engines.slurm.associations import Association
 from shoal.engines.slurm.nodes import RawNode
@@ -36,6 +37,10 @@ from shoal.engines.slurm.states import Job, is_away, is_for_ever
 from shoal.errors import EngineRefused, EngineUnreachable
 
 TIMEOUT_S = 30.0
+LITTLE, MUCH = 256 << 10, 256 << 20
+"""Bytes that a command may say: one that has little to tell, or runs as an owner, who can have it say
+anything; and a process of ours that tells a list of Slurm's, of 200 bytes for a job, and a thousand for a
+node."""
 SSH = {
     "BatchMode": "yes",
     "ConnectTimeout": "10",
@@ -113,7 +118,9 @@ class CommandDoor:
         # Names may hold newlines: lines that look like another user's job. What every line begins with is
         # new each time, and is on no command line that others could read.
         mark = os.urandom(16).hex()
-        asking = f"SQUEUE_FORMAT='{mark}{SQUEUE_FORMAT}' exec squeue --noheader --states=all {whose}\n"
+        # Without `--all` one's own jobs in hidden partitions are left out, and in those for other groups.
+        words = f"squeue --noheader --all --states=all {whose}"
+        asking = f"SQUEUE_FORMAT='{mark}{SQUEUE_FORMAT}' exec {words}\n"
         told = self._ask(["sh"], asking, name="squeue")
         return parse_jobs("\n".join(" ".join(job.splitlines()) for job in told.split(mark)[1:]))
 
@@ -121,7 +128,7 @@ class CommandDoor:
         whose = ["--allusers"] if self._as_owners else [f"--user={self._uid()}"]
         words = ["sacct", "--noheader", "--parsable2", "--allocations", f"--format={SACCT_FORMAT}"]
         words += [f"--name={','.join(sorted(names))}", f"--starttime={PAST}", *whose]
-        code, told, said = self._run(words)
+        code, told, said = self._run(words, most=MUCH)
         if code != 0:
             log.debug("slurm.no_accounting", code=code, said=said.strip())
         return parse_past(told) if code == 0 else []
@@ -138,17 +145,18 @@ class CommandDoor:
         words = ["sacctmgr", "--noheader", "--parsable2", "show", "user", "withassoc"]
         name = self.asker()
         try:
-            code, told, _ = self._run([*words, f"format={ASSOC_FORMAT}", "where", f"name={name}"])
+            asked = [*words, f"format={ASSOC_FORMAT}", "where", f"name={name}"]
+            code, told, _ = self._run(asked, most=MUCH)
         except EngineUnreachable:  # slurmdbd is away, or nobody has installed `sacctmgr`
             return []
         return parse_associations(told) if code == 0 else []
 
     def facts(self) -> SlurmFacts:
         config = parse_config(self._ask(["scontrol", "show", "config"]))
-        code, told, _ = self._run(["scontrol", "show", "topology", "-o"])
+        code, told, _ = self._run(["scontrol", "show", "topology", "-o"], most=MUCH)
         places = parse_topology(told) if code == 0 else {}
         # It fails where one of them has no name: then they are not known.
-        code, told, _ = self._run(["id", "-Gn"])
+        code, told, _ = self._run(["id", "-Gn"], most=MUCH)
         groups = told.split() if code == 0 and not self._as_owners else []
         is_root = not self._as_owners and self.is_root()
         return msgspec.structs.replace(config, places=places, is_root=is_root, groups=frozenset(groups))
@@ -219,7 +227,7 @@ class CommandDoor:
             raise EngineUnreachable(f"no place for {account.name} yet: {said.strip()}", hint=typed)
 
     def _ask(self, command: list[str], given: str = "", name: str = "") -> str:
-        code, told, said = self._run(command, given)
+        code, told, said = self._run(command, given, most=MUCH)
         if code != 0:
             raise EngineUnreachable(
                 f"{name or command[0]} failed: {said.strip() or told.strip()}", hint=self._next(said)
@@ -227,48 +235,46 @@ class CommandDoor:
         return told
 
     def _run(
-        self, command: list[str], given: str = "", env: Mapping[str, str] | None = None
-    ) -> tuple[int, str, str]:
+        self,
+        command: list[str],
+        given: str = "",
+        env: Mapping[str, str] | None = None,
+        most: int = LITTLE,
+    ) -> commands.Done:
         """`env`: of the process here, with its zone and language as they are. Else dates are in UTC: those of
         the zone of who asks are an hour off once a year, and all day over SSH; and errors are in English.
+        `most`: bytes that it may tell; one that tells more counts as one that did not answer.
         """
         plain = {"TZ": "UTC", "LC_ALL": "C"} if env is None else {}
         words = self._words_over_ssh(plain, command) if self._ssh else command
         env = own_environment(os.environ) | plain if env is None else env
         try:
-            # Some versions of `ssh` would hold a pipe for as long as the connection stays.
-            with os.fdopen(os.memfd_create("said"), "w+", errors="replace") as errors:
-                done = subprocess.run(
-                    words,
-                    input=given,
-                    stdout=subprocess.PIPE,
-                    stderr=errors if self._ssh else subprocess.PIPE,
-                    text=True,
-                    errors="replace",  # of names that others gave
-                    timeout=TIMEOUT_S,
-                    check=False,
-                    env=env,
-                    start_new_session=self._as_owners,  # who can trace it must not reach our terminal
-                )
-                errors.seek(0)
-                said = errors.read() if self._ssh else str(done.stderr)
+            done = commands.run(
+                words,
+                given,
+                env,
+                timeout_s=TIMEOUT_S,
+                most_told=most,
+                most_said=LITTLE,
+                in_new_session=self._as_owners,  # who can trace it must not reach our terminal
+            )
         except FileNotFoundError:
             raise EngineUnreachable(f"there is no `{words[0]}` on this machine", hint=ELSEWHERE) from None
         except subprocess.TimeoutExpired as error:
             raise self._late(command[0], error) from None
+        except commands.TooMuchError as error:
+            raise EngineUnreachable(f"{command[0]} was ended: {error}", hint=self._next("")) from None
         except OSError as error:
             told = f"{words[0]} cannot be run: {error.strerror or error}"
             raise EngineUnreachable(told, hint=f"`{words[0]} --version`") from error
-        if self._ssh and done.returncode == SSH_FAILED:
-            raise EngineUnreachable(f"ssh to {self._ssh}: {said.strip()}", hint=self._typed("sinfo"))
-        if done.returncode != 0 and is_away(said):
-            raise EngineUnreachable(f"{command[0]}: {said.strip()}", hint=self._next(said))
-        return done.returncode, done.stdout, said
+        if self._ssh and done.code == SSH_FAILED:
+            raise EngineUnreachable(f"ssh to {self._ssh}: {done.said.strip()}", hint=self._typed("sinfo"))
+        if done.code != 0 and is_away(done.said):
+            raise EngineUnreachable(f"{command[0]}: {done.said.strip()}", hint=self._next(done.said))
+        return done
 
     def _late(self, name: str, error: subprocess.TimeoutExpired) -> EngineUnreachable:
-        lines = (
-            (error.stderr or b"").decode(errors="replace").strip().splitlines()
-        )  # bytes, whatever was asked
+        lines = (error.stderr or b"").decode(errors="replace").strip().splitlines()
         said = f": {lines[-1].strip()}" if lines else ""
         config = "" if self._ssh else os.environ.get("SLURM_CONF", "")
         where = f" by SLURM_CONF={config}" if config else ""

@@ -194,7 +194,9 @@ class SlurmEngine(RemoteEngine):
                 )
                 continue
             spot = order.attempt_id, order.incarnation, order.node
-            if job.state in OVER and is_clear and self._facts.has_cgroups:
+            # Another machine that has got the name answers for nothing that began on the one before.
+            is_there = node is not None and (share.boot is None or share.boot.is_on(node.facts.address))
+            if job.state in OVER and is_clear and is_there and self._facts.has_cgroups:
                 watched.add(spot)
             since = self._answers_since.setdefault(spot, now) if spot in watched else now
             is_settled = now - since >= SETTLE_S + self._facts.kill_wait_s
@@ -260,17 +262,15 @@ class SlurmEngine(RemoteEngine):
             await self._refresh_jobs(QUIET_S)
         prefix, shares = job_prefix(attempt_id), self.desk.find(attempt_id).values()
         closed = {job_name(attempt_id, share.order.incarnation) for share in shares if share.is_closed}
-        # What Slurm calls running and nobody had an order of is on a node that does not answer.
+        # What Slurm calls running and nobody had an order of is on a node that does not answer; and what it
+        # does not list may be in its queue all the same.
         unbegun = closed - {job_name(attempt_id, share.launch) for share in shares if not share.is_closed}
-        await self._cancel(
-            {
-                name
-                for (name, _), job in self._jobs.items()
-                if name.startswith(prefix)
-                and (stage_of(job.state) is Stage.QUEUED or (name in unbegun and job.is_active))
-            },
-            attempt_id,
-        )
+        queued = {
+            name
+            for (name, _), job in self._jobs.items()
+            if name.startswith(prefix) and stage_of(job.state) is Stage.QUEUED
+        }
+        await self._cancel(queued | unbegun, attempt_id)
 
     async def _cancel(self, names: Collection[str], attempt_id: str) -> None:
         """Not more often than now and then: what does not end by it is asked about again and again."""

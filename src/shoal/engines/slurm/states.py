@@ -5,6 +5,7 @@ word of its own ends a share. That a job is over is evidence only together with 
 while: its slurmd has by then told what runs there and been told to end what should not. And only where Slurm
 knows all that runs there, by control groups: else what a rank had started may outlive the job. And only on a
 node that is not drained: that is how Slurm says that it could not kill something, and it says it of no other.
+And only at the address that the node had: another machine of its name knows nothing of the one before.
 """
 
 from __future__ import annotations
