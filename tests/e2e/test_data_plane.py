@@ -21,7 +21,17 @@ from shoal.serving.feed import write_whole
 from shoal.serving.table import Report, Service, Table
 from tests.support.certificates import write_pair
 from tests.support.haproxy import needs_haproxy
-from tests.support.serving import Conversation, FakeReplica, Message, Wire, get, read_head, reply, service
+from tests.support.serving import (
+    Conversation,
+    FakeReplica,
+    Message,
+    Wire,
+    get,
+    read_head,
+    reply,
+    service,
+    turns,
+)
 
 DEADLINE_S = 60.0
 
@@ -108,6 +118,7 @@ async def running(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterat
         await made.process.wait()
     for wire in made.wires:
         wire.writer.transport.abort()
+    await turns()
     for replica in made.replicas:
         await replica.stop()
 

@@ -139,11 +139,13 @@ class FakeReplica:
         return int(self.address.rpartition(":")[2])
 
     async def stop(self) -> None:
-        """As if killed."""
+        """As if killed: of connections that were just coming, too, nothing is left."""
         if self._server is not None:
             self._server.close()
+            await turns()
             for writer in list(self._writers):
                 writer.transport.abort()
+            await turns()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -281,11 +283,13 @@ class AnyLab(ABC):
 
     async def clear(self) -> None:
         for wire in self.wires:
-            wire.close()
+            wire.writer.transport.abort()  # what nobody reads would keep it open
+        await turns()
         await self.drain(1.0)
         for replica in self.replicas:
             await replica.stop()
-        await asyncio.sleep(0)  # what was closed is gone by then
+        abort_all()  # what is left says goodbye to a porch, which may take its time
+        await turns()
 
 
 class Lab(AnyLab):
@@ -321,6 +325,19 @@ async def running_lab(**options: Any) -> AsyncIterator[Lab]:
         for task in keeping:
             task.cancel()
         await lab.clear()
+
+
+def abort_all() -> None:
+    """Every connection of this loop. One that is open when the loop ends is a warning in another test."""
+    known = asyncio.get_running_loop()._transports  # type: ignore[attr-defined]
+    for transport in [one for one in known.values() if one._sock is not None]:
+        transport.abort()
+
+
+async def turns() -> None:
+    """As many of the loop as it takes to accept a connection, or to close one."""
+    for _ in range(10):
+        await asyncio.sleep(0)
 
 
 async def until(condition: Callable[[], object]) -> None:
