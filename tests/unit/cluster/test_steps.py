@@ -312,4 +312,15 @@ def test_a_firewall_is_advised_about_on_machines_that_run_one() -> None:
     )
     told_ = firewall(found(inventory, facts), facts)
     assert "on b: ufw allow proto tcp from 10.0.0.1 to any port 60001:63000,6818" in told_
-    assert [line.split()[1] for line in told_[2:]] == ["b:"] * 2 + ["c:"] * 3
+    assert [line.split()[1] for line in told_[2:]] == ["b:"] * 2 + ["c:"] * 4
+
+
+def test_firewalld_opens_the_ports_to_each_peer_alone_and_takes_them_up_at_once() -> None:
+    inventory = three()
+    facts = facts_of(inventory.hosts, {"c": ("firewall firewalld",)})
+    told_ = firewall(found(inventory, facts), facts)[2:]
+    rule = 'rule family="ipv4" source address="10.0.0.1" port port="6818" protocol="tcp" accept'
+    assert f"--add-rich-rule='{rule}'" in told_[0]
+    assert "60001-63000" in told_[0]
+    assert "trusted" not in " ".join(told_)
+    assert told_[2:] == ["on c: firewall-cmd --reload"]
