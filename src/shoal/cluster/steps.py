@@ -190,7 +190,7 @@ def _shared(host: Host, fact: Facts, inventory: Inventory) -> Step:
         apply = shared.leave_mark(folder, mark)
         make.step(Stage.CONTROL, f"{folder} can be written", shared.has_mark(folder, mark), apply)
     else:
-        apply = shared.miss_mark(folder, inventory.controller.label)
+        apply = shared.miss_mark(folder, mark, inventory.controller.label)
         make.step(Stage.WORK, f"{folder} is the controller's", shared.has_mark(folder, mark), apply)
     return make.steps[0]
 
