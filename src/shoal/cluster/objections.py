@@ -38,6 +38,8 @@ def objections(inventory: Inventory, facts: Mapping[str, Facts], takeover: Takeo
     for host in _asked(inventory, facts):
         fact = facts[host.address]
         told = [*_objections(host, fact, inventory, takeover, kept)]
+        if takeover is Takeover.KEEP and host == inventory.controller:
+            told += _keyless(inventory, facts)
         if hostnames.count(fact.hostname) > 1 or [*labels.values()].count(labels[host.address]) > 1:
             told.append(
                 f"is called `{labels[host.address]}`, and so is another machine of the cluster;"
@@ -85,17 +87,31 @@ def _foreign_files(
 ) -> Iterator[str]:
     keeps_key = inventory.keeps_munge_key or takeover is Takeover.KEEP
     for path in sorted(fact.files):
-        if fact.is_own(path) or path not in _wanted_paths(host):
+        if not _is_foreign(fact, path) or path not in _wanted_paths(host):
             continue
-        if path == MUNGE_KEY and "munge" in fact.own_packages and not fact.was_own(path):
-            continue  # made by the package that Shoal installed, before Shoal was cut off
-        if path == MUNGE_KEY and kept is not None and keeps_key:
-            if fact.files[path] == kept.files.get(MUNGE_KEY, fact.files[path]):
-                continue
-            yield f"has a {path} other than the controller's, which `--existing keep` would spread"
+        if path == MUNGE_KEY and keeps_key and kept is not None and path in kept.files:
+            if fact.files[path] != kept.files[path]:
+                yield f"has a {path} other than the controller's, which `--existing keep` would spread"
             continue
         by_whom = "was changed since Shoal wrote it" if fact.was_own(path) else "was there before Shoal"
         yield f"has a {path} that {by_whom}; `--existing replace` moves it to {path}{shell.BACKUP}"
+
+
+def _is_foreign(fact: Facts, path: str) -> bool:
+    if path == MUNGE_KEY and "munge" in fact.own_packages and not fact.was_own(path):
+        return False  # made by the package that Shoal installed, before Shoal was cut off
+    return path in fact.files and not fact.is_own(path)
+
+
+def _keyless(inventory: Inventory, facts: Mapping[str, Facts]) -> Iterator[str]:
+    """Of a controller that is told to keep its key and has none, while another machine has one."""
+    having = [host for host in _asked(inventory, facts) if _is_foreign(facts[host.address], MUNGE_KEY)]
+    if having and MUNGE_KEY not in facts[inventory.controller.address].files:
+        labels = ", ".join(host.label for host in having)
+        yield (
+            f"has no {MUNGE_KEY} that `--existing keep` could spread, and {labels} has one: copy it here, or"
+            f" say `--controller {having[0].address}`, or `--existing replace` for a new one"
+        )
 
 
 def _wanted_paths(host: Host) -> set[str]:

@@ -65,6 +65,15 @@ def test_a_key_may_be_kept_if_no_machine_has_another() -> None:
     assert objected(Takeover.REPLACE, a=(KEY,), b=("file /etc/munge/munge.key 12",)) == {}
 
 
+def test_a_key_that_only_a_worker_has_is_not_replaced_by_who_said_keep() -> None:
+    told_ = objected(Takeover.KEEP, b=(KEY,))
+    assert list(told_) == ["a", "b"], "nothing is made: afterwards the controller could not be another"
+    assert "has no /etc/munge/munge.key that `--existing keep` could spread, and b has one" in told_["a"]
+    assert "`--controller 10.0.0.2`" in told_["a"]
+    assert objected(Takeover.KEEP, b=(KEY, "own packages munge")) == {}
+    assert objected(Takeover.REPLACE, b=(KEY,)) == {}
+
+
 def test_a_database_that_is_not_ours_is_not_touched_even_when_told_to_replace() -> None:
     assert list(objected(Takeover.REPLACE, a=("database slurm_acct",), b=("database slurm_acct",))) == ["a"]
     assert objected(a=("database slurm_acct", "own made database")) == {}
