@@ -49,7 +49,7 @@ def leave(host: Host, fact: Facts, *, has_packages_removed: bool) -> list[Step]:
         make.step(
             Stage.CLEAN,
             f"no packages {names}",
-            f"! dpkg-query -W -f='${{db:Status-Abbrev}}\\n' {names} 2>/dev/null | grep -q ^ii",
+            f"! {apt.is_in_state(names, apt.INSTALLED)}",
             apt.remove_packages(sorted(fact.own_packages)),
             INSTALL_S,
         )

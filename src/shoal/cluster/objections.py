@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 
 from shoal.cluster import render, shell
-from shoal.cluster.facts import DATABASE, MUNGE_KEY, SLURM_CONF, SLURM_DIR, SLURMDBD_CONF, Facts
+from shoal.cluster.facts import DATABASE, MUNGE_KEY, MYSQL, SLURM_CONF, SLURM_DIR, SLURMDBD_CONF, Facts
 from shoal.cluster.inventory import Host, Inventory, Role
 
 MAX_SKEW_S = 60
@@ -74,12 +74,25 @@ def _objections(
             f"has MIG switched on at GPU {which}, and Slurm would hand out a whole one that nobody can use:"
             f" `nvidia-smi -i {which} -mig 0`, or leave the machine out"
         )
-    if host.has(Role.DATABASE) and "mysql-server" in fact.packages:
-        yield "has MySQL, and accounting is set up with MariaDB; choose another machine for `database`"
+    if host.has(Role.DATABASE):
+        yield from _foreign_servers(fact)
     if host.has(Role.DATABASE) and DATABASE in fact.databases and "database" not in fact.own_made:
         yield f"has a database `{DATABASE}` that Shoal did not make; rename it, or choose another machine"
     if takeover is not Takeover.REPLACE:
         yield from _foreign_files(host, fact, inventory, takeover, kept)
+
+
+def _foreign_servers(fact: Facts) -> Iterator[str]:
+    if others := sorted(name for name in fact.packages if name.startswith(MYSQL)):
+        yield (
+            f"has {', '.join(others)}, and accounting is set up with MariaDB; choose another machine for"
+            " `database`"
+        )
+    elif fact.databases and "mariadb-server" not in {*fact.packages, *fact.removed, *fact.own_packages}:
+        yield (
+            "has data in /var/lib/mysql, and not from Debian's `mariadb-server`, which would take it over:"
+            " choose another machine for `database`, or install that yourself if it may"
+        )
 
 
 def _foreign_files(

@@ -75,9 +75,40 @@ def test_a_key_that_only_a_worker_has_is_not_replaced_by_who_said_keep() -> None
 
 
 def test_a_database_that_is_not_ours_is_not_touched_even_when_told_to_replace() -> None:
-    assert list(objected(Takeover.REPLACE, a=("database slurm_acct",), b=("database slurm_acct",))) == ["a"]
-    assert objected(a=("database slurm_acct", "own made database")) == {}
-    assert list(objected(a=("package mysql-server 8.0 ii",))) == ["a"]
+    there = ("database slurm_acct", "package mariadb-server 10.11 ii")
+    assert list(objected(Takeover.REPLACE, a=there, b=there)) == ["a"]
+    assert objected(a=(*there, "own made database")) == {}
+
+
+@pytest.mark.parametrize("name", ["mysql-server", "mysql-server-8.0", "mysql-community-server", "percona-x"])
+def test_a_database_of_another_make_is_not_touched(name: str) -> None:
+    lines = (f"package {name} 8.0 hi",)
+    assert list(objected(Takeover.REPLACE, a=lines, b=lines)) == ["a"]
+    assert f"has {name}, and accounting is set up with MariaDB" in objected(a=lines)["a"]
+
+
+@pytest.mark.parametrize(
+    ("more", "may"),
+    [
+        ("package mariadb-server un", False),
+        ("package mariadb-server 10.11 hi", True),
+        ("package mariadb-server 10.11 rc", True),
+        ("own packages mariadb-server", True),
+    ],
+)
+def test_data_of_a_database_that_nobody_knows_is_not_taken_over(more: str, *, may: bool) -> None:
+    assert objected(a=("database lost+found", more)) == {}, "a disk that was just mounted there"
+    told_ = objected(a=("database mysql", more))
+    assert ("/var/lib/mysql" in told_.get("a", "")) is not may
+
+
+def test_a_mariadb_on_hold_is_somebodys_and_keeps_its_settings() -> None:
+    inventory = three()
+    facts = facts_of(inventory.hosts, {"a": ("package mariadb-server 10.11 hi",)})
+    steps = plan(found(inventory, facts), facts, SECRETS, parts_of(inventory.hosts))
+    titles = [step.title for step in steps if step.stage is Stage.DATABASE]
+    assert "mariadb runs (it was here before Shoal)" in titles
+    assert f"file {render.MARIADB_CNF}" not in titles
 
 
 def test_clocks_that_are_too_far_apart_for_munge_are_told() -> None:
