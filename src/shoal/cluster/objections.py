@@ -33,21 +33,49 @@ def objections(inventory: Inventory, facts: Mapping[str, Facts], takeover: Takeo
     """By address, why a machine must not be touched as it is. Empty: it may be."""
     found: dict[str, list[str]] = {}
     kept = facts.get(inventory.controller.address)
-    labels = {host.address: host.name or facts[host.address].hostname for host in _asked(inventory, facts)}
-    hostnames = [fact.hostname for fact in facts.values()]
     for host in _asked(inventory, facts):
         fact = facts[host.address]
         told = [*_objections(host, fact, inventory, takeover, kept)]
         if takeover is Takeover.KEEP and host == inventory.controller:
             told += _keyless(inventory, facts)
-        if hostnames.count(fact.hostname) > 1 or [*labels.values()].count(labels[host.address]) > 1:
-            told.append(
-                f"is called `{labels[host.address]}`, and so is another machine of the cluster;"
-                " give each a name of its own with `hostnamectl set-hostname`"
-            )
+        told += _namesakes(host, inventory, facts)
         if told:
             found[host.address] = told
     return found
+
+
+def _namesakes(host: Host, inventory: Inventory, facts: Mapping[str, Facts]) -> Iterator[str]:
+    """Why its name is another's, also one's that does not answer. Who joined by a name keeps it."""
+    label, hostname = _names(host, facts)
+    same = []
+    for other in inventory.hosts:
+        others = _names(other, facts)
+        if other.address != host.address and (others[0] == label or others[1] == hostname):
+            same.append(other)
+    if not same or (_has_joined_so(host, facts) and not any(_has_joined_so(other, facts) for other in same)):
+        return
+    if away := [other for other in same if other.address not in facts]:
+        why = "left and was not cleaned" if away[0].is_unclean else "does not answer"
+        yield (
+            f"is called `{label}`, as {away[0].address} is, which {why};"
+            f" `shoal cluster remove {away[0].label}` first"
+        )
+    else:
+        yield (
+            f"is called `{label}`, and so is another machine of the cluster;"
+            " give each a name of its own with `hostnamectl set-hostname`"
+        )
+
+
+def _names(host: Host, facts: Mapping[str, Facts]) -> tuple[str, str]:
+    """What Slurm calls it, and what it calls itself: nothing, where nobody ever knew."""
+    if fact := facts.get(host.address):
+        return host.name or fact.hostname, fact.hostname
+    return host.label, host.found.hostname if host.found else ""
+
+
+def _has_joined_so(host: Host, facts: Mapping[str, Facts]) -> bool:
+    return host.found is not None and host.found.hostname == _names(host, facts)[1]
 
 
 def _asked(inventory: Inventory, facts: Mapping[str, Facts]) -> Sequence[Host]:

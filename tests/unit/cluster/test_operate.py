@@ -489,3 +489,15 @@ async def test_jobs_that_are_in_the_way_are_told_once() -> None:
     report = await remove(crew, inventory, ["c"], Wishes())
     assert [line for outcome in crew.outcomes for line in told_by(outcome)] == []
     assert sum("it broke" in line for line in closing("lab", crew, report, 1.0, is_dry=False)) == 1
+
+
+async def test_a_replacement_with_the_name_of_a_dead_machine_is_refused_before_anything_is_changed() -> None:
+    inventory = found(three(), facts_of(three().hosts))
+    paper = Paper(inventory)
+    del paper.machines["10.0.0.2"]
+    paper.machines["10.0.0.9"] = PaperMachine(told("b", "10.0.0.9"), never)
+    crew = paper.crew()
+    report = await add(crew, inventory, [Host(address="10.0.0.9")], Wishes())
+    assert report.inventory == inventory
+    assert "`shoal cluster remove b` first" in crew.failed["10.0.0.9"].detail
+    assert paper.machines["10.0.0.9"].seen == []

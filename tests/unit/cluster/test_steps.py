@@ -10,7 +10,7 @@ import pytest
 from shoal.cluster import render
 from shoal.cluster.advice import firewall
 from shoal.cluster.facts import CONTAINED, read_facts
-from shoal.cluster.inventory import Inventory, make
+from shoal.cluster.inventory import Host, Inventory, make
 from shoal.cluster.leaving import leave, left_behind
 from shoal.cluster.objections import MAX_SKEW_S, Takeover, misfits, objections, unlike_users
 from shoal.cluster.steps import Stage, plan
@@ -126,6 +126,28 @@ def test_two_machines_of_one_name_are_refused() -> None:
     facts = facts_of(inventory.hosts)
     facts["10.0.0.3"] = facts_of([host("b", 3)])["10.0.0.3"]
     assert sorted(objections(inventory, facts, Takeover.REFUSE)) == ["10.0.0.2", "10.0.0.3"]
+
+
+def test_a_machine_with_the_name_of_a_member_is_refused_and_the_member_is_not() -> None:
+    inventory = found(three(), facts_of(three().hosts))
+    wider = inventory.with_hosts([*inventory.hosts, Host(address="10.0.0.9")])
+    facts = facts_of(inventory.hosts) | {"10.0.0.9": facts_of([host("b", 9)])["10.0.0.9"]}
+    assert list(objections(wider, facts, Takeover.REFUSE)) == ["10.0.0.9"]
+    del facts["10.0.0.2"]
+    assert objections(wider, facts, Takeover.REFUSE) == {
+        "10.0.0.9": ["is called `b`, as 10.0.0.2 is, which does not answer; `shoal cluster remove b` first"]
+    }
+    unclean = inventory.hosts[1].model_copy(update={"found": None, "is_unclean": True})
+    left = wider.with_hosts([wider.hosts[0], unclean, *wider.hosts[2:]])
+    (told_,) = objections(left, facts, Takeover.REFUSE)["10.0.0.9"]
+    assert "which left and was not cleaned; `shoal cluster remove b` first" in told_
+
+
+def test_a_member_that_took_the_name_of_another_is_the_one_that_is_refused() -> None:
+    inventory = found(three(), facts_of(three().hosts))
+    facts = facts_of(inventory.hosts)
+    facts["10.0.0.3"] = facts_of([host("b", 3)])["10.0.0.3"]
+    assert list(objections(inventory, facts, Takeover.REFUSE)) == ["10.0.0.3"]
 
 
 @pytest.mark.parametrize(
