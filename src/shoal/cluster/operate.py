@@ -13,6 +13,7 @@ from shoal.cluster import leaving
 from shoal.cluster.advice import firewall
 from shoal.cluster.facts import Facts
 from shoal.cluster.inventory import Found, Host, Inventory, Role
+from shoal.cluster.members import declared_as
 from shoal.cluster.objections import Takeover, misfits, objections, remarks
 from shoal.cluster.render import is_contained
 from shoal.cluster.run import Crew, State, known_secrets, must_have
@@ -27,6 +28,8 @@ class Wishes:
     takeover: Takeover = Takeover.REFUSE
     is_forced: bool = False
     has_packages_removed: bool = False
+    as_found: frozenset[str] = frozenset()
+    """Addresses of members that may have less than they joined with."""
 
 
 @dataclass
@@ -39,6 +42,8 @@ class Report:
     has_new: bool = False
     """Whether a machine is in that was not before."""
     remarks: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
+    """What was not believed of members: told also where nothing is to be changed."""
     gone: frozenset[str] = frozenset()
     """Addresses of machines that are out: that one of them did not answer is no failure."""
 
@@ -65,7 +70,7 @@ async def _bring_to(crew: Crew, inventory: Inventory, wishes: Wishes) -> Report:
     must_have(crew, vital)
     if wishes.takeover is Takeover.KEEP:
         inventory = inventory.model_copy(update={"keeps_munge_key": True})
-    wanted = inventory.with_found(_found(crew))
+    wanted, doubts = declared_as(inventory, _found(crew), wishes.as_found)
     secrets = await known_secrets(crew, wanted, wishes.takeover)
     first = [step for step in plan(wanted, _present(crew), secrets, {}) if step.stage is Stage.PREPARE]
     await crew.carry_out(first)
@@ -93,6 +98,7 @@ async def _bring_to(crew: Crew, inventory: Inventory, wishes: Wishes) -> Report:
             *remarks(wanted, crew.facts, is_contained=is_contained(wanted, present)),
             *(_unclean(host) for host in wanted.hosts if host.is_unclean),
         ],
+        doubts=doubts,
     )
 
 

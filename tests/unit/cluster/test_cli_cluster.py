@@ -203,6 +203,22 @@ def test_machines_come_and_go(shell: Shell, drawer: dict[str, PaperMachine]) -> 
     assert shell("cluster", "upgrade").code == 0
 
 
+def test_a_member_that_has_less_is_told_every_time_until_it_is_taken_as_found(
+    shell: Shell, drawer: dict[str, PaperMachine]
+) -> None:
+    drawer["10.0.0.2"].facts = told("b", "10.0.0.2", "gpu 0 Disabled NVIDIA H200")
+    assert shell(*CREATE).code == 0
+    drawer["10.0.0.2"].facts = told("b", "10.0.0.2")
+    for _ in range(2):
+        assert "note: b shows no GPU and stays declared with GPUs: 1 h200" in shell(*CREATE).out
+    path = shell.home / "clusters" / "lab.yaml"
+    kept = load(path)
+    assert shell(*CREATE, "--as-found", "d").code == 4
+    assert load(path) == kept
+    assert "note: b" not in shell(*CREATE, "--as-found", "b").out
+    assert "1 h200" not in shell("cluster", "show").out
+
+
 def test_an_add_that_was_cut_off_is_known_and_goes_on(
     shell: Shell, drawer: dict[str, PaperMachine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
