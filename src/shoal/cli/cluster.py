@@ -138,7 +138,7 @@ def create(
 
     with alone(is_dry=dry_run):
         inventory, path = wanted(hosts, file, name, controller, controller_works, user, port, jump)
-        inventory = reached(inventory, identity, known_hosts, shared)
+        inventory = reached(inventory, identity, known_hosts, shared).identified()
         before = made_before(path)
         accepted = frozenset(inventory.host(ref.strip()).address for ref in as_found.split(",") if ref)
         if not dry_run:
@@ -171,6 +171,7 @@ def add(
 
     with alone(is_dry=dry_run):
         inventory, path = saved(cluster)
+        inventory = inventory.identified()
         first = inventory.controller
         new = typed_hosts(hosts, user=user or first.user, port=port or first.port, jump=jump or first.jump)
         if switch:
@@ -328,7 +329,7 @@ class Order:
                 print(line)
         if refusal is not None:
             if before is not None and not (self.is_dry or crew.num_changed):
-                save_or_drop(before, path)
+                save_or_drop(before.model_copy(update={"id": inventory.id}), path)
             raise refusal
         if connects and after is not None and not self.is_dry and (said := connect_shoal(after, crew.facts)):
             note(said)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from pydantic import ValidationError
 
-from shoal.cluster.inventory import Found, Gpus, Host, sentences
+from shoal.cluster.inventory import Found, Gpus, Host, Inventory, sentences
 from shoal.errors import EngineRefused
 
 STATE_DIR = "/var/lib/shoal-cluster"
@@ -124,6 +124,8 @@ class Facts:
     split_gpus: tuple[int, ...] = ()
     """Those with MIG switched on: no job can have one whole."""
     own_cluster: str = ""
+    own_id: str = ""
+    """Of that cluster; none where an older Shoal claimed the machine."""
     own_files: frozenset[tuple[str, str]] = frozenset()
     """(SHA-256, path) of everything Shoal ever wrote here."""
     own_packages: frozenset[str] = frozenset()
@@ -131,6 +133,11 @@ class Facts:
     """`database`, `names`, or a folder's path."""
     own_started: frozenset[str] = frozenset()
     firewalls: tuple[str, ...] = ()
+
+    def is_others(self, inventory: Inventory) -> bool:
+        """Whether it belongs to another cluster. One that has no id counts by its name alone."""
+        is_same = self.own_cluster == inventory.cluster and self.own_id in {"", inventory.id}
+        return bool(self.own_cluster) and not is_same
 
     def is_own(self, path: str) -> bool:
         """Whether what is at `path` now is what Shoal wrote there."""
@@ -205,6 +212,7 @@ def _read(lines: list[list[str]], one: Mapping[str, list[str]], host: Host, now:
         off_s=0 if now is None else int(one["now"][0]) - now,
         split_gpus=tuple(int(words[1]) for words in lines if words[0] == "gpu" and words[2] == "Enabled"),
         own_cluster=own.get("cluster", [[""]])[0][0],
+        own_id="".join(own.get("cluster", [[""]])[0][1:2]),
         own_files=frozenset((words[0], words[1]) for words in own.get("files", [])),
         own_packages=frozenset(words[0] for words in own.get("packages", [])),
         own_made=frozenset(words[-1] for words in own.get("made", [])),

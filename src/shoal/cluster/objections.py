@@ -10,7 +10,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 
 from shoal.cluster import render, shell
-from shoal.cluster.facts import DATABASE, MUNGE_KEY, MYSQL, SLURM_CONF, SLURM_DIR, SLURMDBD_CONF, Facts
+from shoal.cluster.facts import (
+    DATABASE,
+    MUNGE_KEY,
+    MYSQL,
+    SLURM_CONF,
+    SLURM_DIR,
+    SLURMDBD_CONF,
+    STATE_DIR,
+    Facts,
+)
 from shoal.cluster.inventory import Host, Inventory, Role
 
 MAX_SKEW_S = 60
@@ -42,6 +51,20 @@ def objections(inventory: Inventory, facts: Mapping[str, Facts], takeover: Takeo
         if told:
             found[host.address] = told
     return found
+
+
+def whose(fact: Facts, inventory: Inventory) -> str:
+    """Whose a machine is that belongs to another cluster, and what to do."""
+    if fact.own_cluster != inventory.cluster:
+        return (
+            f"belongs to cluster `{fact.own_cluster}`; `shoal cluster remove` it there first, or, if that is"
+            f" gone, `rm {STATE_DIR}/cluster` on it"
+        )
+    return (
+        f"belongs to a cluster `{fact.own_cluster}` that was not made from this home: work from the home that"
+        " made it, or `shoal cluster remove` it there first; if it is this very cluster, put"
+        f" `id: {fact.own_id}` into clusters/{inventory.cluster}.yaml of this home"
+    )
 
 
 def _namesakes(host: Host, inventory: Inventory, facts: Mapping[str, Facts]) -> Iterator[str]:
@@ -85,8 +108,8 @@ def _asked(inventory: Inventory, facts: Mapping[str, Facts]) -> Sequence[Host]:
 def _objections(
     host: Host, fact: Facts, inventory: Inventory, takeover: Takeover, kept: Facts | None
 ) -> Iterator[str]:
-    if fact.own_cluster and fact.own_cluster != inventory.cluster:
-        yield f"belongs to cluster `{fact.own_cluster}`; `shoal cluster remove` it there first"
+    if fact.is_others(inventory):
+        yield whose(fact, inventory)
     if fact.hostname == "localhost":
         yield "calls itself `localhost`, as every machine does; `hostnamectl set-hostname` gives it a name"
     if kept is not None and abs(fact.off_s - kept.off_s) > MAX_SKEW_S:

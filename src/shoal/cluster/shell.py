@@ -64,16 +64,16 @@ def recorded(what: str, line: str) -> str:
     return f"grep -qxF {quoted} {place} 2>/dev/null || echo {quoted} >>{place}"
 
 
-def is_claimed(cluster: str) -> str:
-    return f'[ "$(cat {STATE_DIR}/cluster 2>/dev/null)" = {cluster} ]'
+def is_claimed(claim: str) -> str:
+    return f"""[ "$(cat {STATE_DIR}/cluster 2>/dev/null)" = '{claim}' ]"""
 
 
-def claim(cluster: str, init: str) -> str:
+def make_claim(claim: str, init: str) -> str:
     return f"""\
 set -eu
 install -d -m 0700 {STATE_DIR} {STATE_DIR}/started
 echo {init} >{STATE_DIR}/init
-echo {cluster} >{STATE_DIR}/cluster"""
+echo {claim} >{STATE_DIR}/cluster"""
 
 
 def removal(path: str) -> tuple[str, str]:

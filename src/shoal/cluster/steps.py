@@ -110,8 +110,8 @@ def _machine_steps(
     make.step(
         Stage.PREPARE,
         f"belongs to cluster {inventory.cluster} (daemons started by {_starter(fact)})",
-        shell.is_claimed(inventory.cluster),
-        shell.claim(inventory.cluster, fact.init),
+        shell.is_claimed(inventory.claim),
+        shell.make_claim(inventory.claim, fact.init),
     )
     packages = packages_of(host)
     make.step(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import anyio
 import pytest
@@ -17,7 +17,7 @@ from shoal.cluster.machine import Answer
 from shoal.cluster.operate import Report, Wishes, add, create, destroy, remove, upgrade
 from shoal.cluster.run import Crew, Outcome, State
 from shoal.errors import EngineRefused, EngineUnreachable, StateError
-from tests.support.bare_machines import NOW, PART, PaperMachine, facts_of, found, host, three, told
+from tests.support.bare_machines import ID, NOW, PART, PaperMachine, facts_of, found, host, three, told
 
 AS_ROOT = PaperMachine.as_root
 
@@ -562,3 +562,46 @@ async def test_a_member_that_was_renamed_keeps_its_name_until_somebody_says_othe
     assert "`hostnamectl set-hostname c` there" in report.doubts[0]
     _, declared = await seen_again(*GPUS, name="other", as_found="10.0.0.3")
     assert declared.hostname == "other"
+
+
+def stolen(*names: str) -> tuple[Paper, Inventory]:
+    """A cluster, of which these machines are by now of another one that has the same name."""
+    inventory = found(three(id=ID), facts_of(three().hosts))
+    paper = Paper(inventory)
+    for item in inventory.hosts:
+        claim = f"own cluster lab {'6b' * 16 if item.label in names else ID}"
+        text = told(item.label, item.address, claim, "own started slurmd", "own started slurmctld")
+        paper.machines[item.address] = PaperMachine(text, never)
+    return paper, inventory
+
+
+async def test_a_cluster_of_the_same_name_is_neither_asked_nor_upgraded_nor_drained() -> None:
+    paper, inventory = stolen("a")
+    works: list[Callable[[Crew], Awaitable[Report]]] = [
+        lambda crew: upgrade(crew, inventory, Wishes()),
+        lambda crew: remove(crew, inventory, ["c"], Wishes(is_forced=True)),
+        lambda crew: destroy(crew, inventory, Wishes()),
+    ]
+    for work in works:
+        with pytest.raises(
+            EngineRefused, match="the controller, a, cannot be used: belongs to a cluster `lab`"
+        ):
+            await work(paper.crew())
+    assert [machine.seen for machine in paper.machines.values()] == [[], [], []]
+    await destroy(paper.crew(), inventory, Wishes(is_forced=True))
+    assert paper.machines["10.0.0.1"].seen == [], "its jobs are not ended either"
+
+
+async def test_a_machine_that_another_cluster_has_by_now_is_left_alone_and_that_is_said() -> None:
+    paper, inventory = stolen("c")
+    await upgrade(paper.crew(), inventory, Wishes())
+    _, smaller = await removed(paper, inventory, "c")
+    assert labels(smaller) == ["a", "b"]
+    paper.machines["10.0.0.1"].judge = lambda _: 0
+    down = await destroy(paper.crew(), inventory, Wishes())
+    assert down.inventory is None
+    for report in (smaller, down):
+        assert any(
+            line.startswith("c is left alone: it belongs to a cluster `lab`") for line in report.remarks
+        )
+    assert paper.machines["10.0.0.3"].seen == []

@@ -15,7 +15,7 @@ from shoal.cluster.leaving import leave, left_behind
 from shoal.cluster.objections import MAX_SKEW_S, Takeover, misfits, objections, unlike_users
 from shoal.cluster.steps import Stage, plan
 from shoal.spec.job import JobSpec
-from tests.support.bare_machines import SECRETS, facts_of, found, host, parts_of, three, told
+from tests.support.bare_machines import ID, SECRETS, facts_of, found, host, parts_of, three, told
 
 KEY = "file /etc/munge/munge.key 11"
 OWN_KEY = "own files 11 /etc/munge/munge.key"
@@ -42,6 +42,22 @@ def test_bare_machines_may_be_touched() -> None:
 def test_what_was_there_before_is_not_touched_unasked(line: str, words: str) -> None:
     assert list(objected(b=(line,))) == ["b"]
     assert words in objected(b=(line,))["b"]
+
+
+@pytest.mark.parametrize(
+    ("claim", "is_refused"),
+    [("lab", False), (f"lab {ID}", False), (f"lab {'6b' * 16}", True), (f"other {ID}", True)],
+)
+def test_a_machine_of_another_cluster_of_the_same_name_is_not_touched(
+    claim: str, *, is_refused: bool
+) -> None:
+    inventory = three(id=ID)
+    facts = facts_of(inventory.hosts, {"b": (f"own cluster {claim}",)})
+    told_ = objections(inventory, facts, Takeover.REPLACE)
+    assert list(told_) == (["10.0.0.2"] if is_refused else [])
+    if claim.startswith("lab") and is_refused:
+        assert f"put `id: {'6b' * 16}` into clusters/lab.yaml of this home" in told_["10.0.0.2"][0]
+        assert list(objections(three(), facts, Takeover.REPLACE)) == ["10.0.0.2"], "an inventory without id"
 
 
 def test_what_shoal_wrote_may_be_written_again_unless_somebody_changed_it() -> None:
