@@ -14,6 +14,8 @@ from shoal.errors import EngineUnreachable
 NOW = 1_800_000_000
 SECRETS = Secrets(munge_key=b"\x00\x01key" * 200, database_password="a1" * 24)
 PART = b"an archive"
+ID = "5a" * 16
+"""Of a cluster."""
 EVERYTHING = (Role.CONTROLLER, Role.DATABASE, Role.WORKER)
 
 

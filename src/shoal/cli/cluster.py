@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -119,6 +120,10 @@ def create(
     shared: Annotated[
         str | None, Parameter(name="--shared", help="A directory that all machines have, for checkpoints.")
     ] = None,
+    as_found: Annotated[
+        str,
+        Parameter(name="--as-found", help="Members that lost GPUs or their name for good, by commas."),
+    ] = "",
     connect: Annotated[bool, Parameter(name="--connect", help="Connect Shoal to it at the end.")] = True,
     dry_run: DryRun = False,
     json: JsonFlag = False,
@@ -133,13 +138,14 @@ def create(
 
     with alone(is_dry=dry_run):
         inventory, path = wanted(hosts, file, name, controller, controller_works, user, port, jump)
-        inventory = reached(inventory, identity, known_hosts, shared)
+        inventory = reached(inventory, identity, known_hosts, shared).identified()
         before = made_before(path)
+        accepted = frozenset(inventory.host(ref.strip()).address for ref in as_found.split(",") if ref)
         if not dry_run:
             save_or_drop(inventory, path)
 
         async def work(crew: Crew, wishes: Wishes) -> Report:
-            return await make(crew, inventory, wishes)
+            return await make(crew, inventory, replace(wishes, as_found=accepted))
 
         order = Order(existing=existing, accepts=accept_new_host_keys, dry=dry_run, json=json)
         return order.carry_out(inventory, path, work, connects=connect, before=before)
@@ -165,6 +171,7 @@ def add(
 
     with alone(is_dry=dry_run):
         inventory, path = saved(cluster)
+        inventory = inventory.identified()
         first = inventory.controller
         new = typed_hosts(hosts, user=user or first.user, port=port or first.port, jump=jump or first.jump)
         if switch:
@@ -322,7 +329,7 @@ class Order:
                 print(line)
         if refusal is not None:
             if before is not None and not (self.is_dry or crew.num_changed):
-                save_or_drop(before, path)
+                save_or_drop(before.model_copy(update={"id": inventory.id}), path)
             raise refusal
         if connects and after is not None and not self.is_dry and (said := connect_shoal(after, crew.facts)):
             note(said)

@@ -91,7 +91,7 @@ def wanted(
         return asked, path
     kept = load(path)
     if not any(host.found for host in kept.hosts):
-        return asked, path
+        return asked.model_copy(update={"id": asked.id or kept.id}), path
     old, new = ({host.address for host in item.hosts} for item in (kept, asked))
     if old != new:
         more, fewer = sorted(new - old), sorted(old - new)
@@ -109,7 +109,8 @@ def wanted(
     told = {
         name: getattr(same, name) or getattr(kept, name) for name in ("identity", "known_hosts", "shared")
     }
-    return same.model_copy(update={"keeps_munge_key": kept.keeps_munge_key, **told}), path
+    told |= {"id": kept.id or same.id, "keeps_munge_key": kept.keeps_munge_key}
+    return same.model_copy(update=told), path
 
 
 def _must_stay(

@@ -38,13 +38,22 @@ def _ports(host: Host) -> list[str]:
     return ports
 
 
+def _rich_rules(host: Host, peer: str) -> str:
+    """These ports to this peer: a zone that trusts the peer would open every other one as well."""
+    source = f'rule family="ipv{6 if ":" in peer else 4}" source address="{peer}"'
+    return " ".join(
+        f'--add-rich-rule=\'{source} port port="{port}" protocol="tcp" accept\'' for port in _ports(host)
+    )
+
+
 def _commands(tool: str, host: Host, peers: list[str]) -> list[str]:
     others = [peer for peer in peers if host.found is None or peer != host.found.address]
     if tool == "ufw":
         ports = ",".join(port.replace("-", ":") for port in _ports(host))
         return [f"ufw allow proto tcp from {peer} to any port {ports}" for peer in others]
     if tool == "firewalld":
-        return [f"firewall-cmd --permanent --zone=trusted --add-source={peer}" for peer in others]
+        rules = [f"firewall-cmd --permanent {_rich_rules(host, peer)}" for peer in others]
+        return [*rules, "firewall-cmd --reload"] if rules else []
     ports = ", ".join(_ports(host))
     sources = ", ".join(others)
     return (

@@ -7,13 +7,23 @@ from collections.abc import Sequence
 from shoal.cluster.facts import STATE_DIR
 
 
+def is_in_state(names: str, pattern: str) -> str:
+    """Whether one of these is. In two letters dpkg says what is wanted of it and what is so: `ii`, `hi`."""
+    return f"dpkg-query -W -f='${{db:Status-Abbrev}}\\n' {names} 2>/dev/null | grep -q '{pattern}'"
+
+
 def are_installed(packages: Sequence[str]) -> str:
-    return "\n".join(
-        f"dpkg-query -W -f='${{db:Status-Abbrev}}' {name} 2>/dev/null | grep -q ^ii || exit 1"
-        for name in packages
-    )
+    return "\n".join(f"{is_in_state(name, INSTALLED)} || exit 1" for name in packages)
 
 
+def _not_on_hold(packages: Sequence[str]) -> str:
+    """Sets `names`. What somebody holds is left as it is; apt would refuse to touch it, and all the rest."""
+    return f"""\
+names=
+for name in {" ".join(packages)}; do {is_in_state("$name", ON_HOLD)} || names="$names $name"; done"""
+
+
+INSTALLED, ON_HOLD = "^.i", "^h"
 _LOG = f"{STATE_DIR}/apt.log"
 _APT = f"""\
 export DEBIAN_FRONTEND=noninteractive LC_ALL=C
@@ -29,48 +39,51 @@ update() {{
 
 
 def install(packages: Sequence[str]) -> str:
-    names = " ".join(packages)
+    """Only what is missing: a database of somebody's that is there is not renewed along with it."""
     return f"""\
 set -eu
-for name in {names}; do
-  dpkg-query -W -f='${{db:Status-Abbrev}}' $name 2>/dev/null | grep -q ^ii ||
-    grep -qxF $name {STATE_DIR}/packages 2>/dev/null || echo $name >>{STATE_DIR}/packages
+missing=
+for name in {" ".join(packages)}; do
+  {is_in_state("$name", INSTALLED)} && continue
+  missing="$missing $name"
+  grep -qxF $name {STATE_DIR}/packages 2>/dev/null || echo $name >>{STATE_DIR}/packages
 done
 {_APT}
-$apt install --no-install-recommends {names} </dev/null >{_LOG} 2>&1 || {{
+install() {{ $apt install --no-install-recommends --no-remove $missing </dev/null >{_LOG} 2>&1; }}
+install || {{
   dpkg --configure -a </dev/null >{_LOG} 2>&1 || true # an earlier install may have been cut off
-  update || {{ tail -n 5 {_LOG} >&2; exit 1; }}
-  $apt install --no-install-recommends {names} </dev/null >{_LOG} 2>&1 || {{ tail -n 5 {_LOG} >&2; exit 1; }}
+  update && install || {{ tail -n 5 {_LOG} >&2; exit 1; }}
 }}"""
 
 
 def are_newest(packages: Sequence[str]) -> str:
     """Asks the archives first: the one look that writes, and only apt's own lists."""
-    names = " ".join(packages)
     return f"""\
+{_not_on_hold(packages)}
 apt='apt-get -q -o DPkg::Lock::Timeout=300 -o APT::Update::Error-Mode=any'
 $apt update </dev/null >/dev/null 2>&1 || exit 1
-! LC_ALL=C apt-get -s install --only-upgrade {names} </dev/null 2>/dev/null | grep -q '^Inst '"""
+! LC_ALL=C apt-get -s install --only-upgrade $names </dev/null 2>/dev/null | grep -q '^Inst '"""
 
 
 def upgrade(packages: Sequence[str]) -> str:
     """An archive that cannot be asked is a failure: nobody should take old packages for the newest."""
-    names = " ".join(packages)
     return f"""\
 set -eu
+{_not_on_hold(packages)}
 {_APT}
 update -o APT::Update::Error-Mode=any || {{ tail -n 5 {_LOG} >&2; exit 1; }}
-$apt install --only-upgrade --no-install-recommends {names} </dev/null >{_LOG} 2>&1 ||
+$apt install --only-upgrade --no-install-recommends --no-remove $names </dev/null >{_LOG} 2>&1 ||
   {{ tail -n 5 {_LOG} >&2; exit 1; }}"""
 
 
 def remove_packages(names: Sequence[str]) -> str:
-    """All of these but those with which apt would also remove what somebody else installed."""
+    """All of these but those on hold, and those with which apt would also remove what somebody installed."""
     mine = " ".join(f"-e {name}" for name in names)
     return f"""\
 set -eu
 gone=
-for name in {" ".join(names)}; do
+{_not_on_hold(names)}
+for name in $names; do
   others=$(LC_ALL=C apt-get -s remove $name </dev/null 2>/dev/null | sed -n 's/^Remv \\([^ ]*\\).*/\\1/p' |
     grep -vxF {mine} || true)
   [ -n "$others" ] || gone="$gone $name"

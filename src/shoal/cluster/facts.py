@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from pydantic import ValidationError
 
-from shoal.cluster.inventory import Found, Gpus, Host, sentences
+from shoal.cluster.inventory import Found, Gpus, Host, Inventory, sentences
 from shoal.errors import EngineRefused
 
 STATE_DIR = "/var/lib/shoal-cluster"
@@ -39,12 +39,15 @@ WATCHED = (
     "/etc/mysql/mariadb.conf.d/60-shoal-slurm.cnf",
 )
 """Files that Shoal may write. One that is there already and is not Shoal's is never lost silently."""
-PACKAGES = ("munge", "slurm-client", "slurmd", "slurmctld", "slurmdbd", "mariadb-server", "mysql-server")
+PACKAGES = ("munge", "slurm-client", "slurmd", "slurmctld", "slurmdbd", "mariadb-server")
+MYSQL = ("mysql-server", "mysql-community-server", "percona-")
+"""How the packages of databases begin that have their data where MariaDB has it."""
 
 SHARE_OF_MEMORY = 0.97
 """Slurm drains a node that has less than declared; kernels differ in what they keep for themselves."""
 MEMORY_STEP_MIB = 64
 
+_ASKED = " ".join((*PACKAGES, *(f"'{start}*'" for start in MYSQL)))
 SCRIPT = f"""\
 export LC_ALL=C PATH=$PATH:/usr/sbin:/sbin
 echo uid $(id -u)
@@ -69,7 +72,7 @@ if command -v nvidia-smi >/dev/null; then
   printf '%s\\n' "$told" | sed -n 's/^\\([0-9][0-9]*\\), *\\([^,]*\\), */gpu \\1 \\2 /p'
 fi
 for device in /dev/nvidia[0-9]*; do [ -c "$device" ] && echo device "$device"; done
-dpkg-query -W -f='package ${{Package}} ${{Version}} ${{db:Status-Abbrev}}\\n' {" ".join(PACKAGES)} 2>/dev/null
+dpkg-query -W -f='package ${{Package}} ${{Version}} ${{db:Status-Abbrev}}\\n' {_ASKED} 2>/dev/null
 grep -qsx '{CONTAINED}' {SLURM_CONF} && echo contained
 for path in {" ".join(WATCHED)}; do
   [ -e "$path" ] && echo file "$path" $(sha256sum <"$path" | cut -d' ' -f1)
@@ -105,6 +108,8 @@ class Facts:
     is_contained: bool = False
     """Whether its `slurm.conf` has cgroups hold jobs."""
     packages: Mapping[str, str] = field(default_factory=dict)
+    removed: frozenset[str] = frozenset()
+    """Packages that were there once: their settings are there yet, and what they kept."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Path to the SHA-256 of what is in it."""
     databases: frozenset[str] = frozenset()
@@ -119,6 +124,8 @@ class Facts:
     split_gpus: tuple[int, ...] = ()
     """Those with MIG switched on: no job can have one whole."""
     own_cluster: str = ""
+    own_id: str = ""
+    """Of that cluster; none where an older Shoal claimed the machine."""
     own_files: frozenset[tuple[str, str]] = frozenset()
     """(SHA-256, path) of everything Shoal ever wrote here."""
     own_packages: frozenset[str] = frozenset()
@@ -126,6 +133,11 @@ class Facts:
     """`database`, `names`, or a folder's path."""
     own_started: frozenset[str] = frozenset()
     firewalls: tuple[str, ...] = ()
+
+    def is_others(self, inventory: Inventory) -> bool:
+        """Whether it belongs to another cluster. One that has no id counts by its name alone."""
+        is_same = self.own_cluster == inventory.cluster and self.own_id in {"", inventory.id}
+        return bool(self.own_cluster) and not is_same
 
     def is_own(self, path: str) -> bool:
         """Whether what is at `path` now is what Shoal wrote there."""
@@ -190,21 +202,28 @@ def _read(lines: list[list[str]], one: Mapping[str, list[str]], host: Host, now:
         init="systemd" if one["init"] == ["systemd"] else "direct",
         found=_found(lines, one, host),
         is_contained="contained" in one,
-        packages={words[1]: words[2] for words in lines if words[0] == "package" and words[3:] == ["ii"]},
+        packages={words[1]: words[2] for words in _packages(lines, "i")},
+        removed=frozenset(words[1] for words in _packages(lines, "c")),
         files={words[1]: words[2] for words in lines if words[0] == "file"},
-        databases=frozenset(words[1] for words in lines if words[0] == "database"),
+        databases=frozenset(words[1] for words in lines if words[0] == "database") - {"lost+found"},
         login=(one["login"][0], int(one["login"][1])) if "login" in one else ("root", 0),
         slurm_uid=int(one["slurm_uid"][0]) if "slurm_uid" in one else None,
         python=one["python"][0] if one.get("python") else "",
         off_s=0 if now is None else int(one["now"][0]) - now,
         split_gpus=tuple(int(words[1]) for words in lines if words[0] == "gpu" and words[2] == "Enabled"),
         own_cluster=own.get("cluster", [[""]])[0][0],
+        own_id="".join(own.get("cluster", [[""]])[0][1:2]),
         own_files=frozenset((words[0], words[1]) for words in own.get("files", [])),
         own_packages=frozenset(words[0] for words in own.get("packages", [])),
         own_made=frozenset(words[-1] for words in own.get("made", [])),
         own_started=frozenset(words[0] for words in own.get("started", [])),
         firewalls=tuple(words[1] for words in lines if words[0] == "firewall"),
     )
+
+
+def _packages(lines: list[list[str]], state: str) -> list[list[str]]:
+    """Those of which dpkg's second letter is this. The first is what is wanted of it: `h` of one on hold."""
+    return [words for words in lines if words[0] == "package" and len(words) > 3 and words[3][1:2] == state]
 
 
 def _found(lines: list[list[str]], one: Mapping[str, list[str]], host: Host) -> Found:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets as randomness
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -95,6 +96,8 @@ class Inventory(Part):
     """A cluster: its machines, and settings of `slurm.conf` that are put over Shoal's own."""
 
     cluster: Annotated[str, Field(pattern=NAME_PATTERN)]
+    id: Annotated[str, Field(pattern=r"^([0-9a-f]{32})?$")] = ""
+    """Tells it from another of that name. Empty where an older Shoal made it, until `create` or `add`."""
     provider: Literal["ssh"] = "ssh"
     identity: str | None = None
     known_hosts: str | None = None
@@ -120,6 +123,15 @@ class Inventory(Part):
         if wrong := [key for key, value in self.slurm.items() if len(str(value).splitlines()) > 1]:
             raise ValueError(f"`slurm.{wrong[0]}` has more than one line")
         return self
+
+    @property
+    def claim(self) -> str:
+        """What its machines remember of whose they are."""
+        return f"{self.cluster} {self.id}".rstrip()
+
+    def identified(self) -> Inventory:
+        """The same cluster, with an id. To be kept before a machine hears of it."""
+        return self if self.id else self.model_copy(update={"id": randomness.token_hex(16)})
 
     @property
     def controller(self) -> Host:

@@ -32,8 +32,8 @@ def leave(host: Host, fact: Facts, *, has_packages_removed: bool) -> list[Step]:
             make.step(
                 STOPPING.get(service.name, Stage.CLEAN),
                 f"{service.process} does not run",
-                f"! {{ {shell.is_running(service, fact.init)}; }}",
-                f"set -eu\n{shell.stop(service, fact.init)}",
+                f"{shell.is_being_stopped(service)} && ! {{ {shell.is_running(service, fact.init)}; }}",
+                f"set -eu\n: >{shell.stamp_of(service)}\n{shell.stop(service, fact.init)}",
             )
         if service is shell.SLURMDBD and "database" in fact.own_made:
             make.step(
@@ -49,7 +49,7 @@ def leave(host: Host, fact: Facts, *, has_packages_removed: bool) -> list[Step]:
         make.step(
             Stage.CLEAN,
             f"no packages {names}",
-            f"! dpkg-query -W -f='${{db:Status-Abbrev}}\\n' {names} 2>/dev/null | grep -q ^ii",
+            f"! {apt.is_in_state(names, apt.INSTALLED)}",
             apt.remove_packages(sorted(fact.own_packages)),
             INSTALL_S,
         )
@@ -149,17 +149,21 @@ was=$(scontrol show node {node} | grep -c DRAIN)
 
 
 def quiet_cluster(inventory: Inventory, *, is_forced: bool, away: Iterable[Host] = ()) -> Step:
-    """Before a cluster is taken down: no job runs anywhere, or the controller does not run either.
+    """Before a cluster is taken down: no job runs anywhere.
 
-    `away`: those that do not answer us. Forced, Slurm is told that they are down: it would wait for them.
+    A slurmctld that does not answer has not said so: jobs outlive it. Only one that Shoal itself stopped, as
+    an earlier `destroy` that was cut off did, had none. `away`: those that do not answer us. Forced, Slurm is
+    told that they are down: it would wait for them.
     """
+    may_be_silent = "true" if is_forced else shell.is_being_stopped(shell.SLURMCTLD)
+    is_silent = f"{{ {may_be_silent} && ! scontrol ping >/dev/null 2>&1; }}"
     down = "".join(f"{_call_down(host)}\n" for host in away) if is_forced else ""
     return Step(
         host=inventory.controller.address,
         label=inventory.controller.label,
         stage=Stage.PREPARE,
         title="no job runs",
-        check=f"! scontrol ping >/dev/null 2>&1 || {_no_jobs('')}",
+        check=f"{is_silent} || {_no_jobs('')}",
         apply=f"{down}{_await_ends('', _no_jobs(''))}\n{_end_jobs('', inventory, is_forced=is_forced)}",
         is_asking=True,
     )
@@ -191,7 +195,7 @@ def _end_jobs(which: str, inventory: Inventory, *, is_forced: bool) -> str:
             '"; wait for " (n == 1 ? "it" : "them") ", or say --force: then " (n == 1 ? "it is" : "they are")'
         )
         words = f'(n == 1 ? " runs" : " run") " there" {wait} " queued again or lost"'
-        return f"{_name_jobs(which, words, inventory)}\nexit 1"
+        return f"{_name_jobs(which, words, inventory, '; or say --force: what runs is lost')}\nexit 1"
     words = '(n == 1 ? " does" : " do") " not end"'
     return f"""\
 for job in $({_jobs(which)}); do scontrol requeue $job 2>/dev/null || scancel $job; done
@@ -200,10 +204,11 @@ for i in $(seq 60); do {_no_jobs(which)} && exit 0; sleep 1; done
 exit 1"""
 
 
-def _name_jobs(which: str, words: str, inventory: Inventory) -> str:
+def _name_jobs(which: str, words: str, inventory: Inventory, unless: str = "") -> str:
     """Say which jobs there are, with these words of awk's behind, and what ends them: Shoal's by Shoal.
 
-    Names may hold newlines, and what looks like another job: what every line begins with nobody can know.
+    Names may hold newlines, and what looks like another job: what every line begins with nobody can know. Of
+    a Slurm that says nothing it is told how to start it, `unless` there is another way.
     """
     return f"""\
 export mark=$(od -An -N16 -tx8 /dev/urandom | tr -d ' ')
@@ -213,7 +218,11 @@ $1 == ENVIRON["mark"] {{
   if ($3 ~ /^shoal-/) own = 1; else others = others " " $2
 }}
 END {{
-  if (!n) {{ print "Slurm does not say which jobs run there"; print "hint: squeue"; exit }}
+  if (!n) {{
+    print "Slurm does not say which jobs run there"
+    print "hint: `shoal cluster create --name {inventory.cluster}` starts slurmctld if it is down{unless}"
+    exit
+  }}
   print "Slurm\\047s job" (n == 1 ? " " : "s ") ids {words}
   print "hint: " (own ? "`shoal stop JOB` (`shoal queue` lists them)" : "") (own && others ? ", and " : "") \\
     (others ? "`scancel" others "` on {inventory.controller.label}" : "")

@@ -10,7 +10,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 
 from shoal.cluster import render, shell
-from shoal.cluster.facts import DATABASE, MUNGE_KEY, SLURM_CONF, SLURM_DIR, SLURMDBD_CONF, Facts
+from shoal.cluster.facts import (
+    DATABASE,
+    MUNGE_KEY,
+    MYSQL,
+    SLURM_CONF,
+    SLURM_DIR,
+    SLURMDBD_CONF,
+    STATE_DIR,
+    Facts,
+)
 from shoal.cluster.inventory import Host, Inventory, Role
 
 MAX_SKEW_S = 60
@@ -33,19 +42,63 @@ def objections(inventory: Inventory, facts: Mapping[str, Facts], takeover: Takeo
     """By address, why a machine must not be touched as it is. Empty: it may be."""
     found: dict[str, list[str]] = {}
     kept = facts.get(inventory.controller.address)
-    labels = {host.address: host.name or facts[host.address].hostname for host in _asked(inventory, facts)}
-    hostnames = [fact.hostname for fact in facts.values()]
     for host in _asked(inventory, facts):
         fact = facts[host.address]
         told = [*_objections(host, fact, inventory, takeover, kept)]
-        if hostnames.count(fact.hostname) > 1 or [*labels.values()].count(labels[host.address]) > 1:
-            told.append(
-                f"is called `{labels[host.address]}`, and so is another machine of the cluster;"
-                " give each a name of its own with `hostnamectl set-hostname`"
-            )
+        if takeover is Takeover.KEEP and host == inventory.controller:
+            told += _keyless(inventory, facts)
+        told += _namesakes(host, inventory, facts)
         if told:
             found[host.address] = told
     return found
+
+
+def whose(fact: Facts, inventory: Inventory) -> str:
+    """Whose a machine is that belongs to another cluster, and what to do."""
+    if fact.own_cluster != inventory.cluster:
+        return (
+            f"belongs to cluster `{fact.own_cluster}`; `shoal cluster remove` it there first, or, if that is"
+            f" gone, `rm {STATE_DIR}/cluster` on it"
+        )
+    return (
+        f"belongs to a cluster `{fact.own_cluster}` that was not made from this home: work from the home that"
+        " made it, or `shoal cluster remove` it there first; if it is this very cluster, put"
+        f" `id: {fact.own_id}` into clusters/{inventory.cluster}.yaml of this home"
+    )
+
+
+def _namesakes(host: Host, inventory: Inventory, facts: Mapping[str, Facts]) -> Iterator[str]:
+    """Why its name is another's, also one's that does not answer. Who joined by a name keeps it."""
+    label, hostname = _names(host, facts)
+    same = []
+    for other in inventory.hosts:
+        others = _names(other, facts)
+        if other.address != host.address and (others[0] == label or others[1] == hostname):
+            same.append(other)
+    if not same or (_has_joined_so(host, facts) and not any(_has_joined_so(other, facts) for other in same)):
+        return
+    if away := [other for other in same if other.address not in facts]:
+        why = "left and was not cleaned" if away[0].is_unclean else "does not answer"
+        yield (
+            f"is called `{label}`, as {away[0].address} is, which {why};"
+            f" `shoal cluster remove {away[0].label}` first"
+        )
+    else:
+        yield (
+            f"is called `{label}`, and so is another machine of the cluster;"
+            " give each a name of its own with `hostnamectl set-hostname`"
+        )
+
+
+def _names(host: Host, facts: Mapping[str, Facts]) -> tuple[str, str]:
+    """What Slurm calls it, and what it calls itself: nothing, where nobody ever knew."""
+    if fact := facts.get(host.address):
+        return host.name or fact.hostname, fact.hostname
+    return host.label, host.found.hostname if host.found else ""
+
+
+def _has_joined_so(host: Host, facts: Mapping[str, Facts]) -> bool:
+    return host.found is not None and host.found.hostname == _names(host, facts)[1]
 
 
 def _asked(inventory: Inventory, facts: Mapping[str, Facts]) -> Sequence[Host]:
@@ -55,8 +108,8 @@ def _asked(inventory: Inventory, facts: Mapping[str, Facts]) -> Sequence[Host]:
 def _objections(
     host: Host, fact: Facts, inventory: Inventory, takeover: Takeover, kept: Facts | None
 ) -> Iterator[str]:
-    if fact.own_cluster and fact.own_cluster != inventory.cluster:
-        yield f"belongs to cluster `{fact.own_cluster}`; `shoal cluster remove` it there first"
+    if fact.is_others(inventory):
+        yield whose(fact, inventory)
     if fact.hostname == "localhost":
         yield "calls itself `localhost`, as every machine does; `hostnamectl set-hostname` gives it a name"
     if kept is not None and abs(fact.off_s - kept.off_s) > MAX_SKEW_S:
@@ -72,12 +125,25 @@ def _objections(
             f"has MIG switched on at GPU {which}, and Slurm would hand out a whole one that nobody can use:"
             f" `nvidia-smi -i {which} -mig 0`, or leave the machine out"
         )
-    if host.has(Role.DATABASE) and "mysql-server" in fact.packages:
-        yield "has MySQL, and accounting is set up with MariaDB; choose another machine for `database`"
+    if host.has(Role.DATABASE):
+        yield from _foreign_servers(fact)
     if host.has(Role.DATABASE) and DATABASE in fact.databases and "database" not in fact.own_made:
         yield f"has a database `{DATABASE}` that Shoal did not make; rename it, or choose another machine"
     if takeover is not Takeover.REPLACE:
         yield from _foreign_files(host, fact, inventory, takeover, kept)
+
+
+def _foreign_servers(fact: Facts) -> Iterator[str]:
+    if others := sorted(name for name in fact.packages if name.startswith(MYSQL)):
+        yield (
+            f"has {', '.join(others)}, and accounting is set up with MariaDB; choose another machine for"
+            " `database`"
+        )
+    elif fact.databases and "mariadb-server" not in {*fact.packages, *fact.removed, *fact.own_packages}:
+        yield (
+            "has data in /var/lib/mysql, and not from Debian's `mariadb-server`, which would take it over:"
+            " choose another machine for `database`, or install that yourself if it may"
+        )
 
 
 def _foreign_files(
@@ -85,17 +151,31 @@ def _foreign_files(
 ) -> Iterator[str]:
     keeps_key = inventory.keeps_munge_key or takeover is Takeover.KEEP
     for path in sorted(fact.files):
-        if fact.is_own(path) or path not in _wanted_paths(host):
+        if not _is_foreign(fact, path) or path not in _wanted_paths(host):
             continue
-        if path == MUNGE_KEY and "munge" in fact.own_packages and not fact.was_own(path):
-            continue  # made by the package that Shoal installed, before Shoal was cut off
-        if path == MUNGE_KEY and kept is not None and keeps_key:
-            if fact.files[path] == kept.files.get(MUNGE_KEY, fact.files[path]):
-                continue
-            yield f"has a {path} other than the controller's, which `--existing keep` would spread"
+        if path == MUNGE_KEY and keeps_key and kept is not None and path in kept.files:
+            if fact.files[path] != kept.files[path]:
+                yield f"has a {path} other than the controller's, which `--existing keep` would spread"
             continue
         by_whom = "was changed since Shoal wrote it" if fact.was_own(path) else "was there before Shoal"
         yield f"has a {path} that {by_whom}; `--existing replace` moves it to {path}{shell.BACKUP}"
+
+
+def _is_foreign(fact: Facts, path: str) -> bool:
+    if path == MUNGE_KEY and "munge" in fact.own_packages and not fact.was_own(path):
+        return False  # made by the package that Shoal installed, before Shoal was cut off
+    return path in fact.files and not fact.is_own(path)
+
+
+def _keyless(inventory: Inventory, facts: Mapping[str, Facts]) -> Iterator[str]:
+    """Of a controller that is told to keep its key and has none, while another machine has one."""
+    having = [host for host in _asked(inventory, facts) if _is_foreign(facts[host.address], MUNGE_KEY)]
+    if having and MUNGE_KEY not in facts[inventory.controller.address].files:
+        labels = ", ".join(host.label for host in having)
+        yield (
+            f"has no {MUNGE_KEY} that `--existing keep` could spread, and {labels} has one: copy it here, or"
+            f" say `--controller {having[0].address}`, or `--existing replace` for a new one"
+        )
 
 
 def _wanted_paths(host: Host) -> set[str]:

@@ -13,7 +13,8 @@ from shoal.cluster import leaving
 from shoal.cluster.advice import firewall
 from shoal.cluster.facts import Facts
 from shoal.cluster.inventory import Found, Host, Inventory, Role
-from shoal.cluster.objections import Takeover, misfits, objections, remarks
+from shoal.cluster.members import declared_as
+from shoal.cluster.objections import Takeover, misfits, objections, remarks, whose
 from shoal.cluster.render import is_contained
 from shoal.cluster.run import Crew, State, known_secrets, must_have
 from shoal.cluster.steps import Stage, plan, shared_looks
@@ -27,6 +28,8 @@ class Wishes:
     takeover: Takeover = Takeover.REFUSE
     is_forced: bool = False
     has_packages_removed: bool = False
+    as_found: frozenset[str] = frozenset()
+    """Addresses of members that may have less than they joined with."""
 
 
 @dataclass
@@ -39,6 +42,8 @@ class Report:
     has_new: bool = False
     """Whether a machine is in that was not before."""
     remarks: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
+    """What was not believed of members: told also where nothing is to be changed."""
     gone: frozenset[str] = frozenset()
     """Addresses of machines that are out: that one of them did not answer is no failure."""
 
@@ -65,7 +70,7 @@ async def _bring_to(crew: Crew, inventory: Inventory, wishes: Wishes) -> Report:
     must_have(crew, vital)
     if wishes.takeover is Takeover.KEEP:
         inventory = inventory.model_copy(update={"keeps_munge_key": True})
-    wanted = inventory.with_found(_found(crew))
+    wanted, doubts = declared_as(inventory, _found(crew), wishes.as_found)
     secrets = await known_secrets(crew, wanted, wishes.takeover)
     first = [step for step in plan(wanted, _present(crew), secrets, {}) if step.stage is Stage.PREPARE]
     await crew.carry_out(first)
@@ -93,6 +98,7 @@ async def _bring_to(crew: Crew, inventory: Inventory, wishes: Wishes) -> Report:
             *remarks(wanted, crew.facts, is_contained=is_contained(wanted, present)),
             *(_unclean(host) for host in wanted.hosts if host.is_unclean),
         ],
+        doubts=doubts,
     )
 
 
@@ -108,6 +114,13 @@ def _vital(inventory: Inventory) -> dict[str, str]:
 def _object(crew: Crew, inventory: Inventory, wishes: Wishes) -> None:
     for address, told in objections(inventory, crew.facts, wishes.takeover).items():
         crew.refuse(inventory.host(address), "; ".join(told))
+
+
+def _refuse_others(crew: Crew, hosts: Iterable[Host], inventory: Inventory, hint: str = "") -> None:
+    """Before anything else is done to them: these machines must not be another cluster's."""
+    for host in hosts:
+        if (fact := crew.facts.get(host.address)) and fact.is_others(inventory):
+            crew.refuse(host, whose(fact, inventory), hint)
 
 
 def _found(crew: Crew) -> dict[str, Found]:
@@ -162,6 +175,7 @@ async def remove(crew: Crew, inventory: Inventory, refs: Iterable[str], wishes: 
                 hint="shoal cluster destroy",
             )
     await crew.meet(host for host in inventory.hosts if host in going or not host.is_unclean)
+    _refuse_others(crew, [inventory.controller], inventory)
     must_have(crew, {inventory.controller.address: "controller"})
     away = (crew.silent | (crew.shut if wishes.is_forced else set())) & {host.address for host in going}
     for host in going:
@@ -187,7 +201,7 @@ async def remove(crew: Crew, inventory: Inventory, refs: Iterable[str], wishes: 
     for host in going:
         if host.address in facts:
             crew.facts[host.address] = facts[host.address]
-            await _clean(crew, [host], wishes, report)
+            await _clean(crew, inventory, [host], wishes, report)
             if host.address in crew.failed and report.inventory is not None:
                 # Out of every file, and not clean: it stays on the list, by the name that it had.
                 name = host.label if host.found else host.name
@@ -211,10 +225,15 @@ def _given_up(host: Host) -> str:
     return "it was no node of the cluster, and is out of the inventory"
 
 
-async def _clean(crew: Crew, hosts: Iterable[Host], wishes: Wishes, report: Report) -> None:
+async def _clean(
+    crew: Crew, inventory: Inventory, hosts: Iterable[Host], wishes: Wishes, report: Report
+) -> None:
     steps = []
     for host in hosts:
         if (fact := crew.facts.get(host.address)) is None:
+            continue
+        if fact.is_others(inventory):
+            report.remarks.append(f"{host.label} is left alone: it {whose(fact, inventory)}")
             continue
         steps += leaving.leave(host, fact, has_packages_removed=wishes.has_packages_removed)
         left = leaving.left_behind(fact, has_packages_removed=wishes.has_packages_removed)
@@ -225,8 +244,10 @@ async def _clean(crew: Crew, hosts: Iterable[Host], wishes: Wishes, report: Repo
 async def upgrade(crew: Crew, inventory: Inventory, wishes: Wishes) -> Report:
     """Newer packages in Slurm's order, then every daemon whose version changed is started again."""
     await crew.meet(inventory.members)
+    _refuse_others(crew, {inventory.database, inventory.controller}, inventory)
     must_have(crew, _vital(inventory))
-    for steps in leaving.upgrades(inventory, _present(crew)):
+    mine = {address: fact for address, fact in _present(crew).items() if not fact.is_others(inventory)}
+    for steps in leaving.upgrades(inventory, mine):
         await crew.carry_out(steps)
         must_have(crew, _vital(inventory))  # a slurmd must never be newer than its slurmctld
     return await _bring_to(crew, inventory, wishes)
@@ -240,17 +261,16 @@ async def destroy(crew: Crew, inventory: Inventory, wishes: Wishes) -> Report:
     await crew.meet(inventory.hosts)
     report = Report(None)
     if not wishes.is_forced:
+        if inventory.controller.found:
+            hint = "`shoal cluster destroy --yes --force` leaves it alone, and takes the others down"
+            _refuse_others(crew, [inventory.controller], inventory, hint)
         must_have(crew, {inventory.controller.address: "controller"})
-    if inventory.controller.address in crew.facts and crew.facts[inventory.controller.address].own_cluster:
+    fact = crew.facts.get(inventory.controller.address)
+    if fact and fact.own_cluster and not fact.is_others(inventory):
         gone = [host for host in inventory.members if host.address in crew.silent | crew.shut]
         await crew.carry_out([leaving.quiet_cluster(inventory, is_forced=wishes.is_forced, away=gone)])
         must_have(crew, {inventory.controller.address: "controller"})
-    mine = [
-        host
-        for host in inventory.hosts
-        if host.address in crew.facts and crew.facts[host.address].own_cluster in {"", inventory.cluster}
-    ]
-    await _clean(crew, mine, wishes, report)
+    await _clean(crew, inventory, inventory.hosts, wishes, report)
     away = crew.silent | crew.shut
     if crew.is_dry or set(crew.failed) - (away if wishes.is_forced else set()):
         report.inventory = inventory

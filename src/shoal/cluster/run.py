@@ -271,12 +271,12 @@ async def known_secrets(crew: Crew, inventory: Inventory, takeover: Takeover) ->
     fact = crew.facts.get(controller)
     is_kept = inventory.keeps_munge_key or takeover is Takeover.KEEP
     if fact and (fact.is_own(MUNGE_KEY) or (is_kept and MUNGE_KEY in fact.files)):
-        key = base64.b64decode(await _read(crew, controller, f"base64 {MUNGE_KEY}"))
+        key = base64.b64decode(await _read(crew, controller, "base64", MUNGE_KEY))
     password = ""
     database = inventory.database.address
     fact = crew.facts.get(database)
     if fact and fact.is_own(SLURMDBD_CONF):
-        text = await _read(crew, database, f"cat {SLURMDBD_CONF}")
+        text = await _read(crew, database, "cat", SLURMDBD_CONF)
         found = re.search(r"^StoragePass=(\w+)$", text, re.MULTILINE)
         password = found.group(1) if found else ""
     return Secrets(
@@ -284,14 +284,17 @@ async def known_secrets(crew: Crew, inventory: Inventory, takeover: Takeover) ->
     )
 
 
-async def _read(crew: Crew, address: str, script: str) -> str:
-    """What a machine has. Raises rather than answer nothing: a new secret would shut the others out."""
-    answer = await crew.machines[address].run(script)
+async def _read(crew: Crew, address: str, reader: str, path: str) -> str:
+    """What a machine has. Raises rather than answer nothing: a new secret would shut the others out.
+
+    What is to be typed then shows who may read the file, and never what is in it.
+    """
+    answer = await crew.machines[address].run(f"{reader} {path}")
     if answer.code or not answer.out:
         why = answer.err.strip() or f"exit code {answer.code}"  # never what it printed: half a secret
         raise EngineRefused(
             f"{address} did not give the cluster's secret: {why}",
-            hint=f"{crew.machines[address].as_root} {script}",
+            hint=f"{crew.machines[address].as_root} ls -l {path}",
         )
     return answer.out
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from shoal.cluster.shell import recorded
 
 SHARED_MARK = ".shoal-cluster"
+PATIENCE = 20
+"""How often a mark is looked for, twice a second: what was just written may show late over NFS."""
 _AS_LOGIN = 'as=; [ -z "${SUDO_UID:-}" ] || as="setpriv --reuid $SUDO_UID --regid $SUDO_GID --init-groups"'
 """Who works there later must be able to: root may be nobody on a file system of another machine."""
 
@@ -38,11 +40,13 @@ def drop_mark(path: str) -> str:
     return f"{_AS_LOGIN}\n$as rm -f {path}"
 
 
-def miss_mark(folder: str, controller: str) -> str:
+def miss_mark(folder: str, mark: str, controller: str) -> str:
     """Nothing to change: it says what is wrong, unless a slow file system shows the mark meanwhile."""
     return f"""\
+for i in $(seq {PATIENCE}); do ({has_mark(folder, mark)}) && exit 0; sleep 0.5; done
 {_AS_LOGIN}
-for i in $(seq 20); do $as test -e {folder}/{SHARED_MARK} && break || sleep 0.5; done
 [ -d {folder} ] || {{ echo 'there is no directory {folder}; mount it as on {controller}' >&2; exit 1; }}
-$as test -e {folder}/{SHARED_MARK} ||
-  {{ echo '{folder} is a directory of this machine alone; mount it as on {controller}' >&2; exit 1; }}"""
+seen=$($as head -n 1 {folder}/{SHARED_MARK} 2>/dev/null | head -c 100)
+if [ -z "$seen" ]; then echo '{folder} is a directory of this machine alone; mount it as on {controller}' >&2
+else printf "%s has the mark '%s', not '{mark}': mount it as on {controller}\\n" {folder} "$seen" >&2; fi
+exit 1"""

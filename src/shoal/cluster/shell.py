@@ -64,16 +64,16 @@ def recorded(what: str, line: str) -> str:
     return f"grep -qxF {quoted} {place} 2>/dev/null || echo {quoted} >>{place}"
 
 
-def is_claimed(cluster: str) -> str:
-    return f'[ "$(cat {STATE_DIR}/cluster 2>/dev/null)" = {cluster} ]'
+def is_claimed(claim: str) -> str:
+    return f"""[ "$(cat {STATE_DIR}/cluster 2>/dev/null)" = '{claim}' ]"""
 
 
-def claim(cluster: str, init: str) -> str:
+def make_claim(claim: str, init: str) -> str:
     return f"""\
 set -eu
 install -d -m 0700 {STATE_DIR} {STATE_DIR}/started
 echo {init} >{STATE_DIR}/init
-echo {cluster} >{STATE_DIR}/cluster"""
+echo {claim} >{STATE_DIR}/cluster"""
 
 
 def removal(path: str) -> tuple[str, str]:
@@ -183,17 +183,27 @@ def _stamp(service: Service, digest: str) -> str:
     return f"\"{digest} $(dpkg-query -W -f='${{Version}}' {service.package})\""
 
 
+def stamp_of(service: Service) -> str:
+    """Where it is written down with what Shoal started it. Emptied when Shoal begins to stop it for good."""
+    return f"{STATE_DIR}/started/{service.name}"
+
+
+def is_being_stopped(service: Service) -> str:
+    """Whether Shoal has stopped it, or is about to; or never started it."""
+    return f"[ ! -s {stamp_of(service)} ]"
+
+
 def is_started(service: Service, init: str, digest: str) -> str:
     """Whether it runs, was started by Shoal with these files, and is of the version that is installed."""
     return f"""\
 {is_running(service, init)} || exit 1
-[ "$(cat {STATE_DIR}/started/{service.name} 2>/dev/null)" = {_stamp(service, digest)} ]"""
+[ "$(cat {stamp_of(service)} 2>/dev/null)" = {_stamp(service, digest)} ]"""
 
 
 def start(service: Service, init: str, digest: str) -> str:
     """Start it, or start it again with the files as they are now."""
-    stamp = f"{STATE_DIR}/started/{service.name}"
-    log = f"{STATE_DIR}/started/{service.name}.log"
+    stamp = stamp_of(service)
+    log = f"{stamp}.log"
     if init == "systemd":
         return f"""\
 set -eu

@@ -58,7 +58,9 @@ class _Client(asyncssh.SSHClient):
         words = key.export_public_key("openssh").decode("ascii").split()
         file = self.access.known_hosts_file
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        last = file.read_bytes()[-1:] if file.exists() else b""
         with file.open("a", encoding="ascii") as known:
+            known.write("\n" if last not in {b"", b"\n"} else "")  # somebody did not end the last line
             known.write(f"{place} {words[0]} {words[1]}\n")
         return True
 
@@ -228,7 +230,22 @@ def _no_key(
 
 
 def _known(file: Path) -> asyncssh.SSHKnownHosts:
-    return asyncssh.read_known_hosts(str(file)) if file.exists() else asyncssh.import_known_hosts("")
+    """The host keys in a file; none where there is none. Raises `EngineRefused` with the line that is odd."""
+    place, known = str(file), asyncssh.import_known_hosts("")
+    hint = f"ls -l {shlex.quote(place)}"
+    try:
+        for number, line in enumerate(file.read_text("utf-8", "replace").split("\n"), start=1):
+            place = f"line {number} of {file}"
+            hint = f"sed -n {number}p {shlex.quote(str(file))} shows it"
+            known.load(line)
+    except FileNotFoundError:
+        pass
+    except (ValueError, OSError) as wrong:
+        raise EngineRefused(
+            f"{place} cannot be read: {wrong}",
+            hint=f"{hint}; mend it, or name another file with `--known-hosts`",
+        ) from None
+    return known
 
 
 def _unknown_key(address: str, client: _Client, file: Path) -> EngineRefused:

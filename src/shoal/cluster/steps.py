@@ -110,8 +110,8 @@ def _machine_steps(
     make.step(
         Stage.PREPARE,
         f"belongs to cluster {inventory.cluster} (daemons started by {_starter(fact)})",
-        shell.is_claimed(inventory.cluster),
-        shell.claim(inventory.cluster, fact.init),
+        shell.is_claimed(inventory.claim),
+        shell.make_claim(inventory.claim, fact.init),
     )
     packages = packages_of(host)
     make.step(
@@ -190,7 +190,7 @@ def _shared(host: Host, fact: Facts, inventory: Inventory) -> Step:
         apply = shared.leave_mark(folder, mark)
         make.step(Stage.CONTROL, f"{folder} can be written", shared.has_mark(folder, mark), apply)
     else:
-        apply = shared.miss_mark(folder, inventory.controller.label)
+        apply = shared.miss_mark(folder, mark, inventory.controller.label)
         make.step(Stage.WORK, f"{folder} is the controller's", shared.has_mark(folder, mark), apply)
     return make.steps[0]
 

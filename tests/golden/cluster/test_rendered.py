@@ -13,7 +13,7 @@ from shoal.cluster.facts import Facts
 from shoal.cluster.inventory import Host, Inventory
 from shoal.cluster.leaving import leave, upgrades
 from shoal.cluster.steps import Step, plan
-from tests.support.bare_machines import SECRETS, facts_of, found, parts_of, three
+from tests.support.bare_machines import ID, SECRETS, facts_of, found, parts_of, three
 
 FILES = Path(__file__).parent
 GPUS = tuple(f"gpu {index} Disabled NVIDIA H100 80GB HBM3" for index in range(8))
@@ -35,7 +35,7 @@ OWN = (
 
 def world() -> tuple[Inventory, dict[str, Facts]]:
     """Three machines: a controller with eight GPUs, one on another switch with two, one without."""
-    inventory = three(slurm={"SlurmdTimeout": 30, "PrologFlags": "Contain"}, shared="/scratch")
+    inventory = three(id=ID, slurm={"SlurmdTimeout": 30, "PrologFlags": "Contain"}, shared="/scratch")
     hosts = [
         host.model_copy(update={"switch": "rack2"} if host.name == "b" else {}) for host in inventory.hosts
     ]

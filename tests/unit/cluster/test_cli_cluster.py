@@ -149,6 +149,75 @@ def test_a_dry_run_prints_commands_and_files_but_no_secret(
     assert all(step["command"] for step in steps)
 
 
+def claims(drawer: dict[str, PaperMachine]) -> set[str]:
+    """What the machines were told of whose they are, since this was asked last."""
+    scripts = [script for machine in drawer.values() for script, _ in machine.seen]
+    for machine in drawer.values():
+        machine.seen.clear()
+    return {found for script in scripts for found in re.findall(r"shoal-cluster/cluster.*= '(.*)' ]", script)}
+
+
+def test_a_cluster_has_one_id_from_the_first_run_on(
+    shell: Shell, drawer: dict[str, PaperMachine], tmp_path: Path
+) -> None:
+    path = shell.home / "clusters" / "lab.yaml"
+    drawer["10.0.0.1"].judge = lambda _: 1
+    assert shell(*CREATE).code == 5  # it never ended well
+    first = load(path).id
+    assert re.fullmatch("[0-9a-f]{32}", first)
+    assert claims(drawer) == {f"lab {first}"}
+    drawer["10.0.0.1"].judge = lambda _: 0
+    file = tmp_path / "cluster.yaml"
+    file.write_text(
+        "cluster: lab\nhosts:\n- {address: 10.0.0.1, roles: [controller, database, worker]}\n"
+        "- {address: 10.0.0.2}\n"
+    )
+    for words in (CREATE, CREATE, ("cluster", "create", "--file", str(file), "--no-connect")):
+        assert shell(*words).code == 0
+        assert claims(drawer) == {f"lab {first}"}
+    assert load(path).id == first
+
+
+@pytest.mark.parametrize("words", [CREATE, ("cluster", "add", "10.0.0.3")])
+def test_a_cluster_of_an_older_shoal_gets_an_id_that_is_kept_before_machines_hear_of_it(
+    shell: Shell, drawer: dict[str, PaperMachine], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    assert shell(*CREATE).code == 0
+    path = shell.home / "clusters" / "lab.yaml"
+    save(load(path).model_copy(update={"id": ""}), path)
+    claims(drawer)
+    assert shell("cluster", "upgrade").code == 0
+    assert claims(drawer) == {"lab"}
+
+    def cut(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as off:
+        off.setattr("anyio.run", cut)
+        assert shell(*words).code == 130
+    assert load(path).id
+    save(load(path).model_copy(update={"id": ""}), path)
+    drawer["10.0.0.1"].judge = lambda script: int("/srv/none" in script)
+    assert shell("cluster", "create", "--shared", "/srv/none", "--no-connect").code == 5
+    assert load(path).id
+
+
+def test_the_same_name_from_another_home_takes_no_machine(
+    shell: Shell, drawer: dict[str, PaperMachine]
+) -> None:
+    theirs = "6b" * 16
+    for name, address in (("a", "10.0.0.1"), ("b", "10.0.0.2")):
+        drawer[address].facts = told(name, address, f"own cluster lab {theirs}")
+    refused = shell(*CREATE)
+    assert refused.code == 5
+    assert f"put `id: {theirs}` into clusters/lab.yaml of this home" in " ".join(refused.err.split())
+    assert all(machine.seen == [] for machine in drawer.values())
+    path = shell.home / "clusters" / "lab.yaml"
+    save(load(path).model_copy(update={"id": theirs}), path)
+    assert shell(*CREATE).code == 0
+    assert claims(drawer) == {f"lab {theirs}"}
+
+
 def test_other_machines_under_the_same_name_are_refused(
     shell: Shell, drawer: dict[str, PaperMachine]
 ) -> None:
@@ -201,6 +270,22 @@ def test_machines_come_and_go(shell: Shell, drawer: dict[str, PaperMachine]) -> 
     assert (removed.code, "or until told: `shoal nodes remove c`" in removed.err) == (0, True)
     assert len(load(shell.home / "clusters" / "lab.yaml").hosts) == 2
     assert shell("cluster", "upgrade").code == 0
+
+
+def test_a_member_that_has_less_is_told_every_time_until_it_is_taken_as_found(
+    shell: Shell, drawer: dict[str, PaperMachine]
+) -> None:
+    drawer["10.0.0.2"].facts = told("b", "10.0.0.2", "gpu 0 Disabled NVIDIA H200")
+    assert shell(*CREATE).code == 0
+    drawer["10.0.0.2"].facts = told("b", "10.0.0.2")
+    for _ in range(2):
+        assert "note: b shows no GPU and stays declared with GPUs: 1 h200" in shell(*CREATE).out
+    path = shell.home / "clusters" / "lab.yaml"
+    kept = load(path)
+    assert shell(*CREATE, "--as-found", "d").code == 4
+    assert load(path) == kept
+    assert "note: b" not in shell(*CREATE, "--as-found", "b").out
+    assert "1 h200" not in shell("cluster", "show").out
 
 
 def test_an_add_that_was_cut_off_is_known_and_goes_on(

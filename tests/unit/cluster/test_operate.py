@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import anyio
 import pytest
@@ -12,12 +12,12 @@ from shoal.cli.cluster_inventory import apart
 from shoal.cli.cluster_words import closing
 from shoal.cli.cluster_words import told as told_by
 from shoal.cluster.facts import read_facts
-from shoal.cluster.inventory import Host, Inventory
+from shoal.cluster.inventory import Found, Host, Inventory
 from shoal.cluster.machine import Answer
 from shoal.cluster.operate import Report, Wishes, add, create, destroy, remove, upgrade
 from shoal.cluster.run import Crew, Outcome, State
 from shoal.errors import EngineRefused, EngineUnreachable, StateError
-from tests.support.bare_machines import NOW, PART, PaperMachine, facts_of, found, host, three, told
+from tests.support.bare_machines import ID, NOW, PART, PaperMachine, facts_of, found, host, three, told
 
 AS_ROOT = PaperMachine.as_root
 
@@ -159,7 +159,7 @@ async def test_the_cluster_keeps_its_key_and_a_key_that_cannot_be_read_is_not_re
     paper.machines["10.0.0.1"] = PaperMachine(first, lambda _: 1)
     with pytest.raises(EngineRefused, match="did not give the cluster's secret") as no:
         await create(paper.crew(), inventory, Wishes())
-    assert no.value.hint == f"{AS_ROOT} base64 /etc/munge/munge.key"
+    assert no.value.hint == f"{AS_ROOT} ls -l /etc/munge/munge.key", "no secret on the screen"
 
 
 async def test_machines_that_cannot_join_stay_out_of_the_inventory() -> None:
@@ -489,3 +489,119 @@ async def test_jobs_that_are_in_the_way_are_told_once() -> None:
     report = await remove(crew, inventory, ["c"], Wishes())
     assert [line for outcome in crew.outcomes for line in told_by(outcome)] == []
     assert sum("it broke" in line for line in closing("lab", crew, report, 1.0, is_dry=False)) == 1
+
+
+async def test_a_replacement_with_the_name_of_a_dead_machine_is_refused_before_anything_is_changed() -> None:
+    inventory = found(three(), facts_of(three().hosts))
+    paper = Paper(inventory)
+    del paper.machines["10.0.0.2"]
+    paper.machines["10.0.0.9"] = PaperMachine(told("b", "10.0.0.9"), never)
+    crew = paper.crew()
+    report = await add(crew, inventory, [Host(address="10.0.0.9")], Wishes())
+    assert report.inventory == inventory
+    assert "`shoal cluster remove b` first" in crew.failed["10.0.0.9"].detail
+    assert paper.machines["10.0.0.9"].seen == []
+
+
+GPUS = tuple(f"gpu {index} Disabled NVIDIA H200" for index in range(2))
+DEVICES = ("device /dev/nvidia0", "device /dev/nvidia1")
+
+
+async def seen_again(
+    *now: str, name: str = "c", joined: tuple[str, ...] = GPUS, as_found: str = ""
+) -> tuple[Report, Found]:
+    """A cluster that is asked again, and what is declared of c, which now tells this of itself."""
+    inventory = found(three(), facts_of(three().hosts, {"c": joined}))
+    nameless = inventory.hosts[2].model_copy(update={"name": None})
+    inventory = inventory.with_hosts([*inventory.hosts[:2], nameless])
+    paper = Paper(inventory)
+    paper.machines["10.0.0.3"] = PaperMachine(told(name, "10.0.0.3", *now))
+    report = await create(paper.crew(), inventory, Wishes(as_found=frozenset({as_found})))
+    assert report.inventory is not None
+    declared = report.inventory.hosts[2].found
+    assert declared is not None
+    return report, declared
+
+
+@pytest.mark.parametrize(
+    ("now", "shown"),
+    [
+        (GPUS[:1], "GPUs: 1 h200"),
+        (DEVICES, "GPUs: 2 of no known kind"),
+        ((), "no GPU"),
+        (("gpu 0 Disabled NVIDIA L4", GPUS[1]), "GPUs: 1 l4, 1 h200"),
+    ],
+)
+async def test_a_member_that_lost_a_gpu_stays_declared_with_it_until_somebody_says_otherwise(
+    now: tuple[str, ...], shown: str
+) -> None:
+    report, declared = await seen_again(*now)
+    assert [(gpus.kind, len(gpus.files)) for gpus in declared.gpus] == [("h200", 2)]
+    (doubt,) = report.doubts
+    assert doubt.startswith(f"c shows {shown} and stays declared with GPUs: 2 h200, as it joined")
+    assert doubt.endswith("if it is to be so, `shoal cluster create --name lab --as-found c`")
+    assert any(
+        "--as-found c" in line for line in closing("lab", Paper(three()).crew(), report, 1, is_dry=False)
+    )
+    report, declared = await seen_again(*now, as_found="10.0.0.3")
+    assert [gpus.kind for gpus in declared.gpus] != ["h200"] or len(declared.gpus[0].files) == 1
+    assert report.doubts == []
+
+
+async def test_a_member_that_has_more_than_it_had_is_declared_with_it() -> None:
+    for joined in (GPUS[:1], DEVICES, ()):
+        report, declared = await seen_again(*GPUS, joined=joined)
+        assert [(gpus.kind, len(gpus.files)) for gpus in declared.gpus] == [("h200", 2)]
+        assert report.doubts == []
+
+
+async def test_a_member_that_was_renamed_keeps_its_name_until_somebody_says_otherwise() -> None:
+    report, declared = await seen_again(*GPUS, name="other")
+    assert declared.hostname == "c"
+    assert "c calls itself `other` and stays declared as `c`" in report.doubts[0]
+    assert "`hostnamectl set-hostname c` there" in report.doubts[0]
+    _, declared = await seen_again(*GPUS, name="other", as_found="10.0.0.3")
+    assert declared.hostname == "other"
+
+
+def stolen(*names: str) -> tuple[Paper, Inventory]:
+    """A cluster, of which these machines are by now of another one that has the same name."""
+    inventory = found(three(id=ID), facts_of(three().hosts))
+    paper = Paper(inventory)
+    for item in inventory.hosts:
+        claim = f"own cluster lab {'6b' * 16 if item.label in names else ID}"
+        text = told(item.label, item.address, claim, "own started slurmd", "own started slurmctld")
+        paper.machines[item.address] = PaperMachine(text, never)
+    return paper, inventory
+
+
+async def test_a_cluster_of_the_same_name_is_neither_asked_nor_upgraded_nor_drained() -> None:
+    paper, inventory = stolen("a")
+    works: list[Callable[[Crew], Awaitable[Report]]] = [
+        lambda crew: upgrade(crew, inventory, Wishes()),
+        lambda crew: remove(crew, inventory, ["c"], Wishes(is_forced=True)),
+        lambda crew: destroy(crew, inventory, Wishes()),
+    ]
+    for work in works:
+        with pytest.raises(
+            EngineRefused, match="the controller, a, cannot be used: belongs to a cluster `lab`"
+        ):
+            await work(paper.crew())
+    assert [machine.seen for machine in paper.machines.values()] == [[], [], []]
+    await destroy(paper.crew(), inventory, Wishes(is_forced=True))
+    assert paper.machines["10.0.0.1"].seen == [], "its jobs are not ended either"
+
+
+async def test_a_machine_that_another_cluster_has_by_now_is_left_alone_and_that_is_said() -> None:
+    paper, inventory = stolen("c")
+    await upgrade(paper.crew(), inventory, Wishes())
+    _, smaller = await removed(paper, inventory, "c")
+    assert labels(smaller) == ["a", "b"]
+    paper.machines["10.0.0.1"].judge = lambda _: 0
+    down = await destroy(paper.crew(), inventory, Wishes())
+    assert down.inventory is None
+    for report in (smaller, down):
+        assert any(
+            line.startswith("c is left alone: it belongs to a cluster `lab`") for line in report.remarks
+        )
+    assert paper.machines["10.0.0.3"].seen == []

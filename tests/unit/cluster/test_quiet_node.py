@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cluster.leaving import quiet_cluster, quiet_node
+from shoal.cluster.leaving import leave, quiet_cluster, quiet_node
 from shoal.cluster.machine import Answer
-from tests.support.bare_machines import three
+from tests.support.bare_machines import facts_of, three
 
 SCONTROL = """\
 #!/bin/sh
@@ -63,7 +63,7 @@ class Slurm:
 
 @pytest.fixture
 def slurm(tmp_path: Path) -> Slurm:
-    for name, text in (("scontrol", SCONTROL), ("squeue", SQUEUE)):
+    for name, text in (("scontrol", SCONTROL), ("squeue", SQUEUE), ("systemctl", "#!/bin/sh\nexit 3\n")):
         (tmp_path / name).write_text(text.format(folder=tmp_path))
         (tmp_path / name).chmod(0o755)
     return Slurm(tmp_path)
@@ -140,6 +140,40 @@ def test_a_cluster_that_is_given_up_does_not_wait_for_machines_that_are_away(
     step = quiet_cluster(three(), is_forced=is_forced, away=three().hosts[2:])
     assert slurm.ends(step.apply) == (0, "")
     assert slurm.told == (["down reason=leaves"] if is_forced else [])
+
+
+def may_go(slurm: Slurm, *, is_forced: bool = False) -> bool:
+    return slurm.ends(quiet_cluster(three(), is_forced=is_forced).check)[0] == 0
+
+
+def test_a_controller_that_does_not_run_has_not_said_that_no_job_does(
+    slurm: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.cluster.shell.STATE_DIR", str(slurm.folder))
+    stamp = slurm.folder / "started" / "slurmctld"
+    stamp.parent.mkdir()
+    stamp.write_text("with these files\n")
+    slurm.says("IDLE", is_up=False)
+    assert not may_go(slurm)
+    assert may_go(slurm, is_forced=True)
+    code, words = slurm.ends(quiet_cluster(three(), is_forced=False).apply)
+    told = Answer(code, "", words)
+    assert code == 1
+    assert told.last_words.endswith("Slurm does not say which jobs run there")
+    assert "`shoal cluster create --name lab` starts slurmctld" in told.hint
+    assert "--force" in told.hint
+
+    host = three().hosts[0]
+    fact = facts_of([host], {"a": ("own cluster lab", "own started slurmctld")})[host.address]
+    (stop,) = [
+        s for s in leave(host, fact, has_packages_removed=False) if s.title == "slurmctld does not run"
+    ]
+    assert slurm.ends(stop.check)[0] == 1, "it crashed, and is stopped all the same"
+    slurm.ends(stop.apply.partition("systemctl")[0])  # the rest would stop one of this machine's
+    assert slurm.ends(stop.check)[0] == 0
+    assert may_go(slurm), "Shoal itself stopped it, and was cut off"
+    slurm.says("MIXED", "7\n")
+    assert not may_go(slurm), "it runs again"
 
 
 def test_one_that_is_away_and_that_slurm_calls_down_may_leave(slurm: Slurm) -> None:

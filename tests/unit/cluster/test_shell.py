@@ -14,7 +14,7 @@ from shoal.cluster import leaving, shared, shell
 from shoal.cluster.facts import read_facts
 from shoal.cluster.inventory import Host
 from shoal.cluster.render import File
-from tests.support.bare_machines import told
+from tests.support.bare_machines import ID, told
 
 
 @pytest.fixture(autouse=True)
@@ -143,3 +143,34 @@ def test_a_mark_that_cannot_be_left_leaves_nothing_else(
         run(shared.leave_mark(str(tmp_path), "lab of a"))
     assert list(mark.iterdir()) == []
     assert {path.name for path in tmp_path.iterdir()} == {"state", mark.name}
+
+
+@pytest.mark.parametrize(
+    ("seen", "words"),
+    [
+        ("lab of a", ""),
+        ("lab of b\nhint: rm /", "{folder} has the mark 'lab of b', not 'lab of a': mount it as on a\n"),
+        ("x\\nhint: rm /", "{folder} has the mark 'x\\nhint: rm /', not 'lab of a': mount it as on a\n"),
+        (None, "{folder} is a directory of this machine alone; mount it as on a\n"),
+    ],
+)
+def test_a_directory_with_the_mark_of_another_cluster_is_not_the_controllers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: str | None, words: str
+) -> None:
+    monkeypatch.delenv("SUDO_UID", raising=False)
+    monkeypatch.setattr(shared, "PATIENCE", 1)
+    if seen is not None:
+        (tmp_path / shared.SHARED_MARK).write_text(f"{seen}\n")
+    script = shared.miss_mark(str(tmp_path), "lab of a", "a")
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (int(bool(words)), words.format(folder=tmp_path))
+
+
+def test_a_claim_without_an_id_gets_one_once(tmp_path: Path) -> None:
+    """As an older Shoal made it: that is changed by the next run, and by none after it."""
+    (tmp_path / "state" / "cluster").write_text("lab\n")
+    run(shell.is_claimed("lab"))
+    with pytest.raises(subprocess.CalledProcessError):
+        run(shell.is_claimed(f"lab {ID}"))
+    run(shell.make_claim(f"lab {ID}", "direct"))
+    run(shell.is_claimed(f"lab {ID}"))

@@ -9,7 +9,7 @@ import asyncssh
 import pytest
 
 from shoal.cluster.inventory import Host
-from shoal.cluster.ssh import Access, Ssh
+from shoal.cluster.ssh import Access, Ssh, _Client
 from shoal.errors import EngineRefused, EngineUnreachable, ShoalError
 
 
@@ -102,3 +102,39 @@ async def test_what_only_root_may_is_typed_with_sudo_where_we_are_not_root(
     access = Access(known_hosts=tmp_path / "known")
     machine = await Ssh(access).connect(Host(address="10.0.0.3", user="ana"))
     assert (machine.typed, machine.as_root) == ("ssh ana@10.0.0.3", as_root)
+
+
+@pytest.mark.parametrize(
+    ("odd", "told", "hint"),
+    [
+        (
+            b"# fine\nnode-a\n",
+            "line 2 of {file} cannot be read: Invalid known hosts entry",
+            "sed -n 2p {file}",
+        ),
+        (b"\n\n@mine a b\n", "line 3 of {file} cannot be read", "sed -n 3p {file}"),
+        (None, "{file} cannot be read: [Errno 21] Is a directory", "ls -l {file}"),
+    ],
+)
+async def test_host_keys_that_cannot_be_read_are_no_bug(
+    odd: bytes | None, told: str, hint: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "known"
+    file.mkdir() if odd is None else file.write_bytes(odd)
+    with pytest.raises(EngineRefused) as refused:
+        await Ssh(Access(known_hosts=file)).connect(Host(address="10.0.0.3"))
+    assert refused.value.message.startswith(told.format(file=file))
+    assert (refused.value.hint or "").startswith(hint.format(file=file))
+    assert "`--known-hosts`" in (refused.value.hint or "")
+
+
+@pytest.mark.parametrize("before", ["", "# mine", "# mine\n"])
+def test_a_new_host_key_has_a_line_of_its_own(before: str, tmp_path: Path) -> None:
+    file = tmp_path / "known"
+    file.write_text(before)
+    key = asyncssh.generate_private_key("ssh-ed25519").convert_to_public()
+    client = _Client(Access(known_hosts=file, accepts_new_keys=True), asyncssh.import_known_hosts(""))
+    assert client.validate_host_public_key("10.0.0.3", "10.0.0.3", 22, key)
+    lines = file.read_text().splitlines()
+    assert lines[:-1] == ([before.strip()] if before else [])
+    assert lines[-1].startswith("10.0.0.3 ssh-ed25519 ")

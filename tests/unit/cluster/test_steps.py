@@ -10,12 +10,12 @@ import pytest
 from shoal.cluster import render
 from shoal.cluster.advice import firewall
 from shoal.cluster.facts import CONTAINED, read_facts
-from shoal.cluster.inventory import Inventory, make
+from shoal.cluster.inventory import Host, Inventory, make
 from shoal.cluster.leaving import leave, left_behind
 from shoal.cluster.objections import MAX_SKEW_S, Takeover, misfits, objections, unlike_users
 from shoal.cluster.steps import Stage, plan
 from shoal.spec.job import JobSpec
-from tests.support.bare_machines import SECRETS, facts_of, found, host, parts_of, three, told
+from tests.support.bare_machines import ID, SECRETS, facts_of, found, host, parts_of, three, told
 
 KEY = "file /etc/munge/munge.key 11"
 OWN_KEY = "own files 11 /etc/munge/munge.key"
@@ -44,6 +44,22 @@ def test_what_was_there_before_is_not_touched_unasked(line: str, words: str) -> 
     assert words in objected(b=(line,))["b"]
 
 
+@pytest.mark.parametrize(
+    ("claim", "is_refused"),
+    [("lab", False), (f"lab {ID}", False), (f"lab {'6b' * 16}", True), (f"other {ID}", True)],
+)
+def test_a_machine_of_another_cluster_of_the_same_name_is_not_touched(
+    claim: str, *, is_refused: bool
+) -> None:
+    inventory = three(id=ID)
+    facts = facts_of(inventory.hosts, {"b": (f"own cluster {claim}",)})
+    told_ = objections(inventory, facts, Takeover.REPLACE)
+    assert list(told_) == (["10.0.0.2"] if is_refused else [])
+    if claim.startswith("lab") and is_refused:
+        assert f"put `id: {'6b' * 16}` into clusters/lab.yaml of this home" in told_["10.0.0.2"][0]
+        assert list(objections(three(), facts, Takeover.REPLACE)) == ["10.0.0.2"], "an inventory without id"
+
+
 def test_what_shoal_wrote_may_be_written_again_unless_somebody_changed_it() -> None:
     assert objected(b=(KEY, OWN_KEY)) == {}
     changed = objected(b=("file /etc/munge/munge.key 12", OWN_KEY))
@@ -65,10 +81,50 @@ def test_a_key_may_be_kept_if_no_machine_has_another() -> None:
     assert objected(Takeover.REPLACE, a=(KEY,), b=("file /etc/munge/munge.key 12",)) == {}
 
 
+def test_a_key_that_only_a_worker_has_is_not_replaced_by_who_said_keep() -> None:
+    told_ = objected(Takeover.KEEP, b=(KEY,))
+    assert list(told_) == ["a", "b"], "nothing is made: afterwards the controller could not be another"
+    assert "has no /etc/munge/munge.key that `--existing keep` could spread, and b has one" in told_["a"]
+    assert "`--controller 10.0.0.2`" in told_["a"]
+    assert objected(Takeover.KEEP, b=(KEY, "own packages munge")) == {}
+    assert objected(Takeover.REPLACE, b=(KEY,)) == {}
+
+
 def test_a_database_that_is_not_ours_is_not_touched_even_when_told_to_replace() -> None:
-    assert list(objected(Takeover.REPLACE, a=("database slurm_acct",), b=("database slurm_acct",))) == ["a"]
-    assert objected(a=("database slurm_acct", "own made database")) == {}
-    assert list(objected(a=("package mysql-server 8.0 ii",))) == ["a"]
+    there = ("database slurm_acct", "package mariadb-server 10.11 ii")
+    assert list(objected(Takeover.REPLACE, a=there, b=there)) == ["a"]
+    assert objected(a=(*there, "own made database")) == {}
+
+
+@pytest.mark.parametrize("name", ["mysql-server", "mysql-server-8.0", "mysql-community-server", "percona-x"])
+def test_a_database_of_another_make_is_not_touched(name: str) -> None:
+    lines = (f"package {name} 8.0 hi",)
+    assert list(objected(Takeover.REPLACE, a=lines, b=lines)) == ["a"]
+    assert f"has {name}, and accounting is set up with MariaDB" in objected(a=lines)["a"]
+
+
+@pytest.mark.parametrize(
+    ("more", "may"),
+    [
+        ("package mariadb-server un", False),
+        ("package mariadb-server 10.11 hi", True),
+        ("package mariadb-server 10.11 rc", True),
+        ("own packages mariadb-server", True),
+    ],
+)
+def test_data_of_a_database_that_nobody_knows_is_not_taken_over(more: str, *, may: bool) -> None:
+    assert objected(a=("database lost+found", more)) == {}, "a disk that was just mounted there"
+    told_ = objected(a=("database mysql", more))
+    assert ("/var/lib/mysql" in told_.get("a", "")) is not may
+
+
+def test_a_mariadb_on_hold_is_somebodys_and_keeps_its_settings() -> None:
+    inventory = three()
+    facts = facts_of(inventory.hosts, {"a": ("package mariadb-server 10.11 hi",)})
+    steps = plan(found(inventory, facts), facts, SECRETS, parts_of(inventory.hosts))
+    titles = [step.title for step in steps if step.stage is Stage.DATABASE]
+    assert "mariadb runs (it was here before Shoal)" in titles
+    assert f"file {render.MARIADB_CNF}" not in titles
 
 
 def test_clocks_that_are_too_far_apart_for_munge_are_told() -> None:
@@ -86,6 +142,28 @@ def test_two_machines_of_one_name_are_refused() -> None:
     facts = facts_of(inventory.hosts)
     facts["10.0.0.3"] = facts_of([host("b", 3)])["10.0.0.3"]
     assert sorted(objections(inventory, facts, Takeover.REFUSE)) == ["10.0.0.2", "10.0.0.3"]
+
+
+def test_a_machine_with_the_name_of_a_member_is_refused_and_the_member_is_not() -> None:
+    inventory = found(three(), facts_of(three().hosts))
+    wider = inventory.with_hosts([*inventory.hosts, Host(address="10.0.0.9")])
+    facts = facts_of(inventory.hosts) | {"10.0.0.9": facts_of([host("b", 9)])["10.0.0.9"]}
+    assert list(objections(wider, facts, Takeover.REFUSE)) == ["10.0.0.9"]
+    del facts["10.0.0.2"]
+    assert objections(wider, facts, Takeover.REFUSE) == {
+        "10.0.0.9": ["is called `b`, as 10.0.0.2 is, which does not answer; `shoal cluster remove b` first"]
+    }
+    unclean = inventory.hosts[1].model_copy(update={"found": None, "is_unclean": True})
+    left = wider.with_hosts([wider.hosts[0], unclean, *wider.hosts[2:]])
+    (told_,) = objections(left, facts, Takeover.REFUSE)["10.0.0.9"]
+    assert "which left and was not cleaned; `shoal cluster remove b` first" in told_
+
+
+def test_a_member_that_took_the_name_of_another_is_the_one_that_is_refused() -> None:
+    inventory = found(three(), facts_of(three().hosts))
+    facts = facts_of(inventory.hosts)
+    facts["10.0.0.3"] = facts_of([host("b", 3)])["10.0.0.3"]
+    assert list(objections(inventory, facts, Takeover.REFUSE)) == ["10.0.0.3"]
 
 
 @pytest.mark.parametrize(
@@ -312,4 +390,15 @@ def test_a_firewall_is_advised_about_on_machines_that_run_one() -> None:
     )
     told_ = firewall(found(inventory, facts), facts)
     assert "on b: ufw allow proto tcp from 10.0.0.1 to any port 60001:63000,6818" in told_
-    assert [line.split()[1] for line in told_[2:]] == ["b:"] * 2 + ["c:"] * 3
+    assert [line.split()[1] for line in told_[2:]] == ["b:"] * 2 + ["c:"] * 4
+
+
+def test_firewalld_opens_the_ports_to_each_peer_alone_and_takes_them_up_at_once() -> None:
+    inventory = three()
+    facts = facts_of(inventory.hosts, {"c": ("firewall firewalld",)})
+    told_ = firewall(found(inventory, facts), facts)[2:]
+    rule = 'rule family="ipv4" source address="10.0.0.1" port port="6818" protocol="tcp" accept'
+    assert f"--add-rich-rule='{rule}'" in told_[0]
+    assert "60001-63000" in told_[0]
+    assert "trusted" not in " ".join(told_)
+    assert told_[2:] == ["on c: firewall-cmd --reload"]
