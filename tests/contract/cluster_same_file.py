@@ -39,7 +39,7 @@ DRILLS = {
     "kill-control": (),
 }
 """Each once, in this order, with its own words. Three of them use up a retry, and the file has three.
-The hang comes while the supervisor of the node that was lost is new, and knows no pace by which to see it.
+The hang comes while the supervisor of the node that was lost is new, and knows little of its pace.
 """
 REGROUPED = ("kill-node", "kill-rank", "hang", "corrupt-checkpoint")
 FEW, SOME = range(SAVE_EVERY + 1), range(SAVE_EVERY, 3 * SAVE_EVERY)

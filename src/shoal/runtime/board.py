@@ -26,6 +26,7 @@ MAX_SLOTS = (SIZE - HEAD) // SLOT
 STACKS_SIGNAL = signal.SIGRTMIN + 11
 """Asks a rank that has said so to write its stacks behind the page, at its own place."""
 STACKS_AREA = 1 << 20
+MAX_TIMEOUT_S = 1 << 40
 
 
 class Standing(IntEnum):
@@ -37,6 +38,10 @@ class Standing(IntEnum):
     """It is ready for a group and in none."""
     JOINED = 2
     """It is in the group of the generation it names, and can leave it for the next."""
+    DONE = 3
+    """It has no step left to make there, and saves, evaluates or waits. It can leave it still."""
+    GONE = 4
+    """It has left the group for good, and does what its program has to do after training."""
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +71,12 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
     """As the process itself knows it."""
     can_answer: bool = False
     """Whether it writes its stacks when it is asked to."""
+    timeout_s: int = 0
+    """How long its collectives wait for others."""
+
+    def is_in(self, generation: int) -> bool:
+        """Whether it is in this group, or was until it had no more to do there."""
+        return self.standing >= Standing.JOINED and self.generation == generation
 
     def is_behind(self, generation: int) -> bool:
         """Whether it could join this group and has not: it never came out of an earlier one.
@@ -123,6 +134,7 @@ class Board:
             first_step=words[10],
             pid=words[11],
             can_answer=words[12] == 1,
+            timeout_s=words[13],
         )
 
     # --- a rank's part
@@ -154,6 +166,10 @@ class Board:
         """Which process it is, and whether it writes its stacks on `STACKS_SIGNAL`."""
         at = self._at(slot)
         self._words[at + 11], self._words[at + 12] = pid, int(can_answer)
+
+    def wait_for(self, slot: int, timeout_s: float) -> None:
+        """How long its collectives wait for others."""
+        self._words[self._at(slot) + 13] = int(min(timeout_s, MAX_TIMEOUT_S))
 
     @staticmethod
     def _at(slot: int) -> int:

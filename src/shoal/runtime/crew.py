@@ -281,11 +281,10 @@ class Crew:
         return LOOK_S if self.lookout.has_begun else TURN_S * 30
 
     def _can_go_on(self, process: Process) -> bool:
-        return self._board.beat(process.slot).standing is not Standing.UNKNOWN
+        return self._board.beat(process.slot).standing not in (Standing.UNKNOWN, Standing.GONE)
 
     def _has_joined(self, process: Process) -> bool:
-        beat = self._board.beat(process.slot)
-        return beat.standing is Standing.JOINED and beat.generation == self._generation.number
+        return self._board.beat(process.slot).is_in(self._generation.number)
 
     def _is_time_for_spare(self) -> bool:
         """Beside the first group as soon as it is there. After a loss its peers go first: a spare on its way

@@ -79,6 +79,7 @@ class Driller:
             case DrillAct.HANG_RANK:
                 told = self._missed(order, has_hit=crew.send(signal.SIGSTOP, order.rank))
                 self._continue_at = self._clock.monotonic() + order.for_s
+                crew.lookout.forewarn()
             case DrillAct.CUT_OFF if self._renewer is not None:
                 self._renewer.cut_off(order.for_s)
             case DrillAct.KILL_NODE if confinement is not None:

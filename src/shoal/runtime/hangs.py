@@ -1,19 +1,42 @@
 """Tell ranks that hang from ranks that are slow, by the pace they have shown themselves. Pure.
 
-No step for many times the longest one so far, and nobody at work: a hang. Where processors are busy all the
-same (an evaluation, or a device that is waited for in a loop) only a much longer silence is one: to end what
-is healthy is worse than to wait.
+How long a silence may be depends on what is seen while it lasts. A rank that somebody stopped with a signal
+makes no step, however long one waits: that is called a hang after seconds. One that does nothing may wait for
+a disk or for data; one that works may evaluate or compile; one that waits for others may wait for such a one.
+To end what is healthy is worse than to wait.
 """
 
 from __future__ import annotations
 
+from enum import Enum, auto
+
 MIN_STEPS = 10
-"""Before so many steps nothing is known about their length: the first ones compile, load and allocate."""
-IDLE_FACTOR, IDLE_S = 8.0, 1.0
-BUSY_FACTOR, BUSY_S = 60.0, 120.0
-LEAVE_S, UNKNOWN_LEAVE_S = 5.0, 60.0
+"""Before so many steps little is known about their length: the first ones compile, load and allocate."""
+LEAVE_S = 5.0
+"""For who has nothing to finish, to come out of a group that ended."""
 BUSY_SHARE = 0.05
 """Of one processor: more is work."""
+
+
+class Doing(Enum):
+    """What is seen of a node's ranks while there is no step."""
+
+    STOPPED = auto()
+    """One of them was stopped with a signal, and not by us."""
+    NOTHING = auto()
+    WAITING = auto()
+    """The same, and all of them stand where ranks wait for others."""
+    WORK = auto()
+
+
+LEAST_S = {Doing.STOPPED: 1.0, Doing.NOTHING: 20.0, Doing.WAITING: 600.0, Doing.WORK: 1800.0}
+"""No shorter silence is a hang. 600 s is also how long collectives wait, unless their program says more."""
+UNKNOWN_LEAST_S = LEAST_S | {Doing.STOPPED: 5.0, Doing.NOTHING: 60.0}
+"""The same, while little is known about the steps."""
+FACTOR = {Doing.STOPPED: 8.0, Doing.NOTHING: 8.0, Doing.WAITING: 8.0, Doing.WORK: 60.0}
+"""Nor is one of fewer than so many of the longest steps."""
+DOUBT = 2.0
+"""A silence that was called a hang may have been none: the next one may be longer by this factor."""
 
 
 class Pace:
@@ -28,7 +51,8 @@ class Pace:
         self.longest_s = 0.0
         self._count = 0
         self._has_looked = self._has_stepped = self._is_first_timed = False
-        self._cpu_s = self._counted_from = 0.0
+        self._worked_s = self._counted_from = 0.0
+        self._doubted_s = dict.fromkeys(Doing, 0.0)
 
     def begin(self, *, is_after_hang: bool = False) -> None:
         """Another group: what is known of its steps stays known, the time until its first one is no step.
@@ -39,8 +63,8 @@ class Pace:
         self.step, self._has_looked, self._has_stepped = -1, False, False
         self._is_first_timed = is_after_hang
 
-    def look(self, now: float, step: int, cpu_s: float, *, has_stepped: bool = True) -> None:
-        """`step`: the lowest of the node's ranks; `cpu_s`: what they have used together so far.
+    def look(self, now: float, step: int, worked_s: float, *, has_stepped: bool = True) -> None:
+        """`step`: the lowest of the node's ranks; `worked_s`: what they have worked together so far.
 
         `has_stepped`: they made that step in this group, and have not brought it along.
         """
@@ -50,39 +74,57 @@ class Pace:
             self.longest_s = max(self.longest_s, now - self.since)
         # Several steps may lie between two looks. Those before the first look were nobody's to time.
         self._count += max(1, step - self.step) if self._has_stepped else int(has_stepped)
-        self.step, self.since, self._has_looked, self._has_stepped = step, now, True, has_stepped
-        self._counted_from, self._cpu_s = now, cpu_s
+        self.step, self._has_looked, self._has_stepped = step, True, has_stepped
+        self.rest(now, worked_s)
 
-    def disregard(self, now: float, cpu_s: float) -> None:
-        """What was used up to now is not only the ranks': it says nothing about them."""
-        self._counted_from, self._cpu_s = now, cpu_s
+    def rest(self, now: float, worked_s: float) -> None:
+        """The time up to now is nobody's: it is no silence, and no step is longer by it."""
+        self.since = now
+        self.disregard(now, worked_s)
 
-    def silent_s(self, now: float, cpu_s: float, share: float = 1.0) -> float | None:
-        """For how long there was no step, if that is a hang or such a share of one; None: all is well."""
-        if self._count < MIN_STEPS or not self._has_looked:
+    def disregard(self, now: float, worked_s: float) -> None:
+        """What was worked up to now was not only the ranks' work: it says nothing about them."""
+        self._counted_from, self._worked_s = now, worked_s
+
+    def verdict(self, now: float, worked_s: float, *, is_stopped: bool) -> Doing | None:
+        """What the ranks do, where the silence is too long for it: a hang. None: all is well."""
+        if not self._has_looked or not (self._is_known or self._has_stepped):
             return None
-        silence = now - self.since
-        if silence <= 0.0:
-            return None
-        return silence if silence > share * self.limit_s(now, cpu_s) else None
+        doing = Doing.NOTHING if self.is_idle(now, worked_s) else Doing.WORK
+        # Of one step alone the length is not known: the second may be as long as it likes.
+        kinds = ([Doing.STOPPED] if is_stopped else []) + ([doing] if self.longest_s > 0.0 else [])
+        return next((kind for kind in kinds if now - self.since > self.limit_s(kind)), None)
 
-    def limit_s(self, now: float, cpu_s: float) -> float:
-        """How long a silence may be."""
+    def is_idle(self, now: float, worked_s: float) -> bool:
+        """Whether nobody has been at work since the last step, in a group that has made one."""
         counted_s = now - self._counted_from
         # Idle for as long as a hang is idle: to wait for a disk after long work takes seconds, too.
-        is_known = self._counted_from == self.since or counted_s > max(IDLE_S, IDLE_FACTOR * self.longest_s)
+        is_counted = self._counted_from == self.since or counted_s > self.limit_s(Doing.NOTHING)
         # Before its first step a group waits for the model, which may take longer than many short steps.
-        is_idle = self._has_stepped and is_known and cpu_s - self._cpu_s <= BUSY_SHARE * counted_s
-        return max(IDLE_S, IDLE_FACTOR * self.longest_s) if is_idle else self.busy_s()
+        return self._has_stepped and is_counted and worked_s - self._worked_s <= BUSY_SHARE * counted_s
 
-    def busy_s(self) -> float:
-        """How long a silence may be while somebody is at work."""
-        return max(BUSY_S, BUSY_FACTOR * self.longest_s)
+    def limit_s(self, doing: Doing) -> float:
+        """How long a silence may be while they do that."""
+        return self._at_least(LEAST_S if self._is_known and self._has_stepped else UNKNOWN_LEAST_S, doing)
 
-    def leave_s(self) -> float:
-        """How long a rank may take to come out of a group that ended: it may be in the middle of a step."""
-        least = LEAVE_S if self._count >= MIN_STEPS else UNKNOWN_LEAVE_S
-        return max(least, IDLE_FACTOR * self.longest_s)
+    def doubt(self, doing: Doing, silent_s: float) -> None:
+        """Such a silence was called a hang, for what they did: in later groups a longer one is none."""
+        self._doubted_s[doing] = max(self._doubted_s[doing], DOUBT * silent_s)
+
+    def leave_s(self, doing: Doing, *, is_hang: bool) -> float:
+        """How long a rank may take to come out of a group that ended: it may be in the middle of a step.
+
+        `is_hang`: another node ended it for one; they have waited for long already.
+        """
+        least = LEAST_S if is_hang or self._is_known else UNKNOWN_LEAST_S
+        return self._at_least(least, doing)
+
+    def _at_least(self, least: dict[Doing, float], doing: Doing) -> float:
+        return max(least[doing], FACTOR[doing] * self.longest_s, self._doubted_s[doing])
+
+    @property
+    def _is_known(self) -> bool:
+        return self._count >= MIN_STEPS
 
     def told(self, silent_s: float) -> str:
         longest = f"the longest before took {self.longest_s:.1f} s"

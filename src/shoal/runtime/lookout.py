@@ -1,6 +1,6 @@
 """Find the ranks of a node that do not move, keep where they stood, and kill those who hold up the others.
 
-It knows the ranks by their word on the board, by the processor time of the share and by their stacks. It
+It knows the ranks by their word on the board, by the work of the share's processes and by their stacks. It
 starts and replaces nobody: whom it kills has failed, which its owner sees as any other end; `hung` says why.
 Where nobody here shows to be the one, but there are other nodes, it kills nobody: the group is over.
 """
@@ -8,6 +8,7 @@ Where nobody here shows to be the one, but there are other nodes, it kills nobod
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 from collections.abc import Sequence
@@ -15,20 +16,24 @@ from collections.abc import Sequence
 import msgspec
 
 from shoal.clock import Clock
-from shoal.runtime import flight_recorder, scene
+from shoal.runtime import flight_recorder, scene, tree
 from shoal.runtime.board import Beat, Board, Standing
 from shoal.runtime.confine.confinement import Confinement
 from shoal.runtime.ending import Hang
-from shoal.runtime.hangs import BUSY_SHARE, LEAVE_S, Pace
+from shoal.runtime.hangs import BUSY_SHARE, LEAVE_S, Doing, Pace
 from shoal.runtime.watch import Process, Watcher
 from shoal.wire import Order
 
-ELSEWHERE = 2.0
-"""A node whose ranks all wait for others leaves a hang to another node until so many times the limit."""
 EARLY = 0.5
-"""Of the limit: where there are other nodes, the ranks are looked at by then. Once another node has ended
-what hangs, those who waited for it stand elsewhere.
+"""Of the shortest limit: where there are other nodes, ranks that are idle are looked at by then. Once another
+node has ended what hangs, those who waited for it stand elsewhere.
 """
+AGAIN = 2.0
+"""A silence so many times as long as at the last look at the stacks is worth another one."""
+GAP_S = 5.0
+"""Nobody looked for so long: the machine slept, or we were stopped ourselves, and the ranks with us."""
+GLANCE_S = 1.0
+"""How often the states of silent processes are looked at."""
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,14 +64,24 @@ class Lookout:
         self._ranks: Sequence[Process] = ()
         self._generation, self._began_at = 0, 0.0
         self._pace = Pace()
+        self._looked_at = -math.inf
         self._is_spare_settled = True
         """Whether it has been seen to wait: until then what it uses is mistaken for work of the ranks."""
         self._scene: scene.Scene | None = None
         self._early: scene.Scene | None = None
+        self._seen_after_s = 0.0
+        """How long the silence was when the scene was seen."""
         self._recorders: set[int] = set()
         """Ranks that were asked for their last NCCL calls at the newest look."""
-        self._is_paused = False
-        self._began_cpu_s = 0.0
+        self._halted: frozenset[int] = frozenset()
+        """Slots of ranks that were stopped when their states were looked at last."""
+        self._stopped: frozenset[int] = frozenset()
+        """Of those, who was at the look before, too: who looks into a process may stop it for a moment."""
+        self._glanced_at = -math.inf
+        self._inside_s = 0.0
+        """For how long, so far, silent processes waited inside of the kernel: for a disk, which is work."""
+        self._is_paused = self._is_forewarned = False
+        self._began_work_s = 0.0
         self._is_judged_here = self._is_judged_elsewhere = self._has_hung = False
         """Whether the group before this one ended for a hang, by the pace of this node or by another's word;
         and whether another one says so of this one.
@@ -84,7 +99,8 @@ class Lookout:
     def begin(self, ranks: Sequence[Process], generation: int) -> None:
         """These are the ranks now. What is known of the pace of those before stays known."""
         self._is_judged_here, self._is_judged_elsewhere = self.hung is not None, self._has_hung
-        self._has_hung, self._stuck = False, []
+        self._halted = self._stopped = frozenset()
+        self._has_hung, self._stuck, self._is_forewarned = False, [], False
         self._ranks, self._generation = ranks, generation
         self._pace.begin(is_after_hang=self._is_judged_here or self._is_judged_elsewhere)
         self._scene = self._early = self.hung = None
@@ -101,6 +117,10 @@ class Lookout:
             self._pace.begin()
             self.wait_again()
 
+    def forewarn(self) -> None:
+        """A drill stops a rank: who is ended for that did hang, and nothing is learned from it."""
+        self._is_forewarned = True
+
     def expect_spare(self) -> None:
         """One has been started, and works until it waits."""
         self._is_spare_settled = False
@@ -111,64 +131,134 @@ class Lookout:
 
         Of ranks that have all joined the group. Blocks for two seconds at most, where they are silent.
         """
-        now, cpu_s = self._clock.monotonic(), self._confinement.work_seconds()
-        if self._is_paused:
+        now, worked_s = self._attend()
+        if self._is_paused or worked_s is None or self.hung is not None:
             return
-        beats = [self._beat(process) for process in self._ranks]
+        beats = self._beats()
+        if self._is_at_its_end(beats):
+            self._pace.rest(now, worked_s)
+            return
         has_stepped = all(beat.stepped_ns for beat in beats)
-        self._pace.look(now, min(beat.step for beat in beats), cpu_s, has_stepped=has_stepped)
+        self._pace.look(now, min(beat.step for beat in beats), worked_s, has_stepped=has_stepped)
         if has_spare_settled and not self._is_spare_settled:
             self._is_spare_settled = True
-            self._pace.disregard(now, cpu_s)
-        has_others = len(self._order.nodes) > 1
-        if has_others and not self._is_of_now(self._early) and self._pace.silent_s(now, cpu_s, EARLY):
+            self._pace.disregard(now, worked_s)
+        if self._is_early_look_due(now, worked_s):
             self._early = self._look_at_all()
-        silent_s = self._pace.silent_s(now, cpu_s)
-        if silent_s is None or self.hung is not None:
-            return
-        if self._scene is None or not self._is_of_now(self._scene):
-            self._scene = self._look_at_all()
-        is_elsewhere = has_others and self._scene.is_elsewhere
-        if is_elsewhere and silent_s < ELSEWHERE * self._pace.limit_s(now, cpu_s):
-            return  # its own node sees it too, and ends it alone: those who wait here may live on
-        self._end(self._scene, silent_s, is_elsewhere=is_elsewhere)
+        if now - self._pace.since > self._pace.limit_s(Doing.STOPPED):
+            worked_s += self._glance(now)
+        else:
+            self._halted = self._stopped = frozenset()
+        doing = self._pace.verdict(now, worked_s, is_stopped=bool(self._stopped))
+        if doing is not None:
+            self._judge(doing, now - self._pace.since, beats)
+        self._looked_at = self._clock.monotonic()  # it may have blocked
+
+    def _attend(self) -> tuple[float, float | None]:
+        """The time, and what was worked so far; None: nobody can tell just now, and nobody is judged.
+
+        Where nobody has looked for a while, all have their time from now on.
+        """
+        now, counted_s = self._clock.monotonic(), self._confinement.work_seconds()
+        if counted_s is None:
+            return now, None
+        worked_s = counted_s + self._inside_s
+        if now - self._looked_at > GAP_S:
+            self._pace.rest(now, worked_s)
+            self._began_at, self._began_work_s = now, worked_s
+        self._looked_at = now
+        return now, worked_s
+
+    def _is_at_its_end(self, beats: list[Beat]) -> bool:
+        """Whether a rank here has made its last step: what it and the others do after that is no step."""
+        is_done = any(beat.standing in (Standing.DONE, Standing.GONE) for beat in beats)
+        return is_done or any(process.status == 0 for process in self._ranks)
+
+    def _is_early_look_due(self, now: float, worked_s: float) -> bool:
+        if len(self._order.nodes) == 1 or self._is_of_now(self._early):
+            return False
+        is_early = now - self._pace.since > EARLY * self._pace.limit_s(Doing.STOPPED)
+        return is_early and self._pace.is_idle(now, worked_s)
+
+    def _glance(self, now: float) -> float:
+        """See which ranks are stopped; returns for how long, since the last glance, one was in the kernel."""
+        if now - self._glanced_at < GLANCE_S and not self._halted:
+            return 0.0
+        found = self._confinement.processes()
+        halted = scene.halted(self._ranks, self._page.board, found)
+        self._stopped, self._halted = halted & self._halted, halted
+        inside_s = min(GLANCE_S, now - self._glanced_at) if tree.are_inside(found) else 0.0
+        self._glanced_at = now
+        self._inside_s += inside_s
+        return inside_s
+
+    def _judge(self, doing: Doing, silent_s: float, beats: list[Beat]) -> None:
+        """The silence is too long for what they do: see where all stand, and end it unless somebody moved."""
+        seen = self._scene
+        is_stale = doing is Doing.STOPPED or silent_s > AGAIN * self._seen_after_s
+        if seen is None or is_stale or not self._is_of_now(seen):
+            seen = self._scene = self._look_at_all()
+            self._seen_after_s = silent_s
+            if self._have_moved(doing, beats):
+                self._scene = None
+                return
+        has_others = len(self._order.nodes) > 1
+        if seen.is_elsewhere and (has_others or seen.is_saving):
+            # Its own node sees who hangs, too, and ends it alone: those who wait here may live on.
+            if silent_s <= max(self._pace.limit_s(Doing.WAITING), *(beat.timeout_s for beat in beats)):
+                return
+            doing = Doing.WAITING if doing is Doing.NOTHING else doing
+        if doing is not Doing.STOPPED or not self._is_forewarned:
+            self._pace.doubt(doing, silent_s)
+        self._end(seen, silent_s, is_elsewhere=has_others and seen.is_elsewhere)
+
+    def _have_moved(self, doing: Doing, beats: list[Beat]) -> bool:
+        """Whether one of the last has given a sign of life since, or nobody is stopped any more."""
+        last, newer = min(beat.step for beat in beats), self._beats()
+        if any(was.step == last and was != beat for was, beat in zip(beats, newer, strict=True)):
+            return True
+        if self._is_at_its_end(newer):
+            return True
+        found = self._confinement.processes()
+        return doing is Doing.STOPPED and not scene.halted(self._ranks, self._page.board, found)
 
     def stuck(self) -> list[Process]:
         """Ranks that have not come out of an earlier group in time, and never will: each is told of once.
 
         One that was in it may be in the middle of a step, whose length the pace tells, unless that group
-        hung: by our own pace, or by another node's while nobody works here either. One that was still coming
-        to it looks for a newer group ten times a second, unless it is inside of torch, which forms a group
-        without looking up and waits for a lost peer until the time-out.
+        hung by our own pace, or somebody stopped it. One that was still coming to it looks for a newer group
+        ten times a second, unless it is inside of torch, which forms a group without looking up and waits for
+        a lost peer until the time-out.
         """
-        waited_s = self._clock.monotonic() - self._began_at
-        if self._is_paused or waited_s <= LEAVE_S:
+        now, worked_s = self._attend()
+        waited_s = now - self._began_at
+        if self._is_paused or worked_s is None or waited_s <= LEAVE_S:
             return []
-        found = [one for one in self._ranks if one not in self._stuck and self._is_late(one, waited_s)]
+        behind = [one for one in self._ranks if self._beat(one).is_behind(self._generation)]
+        # One that is done saves for the last time, and comes when that is over.
+        if not behind or any(self._beat(one).standing is Standing.DONE for one in behind):
+            return []
+        worked_s += self._glance(now)
+        is_at_work = worked_s - self._began_work_s > BUSY_SHARE * waited_s
+        doing = Doing.WORK if is_at_work else Doing.NOTHING
+        found = [one for one in behind if one not in self._stuck and waited_s > self._leave_s(one, doing)]
         if found:
             self._stuck += found
+            self._pace.doubt(doing, waited_s)
             self._keep(self._look_at_all())
+            self._looked_at = self._clock.monotonic()
         return found
 
     def wait_again(self) -> None:
-        """Somebody new is among the ranks: to come to the group, all have their time from now on."""
-        self._began_at, self._began_cpu_s = self._clock.monotonic(), self._confinement.work_seconds()
+        """Somebody new is among the ranks: all have their time to come to the group, from now on."""
+        self._looked_at = -math.inf
 
-    def _is_late(self, process: Process, waited_s: float) -> bool:
-        beat = self._beat(process)
-        if not beat.is_behind(self._generation):
-            return False
-        may_be_at_a_step = beat.standing is Standing.JOINED and not self._is_judged_here
-        return waited_s > (self._step_s(waited_s) if may_be_at_a_step else LEAVE_S)
-
-    def _step_s(self, waited_s: float) -> float:
-        """How long it may take to come out of a step of the group before. Another node may wait while a rank
-        of this one works, at an evaluation say, and call that a hang sooner than we would.
-        """
-        if not self._is_judged_elsewhere:
-            return self._pace.leave_s()
-        worked_s = self._confinement.work_seconds() - self._began_cpu_s
-        return LEAVE_S if worked_s <= BUSY_SHARE * waited_s else self._pace.busy_s()
+    def _leave_s(self, process: Process, doing: Doing) -> float:
+        """How long it may take to come out of the group before."""
+        may_be_at_a_step = self._beat(process).standing is Standing.JOINED and not self._is_judged_here
+        if not may_be_at_a_step or process.slot in self._stopped:
+            return LEAVE_S
+        return self._pace.leave_s(doing, is_hang=self._is_judged_elsewhere)
 
     def end_for_hang(self) -> None:
         """Another node ends the group for a hang: where the ranks of this one stood, into the log.
@@ -195,6 +285,9 @@ class Lookout:
 
     def _beat(self, process: Process) -> Beat:
         return self._page.board.beat(process.slot)
+
+    def _beats(self) -> list[Beat]:
+        return [self._beat(process) for process in self._ranks]
 
     def _is_of_now(self, seen: scene.Scene | None) -> bool:
         return seen is not None and seen.step == self._pace.step

@@ -24,6 +24,8 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     """Those who do not wait for others while others do; everybody, where it does not show."""
     is_elsewhere: bool
     """No rank here is seen to do anything but wait: it may be for one of another node."""
+    is_saving: bool = False
+    """One of them waits for a checkpoint under way, which takes as long as the storage does."""
 
     def hang(self, told: str) -> Hang:
         """Who is named for it: the first of the culprits."""
@@ -54,7 +56,20 @@ def look(ranks: Sequence[Process], board: Board, board_fd: int, found: set[int],
         stopped=frozenset(stopped),
         culprits=tuple(halted) or _culprits(known, beats),
         is_elsewhere=not stopped and all(one.is_waiting or not one.place for _, one in known),
+        is_saving=any(one.is_saving for _, one in known),
     )
+
+
+def halted(ranks: Sequence[Process], board: Board, found: set[int]) -> frozenset[int]:
+    """The slots of ranks that somebody stopped with a signal, at one cheap look. What a rank has started may
+    be stopped for its own reasons.
+    """
+    stopped = tree.halted(found)
+    if not stopped:
+        return frozenset()
+    beats = {process.slot: board.beat(process.slot) for process in ranks}
+    pids = stacks.own_pids((beat.pid for beat in beats.values()), stopped)
+    return frozenset(slot for slot, beat in beats.items() if beat.pid in pids)
 
 
 def _culprits(known: Sequence[tuple[Process, stacks.Stacks]], beats: dict[int, Beat]) -> tuple[Process, ...]:

@@ -24,6 +24,7 @@ LIMIT_S, OWN_WORDS_S = 1.5, 0.5
 """For all of them together; and for those who write their own, if need be."""
 LOOK_S = 0.01
 WAITED_IN = ("/torch/", "/shoal/runtime/rank/")
+SAVED_IN = "/shoal/runtime/rank/checkpoint/"
 MAX_BYTES = 64 << 10
 """Of one rank: some hundred threads."""
 _SPIED = re.compile(r"^ {4}(?P<name>.+) \((?P<file>[^()]+):(?P<line>\d+)\)$", re.MULTILINE)
@@ -48,6 +49,8 @@ class Stacks(msgspec.Struct, frozen=True, kw_only=True):
     """The innermost frame of its main thread: `forward (model.py:31)`."""
     is_waiting: bool = False
     """It is inside of PyTorch, or of Shoal's own part of a rank: most likely it waits for others."""
+    is_saving: bool = False
+    """It waits for a checkpoint under way."""
 
 
 def taken(subjects: Iterable[Subject], spy: str | None, board_fd: int) -> dict[int, Stacks]:
@@ -148,7 +151,10 @@ def _judged(text: str) -> Stacks:
     # Who waits for a save that is under way waits for a thread, which waits for the others.
     last = next((one["file"] for one in frames if not one["file"].endswith("/threading.py")), file)
     return Stacks(
-        text=text, place=f"{name} ({short}:{line})", is_waiting=any(own in last for own in WAITED_IN)
+        text=text,
+        place=f"{name} ({short}:{line})",
+        is_waiting=any(own in last for own in WAITED_IN),
+        is_saving=SAVED_IN in last,
     )
 
 

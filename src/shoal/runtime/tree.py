@@ -134,6 +134,17 @@ def stopped(pids: Iterable[int]) -> set[int]:
     return {pid for pid in pids if (fields := _stat(pid)) is not None and fields[0] in (b"T", b"t")}
 
 
+def halted(pids: Iterable[int]) -> set[int]:
+    """Those that somebody stopped with a signal. One that is traced may work between two stops."""
+    return {pid for pid in pids if (fields := _stat(pid)) is not None and fields[0] == b"T"}
+
+
+def are_inside(pids: Iterable[int]) -> bool:
+    """Whether a thread of theirs waits inside of the kernel, most likely for a disk: that is work, too."""
+    places = (place for pid in pids for place in (f"/proc/{pid}", *_threads(pid)))
+    return any((fields := _stat(place)) is not None and fields[0] == b"D" for place in places)
+
+
 def is_still(pids: Iterable[int]) -> bool:
     """Whether none of them does anything of its own: each is stopped, gone, or waits inside of the kernel for
     something that no signal ends, and stops when it comes out of there.
@@ -171,9 +182,11 @@ def _leads_to(link: str) -> str:
         return ""
 
 
-def _stat(pid: int) -> list[bytes] | None:
+def _stat(task: int | str) -> list[bytes] | None:
+    """Of a process by its number, or of a thread by its place."""
+    place = f"/proc/{task}" if isinstance(task, int) else task
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
+        with open(f"{place}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()
     except OSError:
         return None

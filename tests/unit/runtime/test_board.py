@@ -48,6 +48,22 @@ def test_only_who_never_left_an_earlier_group_is_behind() -> None:
     assert not beat(Standing.UNKNOWN, 0).is_behind(2), "it is being built"
 
 
+def test_who_has_no_more_to_do_in_its_group_is_in_it_still() -> None:
+    def is_in(standing: Standing, generation: int) -> bool:
+        return Beat(standing=standing, generation=1, step=9, at_ns=0).is_in(generation)
+
+    assert [is_in(standing, 1) for standing in Standing] == [False, False, True, True, True]
+    assert not any(is_in(standing, 2) for standing in Standing)
+
+
+def test_time_for_which_collectives_wait_is_told_however_long_it_is() -> None:
+    _, board = Board.make()
+    board.wait_for(0, 7200.5)
+    assert board.beat(0).timeout_s == 7200
+    board.wait_for(0, float("inf"))
+    assert board.beat(0).timeout_s > 1e9
+
+
 def test_a_rank_cannot_cut_the_page_off_beneath_its_supervisor() -> None:
     fd, _ = Board.make()
     for size in (0, 1 << 30):

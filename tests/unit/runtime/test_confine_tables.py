@@ -116,6 +116,20 @@ def test_share_without_cgroups_of_its_own_ran_out_of_memory_if_its_rank_was_kill
     assert not share.has_run_out_of_memory(was_killed=False)
 
 
+def test_work_is_read_from_one_counter_alone_and_one_that_cannot_be_read_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has a zero of its own: after a change from one to the other who works would look idle."""
+    share = confinement.Confinement(an_order(confinement=()), spool.Share(tmp_path), "/bin")
+    told: list[float | None] = [700.0, None, 701.0]
+    monkeypatch.setattr(share, "cpu_seconds", lambda: told.pop(0))
+    assert [share.work_seconds() for _ in range(3)] == [700.0, None, 701.0]
+    seen = confinement.Confinement(an_order(confinement=()), spool.Share(tmp_path), "/bin")
+    assert seen.work_seconds() is not None, "where nobody counts it, it is seen"
+    monkeypatch.setattr(seen, "cpu_seconds", lambda: 1e9)
+    assert (seen.work_seconds() or 0.0) < 1e9
+
+
 @pytest.mark.parametrize("version", [1, 2])
 def test_files_in_shared_memory_are_in_use_as_much_as_memory_of_processes(
     tmp_path: Path, version: int

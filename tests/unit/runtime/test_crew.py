@@ -116,6 +116,25 @@ def test_group_that_logs_a_step_has_stepped_until_another_one_is_formed(started:
     assert not has_stepped()
 
 
+def test_rank_that_has_left_its_group_for_good_is_no_survivor(started: Started) -> None:
+    """It would be waited for in vain: its program is past `runtime.train`."""
+    started.crew.form(Generation(number=0, master_port=1))
+    started.board.say(0, Standing.GONE, 0, 7, 0)
+    assert started.crew.clear()
+    assert started.crew.ranks[0].status is not None
+
+
+def test_rank_that_has_made_its_last_step_is_told_of_and_can_go_on(started: Started) -> None:
+    started.crew.form(Generation(number=0, master_port=1))
+    started.board.say(0, Standing.DONE, 0, 7, 0)
+    started.board.mark(0, joined_ns=1, stepped_ns=2, first_step=1)
+    progress = started.crew.progress()
+    assert progress is not None
+    assert progress.step == 7
+    assert started.crew.clear()
+    assert started.crew.ranks[0].status is None
+
+
 def test_rank_that_was_killed_and_is_not_gone_yet_is_no_survivor(started: Started) -> None:
     """Another node may have told of its own failure in the same moment."""
     started.crew.form(Generation(number=0, master_port=1))

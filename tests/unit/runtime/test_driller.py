@@ -12,7 +12,7 @@ from shoal.clock import SystemClock
 from shoal.engines.fake import VirtualClock
 from shoal.runtime import drills
 from shoal.runtime.drills import Driller
-from shoal.wire import DrillAct, Drilled, DrillOrder
+from shoal.wire import DrillAct, Drilled, DrillOrder, Progress
 from tests.support.shares import an_order
 
 
@@ -73,7 +73,9 @@ def crew_of(generation: int) -> tuple[Any, list[object]]:
         return True
 
     lookout = SimpleNamespace(
-        pause=lambda: sent.append("looks for no hang"), go_on=lambda: sent.append("looks again")
+        pause=lambda: sent.append("looks for no hang"),
+        go_on=lambda: sent.append("looks again"),
+        forewarn=lambda: sent.append("knows who hangs"),
     )
     crew = SimpleNamespace(progress=lambda: None, send=send, generation=generation, lookout=lookout)
     return crew, sent
@@ -105,6 +107,14 @@ def test_order_for_a_group_that_is_yet_to_begin_waits_for_it() -> None:
     unused: Any = None
     driller.look(crew, None, unused, unused)
     assert ([told.refusal for told in renewer.told], len(sent)) == ([""], 1)
+
+
+def test_whoever_looks_for_hangs_knows_of_one_that_is_a_drill() -> None:
+    renewer = Renewer(DrillAct.HANG_RANK, generation=0)
+    crew, sent = crew_of(0)
+    crew.progress = lambda: Progress(generation=0, step=9, at=0.0, step_s=0.1)
+    look(renewer, crew)
+    assert sent == [(signal.SIGSTOP, 1), "knows who hangs"]
 
 
 class Damaging:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.runtime import scene, stacks
+from shoal.runtime import scene, stacks, tree
 from shoal.runtime.board import Board, Standing
 from shoal.runtime.watch import Process
 from tests.support.shares import SOURCE, until
@@ -107,7 +107,10 @@ def test_ranks_that_all_wait_hang_for_a_reason_elsewhere(ranks: Ranks, way: str)
 def test_rank_that_waits_for_a_save_under_way_waits_for_others(ranks: Ranks, way: str) -> None:
     ranks.start("saves")
     ranks.start("stuck")
-    assert [process.rank for process in ranks.look().culprits] == [1]
+    seen = ranks.look()
+    assert [process.rank for process in seen.culprits] == [1]
+    assert [one.is_saving for _, one in seen.stacks] == [True, False]
+    assert seen.is_saving
 
 
 def test_rank_that_nobody_can_see_is_not_accused(ranks: Ranks) -> None:
@@ -127,6 +130,22 @@ def test_stopped_rank_is_read_where_py_spy_is_and_excused_where_not(ranks: Ranks
     assert [process.rank for process in seen.culprits] == [1]
     text = seen.stacks[1][1].text
     assert ("stuck (" in text) if way == "spied" else ("it is stopped and cannot answer" in text)
+
+
+def test_stopped_rank_is_told_from_one_that_something_it_started_was_stopped(ranks: Ranks) -> None:
+    ranks.start("waits")
+    pid = ranks.start("stuck")
+    helper = subprocess.Popen(["sleep", "60"])
+    try:
+        os.kill(helper.pid, signal.SIGSTOP)
+        found = {process.pid for process in ranks.processes} | {helper.pid}
+        until(lambda: tree.halted(found) == {helper.pid})
+        assert scene.halted(ranks.processes, ranks.board, found) == frozenset()
+        os.kill(pid, signal.SIGSTOP)
+        until(lambda: scene.halted(ranks.processes, ranks.board, found) == frozenset({1}))
+    finally:
+        helper.kill()
+        helper.wait()
 
 
 def test_answers_given_before_are_not_read_again(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:

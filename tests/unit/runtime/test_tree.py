@@ -24,6 +24,14 @@ ctypes.CDLL(None).pthread_exit(None)
 """Its first thread ends, as a SIGKILL would end it, and another lives on."""
 STUCK = "import os, threading, time; threading.Thread(target=os.stat, args=({!r},)).start(); time.sleep(1000)"
 
+INSIDE = """
+import os, threading, time
+os.mkfifo("pipe")
+actions = {"file_actions": [(os.POSIX_SPAWN_OPEN, 0, "pipe", os.O_RDONLY, 0)]}
+threading.Thread(target=os.posix_spawn, args=("/bin/true", ["true"], {}), kwargs=actions).start()
+time.sleep(1000)
+"""
+"""A thread waits in the kernel for a child that becomes a program once somebody writes to a pipe."""
 
 Launch = Callable[[str], "subprocess.Popen[bytes]"]
 
@@ -94,6 +102,15 @@ def test_what_is_stuck_in_the_kernel_is_not_gone_though_its_first_thread_is(
     disk.free()
     assert tree.kill_until_gone(found, timeout_s=10.0)
     assert process.wait(10) == -9
+
+
+def test_a_process_waits_in_the_kernel_where_any_thread_of_it_does(tmp_path: Path, launch: Launch) -> None:
+    idle, inside = launch("import time; time.sleep(1000)"), launch(INSIDE)
+    until(lambda: tree.are_inside({inside.pid}))
+    assert state_of(inside.pid) == "S", "its first thread says nothing"
+    until(lambda: not tree.are_inside({idle.pid, 1 << 22}))
+    with (tmp_path / "pipe").open("wb"):
+        until(lambda: not tree.are_inside({idle.pid, inside.pid}))
 
 
 def test_processes_in_cgroups_that_ranks_made_inside_are_found(tmp_path: Path) -> None:

@@ -48,6 +48,8 @@ class Confinement:
         self.sandbox: Sandbox | None = None
         self._groups = self._choose_groups()
         self._seen_work = SeenWork()
+        self._is_work_counted: bool | None = None
+        """By the kernel; None: nobody has asked yet."""
         self._oom_kills_before = 0
         self.memory_limit = order.limits.memory_bytes
         self._home = os.path.realpath(share.home)
@@ -222,10 +224,15 @@ class Confinement:
         """CPU time used by the whole share, where the kernel counts it."""
         return self._groups.cpu_seconds() if self._groups is not None else None
 
-    def work_seconds(self) -> float:
-        """The same, or as far as it is seen where the kernel does not: to tell the idle from the busy."""
+    def work_seconds(self) -> float | None:
+        """The same, or as far as it is seen where the kernel does not: to tell the idle from the busy.
+
+        None: not to be read just now. Of two counters only one is ever read: each has a zero of its own.
+        """
         counted_s = self.cpu_seconds()
-        return self._seen_work.seconds() if counted_s is None else counted_s
+        if self._is_work_counted is None:
+            self._is_work_counted = counted_s is not None
+        return counted_s if self._is_work_counted else self._seen_work.seconds()
 
     def memory_bytes(self) -> int | None:
         """What cannot be taken back from the share's processes, where the kernel counts it."""

@@ -63,6 +63,8 @@ class Run:
         return self._steps(whole("total", total, 0))
 
     def _steps(self, total: int) -> Iterator[int]:
+        if self._state.step < total:
+            self._member.goes_on()  # it may have come to the end of fewer steps before
         timing = Timing(is_told=self.rank == 0, world_size=self.world_size, stalled_s=self._stalled_s)
         while self._state.step < total:
             voice().step = step = self._state.step
@@ -74,6 +76,7 @@ class Run:
             if self._checkpoints is not None:
                 self._save(self._checkpoints)
             timing.lap(step, self._stalled_s)
+        self._member.is_done()
 
     @property
     def _stalled_s(self) -> float:
@@ -85,6 +88,7 @@ class Run:
         if is_last or checkpoints.is_due(step):
             checkpoints.save(self._state.parts, step)
         if is_last:
+            self._member.is_done()
             if checkpoints.wait() != step:
                 raise RuntimeError(f"step {step} could not be saved before the end")
             raise Gone
@@ -110,6 +114,7 @@ def train(
     watch()
     watch_groups()
     member, state = Member(), State(parts)
+    member.waits_for(timeout_s)
     lines.follow(member.newest)
     farewell = Farewell(member)
     if checkpoints is not None:
@@ -128,6 +133,7 @@ def train(
                 sys.stderr.write(f"shoal: group {place.generation}, step {state.step} from {source}\n")
             farewell.enter(state.step)
             program(Run(member, state, seed, farewell, checkpoints))
+            member.is_done()
             if checkpoints is not None:
                 checkpoints.wait()
         except Gone:
@@ -140,6 +146,7 @@ def train(
                 raise
         else:
             _end(farewell)
+            member.is_gone()
             return
 
 

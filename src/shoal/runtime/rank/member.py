@@ -58,6 +58,23 @@ class Member:
             self._mark(time.monotonic_ns())
         self._say(Standing.JOINED)
 
+    def is_done(self) -> None:
+        """There is no step to make: what it does now is no step, however long it takes."""
+        self._say(Standing.DONE)
+
+    def goes_on(self) -> None:
+        """There is one after all."""
+        self._say(Standing.JOINED)
+
+    def is_gone(self) -> None:
+        """It has left the group and joins no other."""
+        self._say(Standing.GONE)
+
+    def waits_for(self, timeout_s: float) -> None:
+        """So long do its collectives wait for others."""
+        if self._board is not None:
+            self._board.wait_for(self._slot, timeout_s)
+
     @property
     def is_overtaken(self) -> bool:
         """Whether there is a newer group than ours."""
