@@ -14,6 +14,14 @@ MUTANTS = (
         ("sim",),
     ),
     Mutant(
+        "nobody_is_heard_before_the_first_look",
+        "control/runner.py",
+        "with anyio.move_on_after(FIRST_LOOK_S):",
+        "with anyio.move_on_after(None):",
+        "P2: no healthy kill while a cluster does not answer a control plane that was just started",
+        ("control",),
+    ),
+    Mutant(
         "fence_without_margin",
         "control/leases.py",
         "FENCE_MARGIN_S = 60.0",
