@@ -125,7 +125,9 @@ class StagedStore:
 
     async def read(self, fn: Callable[[Tx], T]) -> T:
         self.meanwhile.reach("before read")
-        return await self.inner.read(fn)
+        answer = await self.inner.read(fn)
+        self.meanwhile.reach("after read")
+        return answer
 
     def on_commit(self, callback: Callable[[int], None]) -> None:
         """Nobody wakes up by itself here."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -55,6 +56,22 @@ def seat(chair: Chair, settings: Settings) -> _Seat:
 
 
 async def test_who_stands_by_leads_when_the_lead_is_free(chair: Chair, settings: Settings) -> None:
+    chair.is_free.set()
+    with anyio.fail_after(60):
+        assert await seat(chair, settings).wait()
+
+
+async def test_a_shared_directory_that_is_away_for_a_moment_is_waited_for(
+    chair: Chair, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = iter([OSError(errno.ESTALE, "Stale file handle")])
+
+    def refuse(*_: object) -> None:
+        if error := next(looks, None):
+            raise error
+
+    monkeypatch.setattr(standby, "refuse_strange_home", refuse)
+    monkeypatch.setattr(standby, "AGAIN_S", 0.0)
     chair.is_free.set()
     with anyio.fail_after(60):
         assert await seat(chair, settings).wait()

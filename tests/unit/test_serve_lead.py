@@ -1,17 +1,20 @@
-"""The door for nodes opens with the lead and closes without it."""
+"""Who leads, who goes on waiting for that, and who ends; the door for nodes opens with the lead alone."""
 
 from __future__ import annotations
 
+import errno
 import socket
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from shoal.cli import serve
+from shoal.cli import serve, standby
 from shoal.control import ControlPlane
-from shoal.errors import AlreadyLed
+from shoal.errors import AlreadyLed, StoreUnavailable
 from shoal.settings import Settings
 
 pytestmark = pytest.mark.anyio
@@ -36,6 +39,67 @@ async def test_who_does_not_lead_turns_nodes_away_and_lets_go_of_their_port(
                 await serve._lead(settings, listener, None, None)  # type: ignore[arg-type]
     for port in ports:
         socket.create_server(("127.0.0.1", port), reuse_port=False).close()
+
+
+class Led(Exception):
+    """It got so far."""
+
+
+BLIP = StoreUnavailable("the database does not answer")
+STALE = OSError(errno.ESTALE, "Stale file handle", "/shared/keys")
+Living = Callable[..., Awaitable[None]]
+
+
+@pytest.fixture
+def living(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Living:
+    """A control plane that leads once what comes in its way, each time that it opens, is over."""
+
+    async def live(*errors: Exception, is_first: bool, is_shared: bool = True) -> None:
+        coming = iter([*errors, Led()])
+
+        def opening(_: Settings) -> None:
+            raise next(coming)
+
+        async def may_lead(_: Settings) -> bool:
+            return is_first
+
+        async def stand_by(settings: Settings, listener: socket.socket, told: object) -> bool:
+            listener.close()
+            return True
+
+        monkeypatch.setattr(ControlPlane, "open", opening)
+        monkeypatch.setattr(standby, "may_lead", may_lead)
+        monkeypatch.setattr(standby, "stand_by", stand_by)
+        monkeypatch.setattr(standby, "AGAIN_S", 0.0)
+        settings = Settings(home=tmp_path)
+        if is_shared:
+            settings = Settings(
+                home=tmp_path, shared=tmp_path / "shared", database_url="postgresql://db/shoal"
+            )
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            await serve._live(settings, listener, partial(print), sys.exit, is_deposed=False)
+
+    return live
+
+
+@pytest.mark.parametrize("error", [BLIP, STALE, AlreadyLed("another was quicker")])
+async def test_who_has_stood_by_goes_on_when_what_they_share_is_away_at_its_turn(
+    living: Living, error: Exception
+) -> None:
+    """It may have waited for days: nobody else would be left to lead."""
+    with pytest.raises(Led):
+        await living(error, error, is_first=False)
+
+
+@pytest.mark.parametrize("error", [BLIP, STALE])
+async def test_a_first_start_ends_and_says_what_is_away(living: Living, error: Exception) -> None:
+    with pytest.raises(StoreUnavailable, match=r"does not answer|/shared/keys cannot be used: Stale file"):
+        await living(error, is_first=True)
+
+
+async def test_what_goes_wrong_in_a_home_of_its_own_is_not_waited_for(living: Living) -> None:
+    with pytest.raises(OSError, match="Stale file handle"):
+        await living(STALE, is_first=True, is_shared=False)
 
 
 TUNED = """

@@ -13,7 +13,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import NoReturn, Protocol
@@ -118,21 +118,29 @@ async def _live(
     *,
     is_deposed: bool,
 ) -> None:
-    """Lead, after standing by for as long as another does, until told to end."""
+    """Lead, after standing by for as long as another does, until told to end.
+
+    Who has waited for its turn, or led before, does not end for a database or a shared directory that is away
+    when its turn comes: nobody would be left to lead. A first start does, and says what is wrong.
+    """
     is_patient = is_deposed
     while True:
-        if settings.shared is not None:
+        if settings.shared is not None and (is_patient or not await standby.may_lead(settings)):
+            is_patient = True
             told = partial(on_ready, role=standby.STANDBY)
-            if not await standby.stand_by(settings, listener.dup(), told, is_patient=is_patient):
+            if not await standby.stand_by(settings, listener.dup(), told):
                 return
         try:
-            await _lead(settings, listener.dup(), on_ready, step_down)
+            with listener.dup() as own:
+                await _lead(settings, own, on_ready, step_down)
             return
         except (AlreadyLed, StoreUnavailable) as error:
-            # Another was quicker, or the database went away right then.
-            if settings.shared is None or (isinstance(error, StoreUnavailable) and not is_patient):
+            # Another was quicker, or what they share went away right then.
+            is_away = isinstance(error, StoreUnavailable)
+            if settings.shared is None or (is_away and not is_patient):
                 raise
             log.warning("control.does_not_lead", error=error.message)
+            await anyio.sleep(standby.AGAIN_S if is_away else 0.0)
         is_patient = True
 
 
@@ -146,7 +154,7 @@ async def _lead(
         if nodes is not None:
             stack.enter_context(nodes)
             settings = replace(settings, nodes_port=nodes.getsockname()[1])
-        async with ControlPlane.open(settings) as plane, anyio.create_task_group() as beside:
+        async with _opened(settings) as plane, anyio.create_task_group() as beside:
             beside.start_soon(data_plane.keep, settings, plane)
             beside.start_soon(_watch_lead, plane, step_down)
             is_over = anyio.Event()
@@ -158,6 +166,24 @@ async def _lead(
             end_within(END_S)
             is_over.set()
             beside.cancel_scope.cancel()
+
+
+@contextlib.asynccontextmanager
+async def _opened(settings: Settings) -> AsyncIterator[ControlPlane]:
+    """The control plane. `StoreUnavailable` also where the directory that several share cannot be used (a
+    stale handle of a network's disk, say): half of what they remember is there.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            plane = await stack.enter_async_context(ControlPlane.open(settings))
+        except OSError as error:
+            if settings.shared is None:
+                raise
+            raise StoreUnavailable(
+                f"{error.filename or settings.shared} cannot be used: {error.strerror or error}",
+                hint=f"ls -la {settings.shared}",
+            ) from error
+        yield plane
 
 
 async def _watch_lead(plane: ControlPlane, step_down: Callable[[], NoReturn]) -> None:

@@ -33,20 +33,29 @@ class OnReady(Protocol):
     def __call__(self, url: str, *, leader: str | None) -> None: ...
 
 
-async def stand_by(
-    settings: Settings, listener: socket.socket, on_ready: OnReady, *, is_patient: bool
-) -> bool:
+async def may_lead(settings: Settings) -> bool:
+    """Whether nobody leads now, for one that has just been started.
+
+    `StateError`: not with this home, or not for the cluster that whoever leads hands work to.
+    """
+    one = Standby(settings.store_url)
+    try:
+        if await anyio.to_thread.run_sync(_is_free, settings, one, 0.01):
+            return True
+    finally:
+        one.close()
+    await _agree(settings)
+    return False
+
+
+async def stand_by(settings: Settings, listener: socket.socket, on_ready: OnReady) -> bool:
     """Wait until nobody leads, answering on `listener` meanwhile. False: told to end.
 
-    `is_patient`: a database that does not answer is waited for, too. `StateError`: the database is not one
+    A database or a directory that does not answer is waited for, too. `StateError`: the database is not one
     that this control plane could ever lead.
     """
     seat = _Seat(settings, Standby(settings.store_url), listener, on_ready)
     try:
-        if not is_patient:
-            if await anyio.to_thread.run_sync(seat.is_free, 0.01):
-                return True
-            await _agree(settings)
         return await seat.wait()
     finally:
         seat.close()
@@ -92,11 +101,6 @@ class _Seat:
         # Who was asked to stop does not lead, though the lead got free meanwhile: both are being ended.
         return self._is_free and not self._server.is_asked_to_stop
 
-    def is_free(self, wait_s: float) -> bool:
-        """Whether the lead could be had now. Blocks for at most `wait_s`."""
-        refuse_strange_home(self._standby.meta(HOME_ID), self._settings.state_dir)
-        return self._standby.wait(wait_s)
-
     def close(self) -> None:
         self._standby.close()
         self._listener.close()
@@ -107,9 +111,9 @@ class _Seat:
             _reap()
             try:
                 await anyio.to_thread.run_sync(self._look)
-            except StoreUnavailable as error:
+            except (StoreUnavailable, OSError) as error:
                 if self._known.is_well:
-                    log.warning("standby.sees_nothing", error=error.message)
+                    log.warning("standby.sees_nothing", error=str(error))
                 self._known = Waiting(is_well=False)
                 await anyio.sleep(AGAIN_S)
         self._server.should_exit = True
@@ -117,7 +121,7 @@ class _Seat:
     def _look(self) -> None:
         self._see_leader()
         self._standby.meet(self._settings.url_for_supervisors)
-        self._is_free = self.is_free(WAIT_S)
+        self._is_free = _is_free(self._settings, self._standby, WAIT_S)
 
     def _see_leader(self) -> None:
         lead = self._standby.leader()
@@ -125,6 +129,12 @@ class _Seat:
         if lead is not None and lead != self._told:
             log.info("standby.waits", term=lead.term, leader=lead.url, by=lead.by)
         self._told = lead
+
+
+def _is_free(settings: Settings, one: Standby, wait_s: float) -> bool:
+    """Whether the lead could be had now. Blocks for at most `wait_s`."""
+    refuse_strange_home(one.meta(HOME_ID), settings.state_dir)
+    return one.wait(wait_s)
 
 
 def _reap() -> None:

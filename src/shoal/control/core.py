@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import anyio
 
@@ -41,6 +42,14 @@ NEWS_PATIENCE_S = 0.05
 """While the store is busy, word of a start lets ends and plans pass: they make room and use it."""
 
 
+class Lost(NamedTuple):
+    """A share that is over, and may have another in its place on another node."""
+
+    outcome: NodeOutcome
+    fence_s: float | None = None
+    """There is no other evidence of it than that this has passed: see `Leases.fenced_nodes`."""
+
+
 class Core:
     """Nothing here that is not in the store or the engine matters after a crash."""
 
@@ -75,7 +84,7 @@ class Core:
         """Where nodes are other machines: how data planes come to replicas there."""
         self.submitting: set[str] = set()
         """Attempts being handed to the engine at this moment."""
-        self.lost: dict[str, NodeOutcome] = {}
+        self.lost: dict[str, Lost] = {}
         """By attempt: a share to be replaced on another node, or else the attempt's end. The next look finds
         it again if it is forgotten."""
         self.placer = Signal()

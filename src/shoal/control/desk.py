@@ -36,9 +36,13 @@ async def fetch(core: Core, asked: Fetch) -> Assignment:
     share = await _led(core, partial(engine.desk.take, asked))
     if order is None or laid is None or share.order != laid.order:  # laid down anew meanwhile
         order = await engine.as_given(share.order)
-    # An end that was recorded since the question is of a share that nobody had; nobody is to have it.
-    await core.store.read(lambda tx: _refuse_ended(tx, share.order))
-    core.leases.heard(asked.attempt_id, asked.node, share.order.incarnation)
+    own = asked.attempt_id, asked.node, share.order.incarnation
+    with core.leases.speaking(*own):
+        # An end that was recorded since the question is of a share that nobody had; nobody is to have it.
+        await core.store.read(lambda tx: _refuse_ended(tx, share.order))
+        if core.leases.is_overdue(*own):
+            await core.store.write(lambda tx: _refuse_ended(tx, share.order))
+        core.leases.heard(*own)
     return Assignment(
         order=msgspec.structs.replace(order, control_urls=core.urls_to_tell),
         credentials=_with_porch(core, share.order, submission.credentials[asked.node]),

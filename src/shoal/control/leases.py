@@ -8,7 +8,9 @@ Changed on the event loop alone. What is only asked changes nothing, so that a t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from math import inf
 
 from shoal.clock import Clock
@@ -30,6 +32,8 @@ class Leases:
         """By attempt, node and incarnation: a share is not silent for as long as the one it replaces."""
         self._spoke: dict[tuple[str, str, int], float] = {}
         """The same, of those who said so themselves: what a cluster says holds off a fence, and no more."""
+        self._speaking = Counter[tuple[str, str, int]]()
+        """Those who say something just now, and were not answered yet."""
         self._followed: dict[tuple[str, str, int], float] = {}
         """Since when we have cared about the shares that may run: see `follow`."""
         self._sent: dict[str, float] = {}
@@ -70,6 +74,27 @@ class Leases:
         if not is_hearsay:
             self._spoke[share] = max(at, self._spoke.get(share, at))
             self._waits.pop((attempt_id, node), None)
+
+    @contextmanager
+    def speaking(self, attempt_id: str, node: str, incarnation: int = 0) -> Iterator[None]:
+        """Somebody there speaks, and may be told to go on: no fence passes until that is decided, and noted
+        (`heard`) within the block. What is decided by a read may be older than an end that is just being
+        recorded: see `is_overdue`.
+        """
+        share = (attempt_id, node, incarnation)
+        self._speaking[share] += 1
+        try:
+            yield
+        finally:
+            self._speaking[share] -= 1
+            if not self._speaking[share]:
+                del self._speaking[share]
+
+    def is_overdue(self, attempt_id: str, node: str, incarnation: int = 0) -> bool:
+        """Silent for so long that its end by a fence, whichever it has, may be being recorded now. Who speaks
+        then is answered by a write: that comes before the end, which then is none, or after it.
+        """
+        return self.silence_s(attempt_id, node, incarnation) > FENCE_MARGIN_S
 
     def knows(self, attempt_id: str, node: str, incarnation: int = 0) -> bool:
         """Whether there was a sign of life."""
@@ -134,10 +159,14 @@ class Leases:
 
     def fenced_nodes(self, attempt: Attempt, fence_s: float) -> tuple[str, ...]:
         """Those silent, and sent nothing, for so long that what ever ran there of it has certainly been
-        stopped by its supervisor; never one whose supervisor died before what it had started, or may have.
+        stopped by its supervisor; never one whose supervisor died before what it had started, or may have,
+        nor one who speaks just now.
         """
-        limit = fence_s + FENCE_MARGIN_S
+        limit, own = fence_s + FENCE_MARGIN_S, attempt.attempt_id
         silent = self.silent_nodes(attempt, limit) if self._unsent_s(attempt) > limit else ()
+        silent = tuple(
+            node for node in silent if (own, node, attempt.incarnation(node)) not in self._speaking
+        )
         return tuple(node for node in silent if node not in attempt.orphaned_nodes)
 
     def fence_left_s(self, attempt: Attempt, silent: Iterable[str], fence_s: float) -> float:

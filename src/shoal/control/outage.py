@@ -1,7 +1,7 @@
 """Since when the engine cannot be asked: what it last said of its nodes is as old as that, or older.
 
-In memory: who starts asks anew before anybody is answered. When an engine that never answered it had answered
-somebody before, nobody knows.
+In memory: who starts asks anew before anybody is answered, and says so where that takes long. When an engine
+that never answered it had answered somebody before, nobody knows.
 """
 
 from __future__ import annotations
@@ -39,6 +39,11 @@ class Outages:
     def unanswered(self, error: str) -> None:
         since = self.present.since if self.present else self._clock.now()
         self.present = Outage(since=since, has_answered=self._has_answered, why=in_short(error))
+
+    def awaited(self, told: str) -> None:
+        """The first answer is on its way, or will never come: what is known until then is of before."""
+        if not self._has_answered and self.present is None:
+            self.unanswered(told)
 
 
 def in_short(error: str) -> str:

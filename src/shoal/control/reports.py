@@ -88,12 +88,14 @@ def _has_news(core: Core, attempt: Attempt, renewal: Renewal) -> bool:
 
 
 async def _heard(core: Core, renewal: Renewal) -> Attempt:
-    attempt = await _noted(core, renewal)
+    own = renewal.attempt_id, renewal.node, renewal.incarnation
+    with core.leases.speaking(*own):
+        attempt = await _noted(core, renewal)
+        core.leases.heard(*own)
     if attempt.generation > renewal.generation:
         core.meetings.tell(attempt.attempt_id)
     if renewal.master_port is not None and renewal.node == attempt.node_names[0]:
         core.meetings.say(attempt.attempt_id, renewal.generation, renewal.master_port)
-    core.leases.heard(renewal.attempt_id, renewal.node, renewal.incarnation)
     if core.drills.heard(renewal, core.clock.now()):
         core.meetings.tell(attempt.attempt_id)
     if renewal.saved_s is not None and renewal.saved_s >= 0:
@@ -107,15 +109,12 @@ async def _heard(core: Core, renewal: Renewal) -> Attempt:
 
 async def _noted(core: Core, renewal: Renewal) -> Attempt:
     """The attempt with what the renewal tells. Whoever surely has news is looked at where it is written down:
-    one transaction, and no read before it.
+    one transaction, and no read before it. So is one whose end may be being recorded meanwhile.
     """
-    if (
-        renewal.outcome is None
-        and renewal.failure is None
-        and core.leases.knows(renewal.attempt_id, renewal.node, renewal.incarnation)
-    ):
+    own = renewal.attempt_id, renewal.node, renewal.incarnation
+    if renewal.outcome is None and renewal.failure is None and core.leases.knows(*own):
         attempt = await core.store.read(lambda tx: _current(tx.attempts.get(renewal.attempt_id), renewal))
-        if _news(attempt, renewal) is None:
+        if _news(attempt, renewal) is None and not core.leases.is_overdue(*own):
             return attempt
     is_urgent = renewal.outcome is not None or renewal.failure is not None
     patience_s = 0.0 if is_urgent else NEWS_PATIENCE_S

@@ -44,6 +44,9 @@ PLACE_PAUSE_S = 0.005
 """Between two cycles at least: what commits within it is planned together. The first never waits."""
 LAUNCHES_AT_ONCE = 32
 """Attempts being handed to the engine while the next ones are planned."""
+FIRST_LOOK_S = 5.0
+"""So long at most the first look keeps a start. A cluster that is away may take minutes to say nothing: who
+renews has to be heard meanwhile, or ends healthy ranks by its fence."""
 FAILED_PAUSE_S = 1.0
 FAILED_CYCLE = Cycle(placed=(), next_look_s=None, planning_s=0.0)
 """After one that raised, which has paused for it already."""
@@ -96,7 +99,8 @@ class Changed:
 async def run_loops(core: Core, changed: Changed) -> AsyncIterator[None]:
     """Recover, then keep the loops running while the block lasts.
 
-    What cannot be done at once (a full disk, a database away) is done by the loops as soon as it can.
+    What cannot be done at once (a full disk, a database away) is done by the loops as soon as it can. Where
+    the engine takes long to answer, the block begins before they do: silence counts from the first look on.
     """
     loop = asyncio.get_running_loop()
 
@@ -111,8 +115,24 @@ async def run_loops(core: Core, changed: Changed) -> AsyncIterator[None]:
     core.store.on_commit(on_commit)
     if isinstance(core.engine, SupportsNotice):
         core.engine.notice(on_notice)
+    has_looked = anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_looping, core, changed, has_looked)
+        with anyio.move_on_after(FIRST_LOOK_S):
+            await has_looked.wait()
+        if not has_looked.is_set():
+            core.outages.awaited(f"no answer within {FIRST_LOOK_S:g} s of the start of this control plane")
+        try:
+            yield
+        finally:
+            tasks.cancel_scope.cancel()
+
+
+async def _looping(core: Core, changed: Changed, has_looked: anyio.Event) -> None:
+    """Nothing is decided before it was looked at what there is, and what runs."""
     await _turn(core, "heal", lambda: heal(core))
     await _turn(core, "watch", lambda: watch(core))
+    has_looked.set()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_placing, core, changed)
         tasks.start_soon(
@@ -130,10 +150,6 @@ async def run_loops(core: Core, changed: Changed) -> AsyncIterator[None]:
             _repeat, core, "serve", lambda: tend(core), lambda: core.services.waker.wait(SERVE_EVERY_S)
         )
         tasks.start_soon(_repeat, core, "clean", lambda: clean(core), lambda: anyio.sleep(CLEAN_EVERY_S))
-        try:
-            yield
-        finally:
-            tasks.cancel_scope.cancel()
 
 
 async def _placing(core: Core, changed: Changed) -> None:

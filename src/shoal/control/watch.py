@@ -327,7 +327,7 @@ async def _fence(core: Core, job: Job, attempt: Attempt, observed: dict[str, Obs
     core.submitting.add(attempt.attempt_id)
     try:
         for event in _fenced(core, attempt, fenced):
-            attempt = await _advance(core, attempt, event)
+            attempt = await _advance(core, attempt, event, fence_s=spec_of(job).fence)
     finally:
         core.submitting.discard(attempt.attempt_id)
     return attempt
@@ -351,14 +351,35 @@ def _overdue(core: Core, job: Job, attempt: Attempt) -> list[AttemptEvent]:
     return [StopAsked(reason=EndReason.TIME_LIMIT, by="the time limit")]
 
 
+def _is_fenced(core: Core, tx: Tx, attempt_id: str, event: AttemptEvent, fence_s: float) -> bool:
+    """Asked where it is recorded: one that was frozen for longer than its fence may have spoken since the
+    look. It was told to go on then; or it will be told that this is its end.
+    """
+    attempt = tx.attempts.get(attempt_id)
+    if attempt is None:
+        return False
+    gone = (event.outcome.node,) if isinstance(event, NodeEnded) else attempt.nodes_left
+    return set(gone) <= set(core.leases.fenced_nodes(attempt, fence_s))
+
+
 async def _advance(
-    core: Core, attempt: Attempt, event: AttemptEvent, *, has_survivors: bool = True
+    core: Core,
+    attempt: Attempt,
+    event: AttemptEvent,
+    *,
+    has_survivors: bool = True,
+    fence_s: float | None = None,
 ) -> Attempt:
-    """`has_survivors`: somebody is left who would go on with another share in place of a lost one."""
+    """`has_survivors`: somebody is left who would go on with another share in place of a lost one. `fence_s`:
+    there is no other evidence than that this has passed.
+    """
 
     def record(tx: Tx) -> Attempt | None:
+        if fence_s is not None and not _is_fenced(core, tx, attempt.attempt_id, event, fence_s):
+            return None
         if isinstance(event, NodeEnded) and has_survivors:
-            return record_end(core, tx, attempt.attempt_id, event.outcome, is_found_again=True)
+            found = event.outcome
+            return record_end(core, tx, attempt.attempt_id, found, is_found_again=True, fence_s=fence_s)
         if isinstance(event, Orphaned):
             return _record_orphan(core, tx, attempt.attempt_id, event)
         return core.recorder.advance(tx, attempt.attempt_id, event)

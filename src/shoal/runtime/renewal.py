@@ -257,7 +257,9 @@ class Renewer:
             self.stale_because = answer.because
             self._wake()
             return
-        self.answered_at = max(self.answered_at, asked_at)
+        # Once the fence has passed the share ends, whatever it hears yet: another may have its place.
+        if self._clock.monotonic() - self.answered_at < self._order.fence_s:
+            self.answered_at = max(self.answered_at, asked_at)
         if answer.should_stop:
             self.order_to_stop = answer
             self._wake()

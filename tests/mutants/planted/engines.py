@@ -214,6 +214,14 @@ MUTANTS = (
         ("engine",),
     ),
     Mutant(
+        "every_stop_waits_for_a_slurm_that_is_away",
+        "engines/slurm/engine.py",
+        "                self._refuse_away(now)\n",
+        "",
+        "P1: one `scancel` that hangs does not hold up what watches all jobs",
+        ("engine",),
+    ),
+    Mutant(
         "forgotten_attempt_starts_again",
         "engines/local/engine.py",
         "        if not views and self._book.is_kept(attempt_id):\n"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from pathlib import Path
 
 import anyio
@@ -15,6 +15,7 @@ from shoal.control import ControlPlane
 from shoal.control.actor import SHOAL
 from shoal.control.core import Core
 from shoal.control.first import DEFAULT_PROJECT, prepare
+from shoal.control.leases import FENCE_MARGIN_S
 from shoal.engines.desk import DeskShare
 from shoal.engines.glimpses import Glimpses
 from shoal.engines.remote import Reach, RemoteEngine
@@ -25,7 +26,7 @@ from shoal.model.moves import NodeEnded
 from shoal.model.node import NodeFacts
 from shoal.settings import Settings
 from shoal.spec import parse_job
-from shoal.store import open_memory_store
+from shoal.store import Tx, open_memory_store
 from shoal.wire import KEEPER_WAIT_S, Dispatch, EndKind, Fetch, NodeOutcome, Order, Summons
 from tests.support.plane import open_plane
 
@@ -173,6 +174,27 @@ async def test_no_order_for_an_attempt_that_ends_while_it_is_taken(
         return take(asked)
 
     monkeypatch.setattr(core.engine.desk, "take", take_while_it_ends)
+    with pytest.raises(StateError, match="does not begin on n1: it has ended"):
+        await plane.fetch_order(asked)
+
+
+async def test_who_asks_again_after_a_long_silence_gets_no_order_if_its_end_is_recorded_first(
+    plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a read says is older than an end that is just being recorded."""
+    asked = await waiting(plane)
+    await plane.fetch_order(asked)
+    core, since, write = plane.core, plane.core.clock.monotonic(), plane.core.store.write
+    gone = NodeOutcome(
+        attempt_id=asked.attempt_id, epoch=1, node="n1", kind=EndKind.FENCED, ended_at=core.clock.now()
+    )
+
+    async def after_its_end(fn: Callable[[Tx], object], *, patience_s: float = 0.0) -> object:
+        await write(lambda tx: core.recorder.advance(tx, asked.attempt_id, NodeEnded(gone)))
+        return await write(fn, patience_s=patience_s)
+
+    monkeypatch.setattr(core.clock, "monotonic", lambda: since + FENCE_MARGIN_S + 1)
+    monkeypatch.setattr(core.store, "write", after_its_end)
     with pytest.raises(StateError, match="does not begin on n1: it has ended"):
         await plane.fetch_order(asked)
 

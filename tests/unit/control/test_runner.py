@@ -17,6 +17,7 @@ from shoal.control.turns import Failing
 from shoal.engines.fake import Act, FakeCluster, FakeEngine, Script, always
 from shoal.errors import StoreUnavailable
 from shoal.ids import id_factory
+from shoal.model.node import NodeFacts
 from shoal.model.people import Project
 from shoal.settings import Settings
 from shoal.spec import parse_job
@@ -56,13 +57,7 @@ async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
 async def run_one(plane: ControlPlane) -> None:
     """Submit a job and see it to its end."""
     result = await plane.submit(ANA, parse_job(SPEC), project="lab", owner=USER)
-    job_id = result.jobs[0].job_id
-
-    async def is_over() -> bool:
-        job = await plane.core.store.read(lambda tx: tx.jobs.get(job_id))
-        return job is not None and not job.is_open
-
-    await until(is_over)
+    await until(lambda: _is_over(plane.core, result.jobs[0].job_id))
 
 
 async def test_a_commit_wakes_the_placer_and_the_job_runs_to_its_end() -> None:
@@ -146,6 +141,43 @@ async def test_a_loop_that_keeps_failing_is_named_with_its_reason_until_a_turn_g
         assert before <= failing.since <= core.clock.now()
         is_broken = False
         await until(is_well)
+
+
+async def test_who_is_answered_after_a_start_is_told_of_what_was_looked_at() -> None:
+    core = core_for(always(Act(run_s=0.0)))
+    async with ControlPlane.running(core):
+        assert await _has_nodes(core)
+        assert core.outages.present is None
+
+
+async def test_a_cluster_that_keeps_the_first_look_keeps_nobody_from_being_heard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a hundred jobs to stop on a Slurm that was away every healthy supervisor met its fence."""
+    core = core_for(always(Act(run_s=0.0)))
+    await people(core)
+    monkeypatch.setattr("shoal.control.runner.FIRST_LOOK_S", 0.01)
+    answers, look = anyio.Event(), core.engine.nodes
+
+    async def nodes() -> list[NodeFacts]:
+        await answers.wait()
+        return await look()
+
+    monkeypatch.setattr(core.engine, "nodes", nodes)
+    with anyio.fail_after(LIMIT_S):
+        async with ControlPlane.running(core) as plane:
+            result = await plane.submit(ANA, parse_job(SPEC), project="lab", owner=USER)
+            told = core.outages.present
+            assert told is not None
+            assert not told.has_answered
+            answers.set()
+            await until(lambda: _is_over(core, result.jobs[0].job_id))
+            assert core.outages.present is None
+
+
+async def _is_over(core: Core, job_id: str) -> bool:
+    job = await core.store.read(lambda tx: tx.jobs.get(job_id))
+    return job is not None and not job.is_open
 
 
 async def test_waiting_for_a_change_ends_with_the_next_commit_or_with_the_time() -> None:

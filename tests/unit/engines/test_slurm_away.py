@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
+import anyio
 import pytest
 
 from shoal.engines.base import Sight
 from shoal.engines.fake import VirtualClock
-from shoal.engines.remote import BEHIND_S, SILENT_S
+from shoal.engines.remote import BEHIND_S, HEARD_S, SILENT_S
 from shoal.engines.slurm.client import TIMEOUT_S
 from shoal.engines.slurm.engine import JOBS_S, NODES_S, SlurmEngine
 from shoal.engines.slurm.nodes import RawNode
@@ -127,6 +129,13 @@ class AwaySlurm(FullSlurm):
     times_asked_in_vain = 0
     clock: VirtualClock
 
+    def cancel(self, names: Collection[str], user: str = "") -> None:
+        if self.is_away:
+            self.times_asked_in_vain += 1
+            self.clock.advance(self.takes_s)
+            raise AWAY
+        self.cancelled = [*self.cancelled[0], *names], user
+
     def facts(self) -> SlurmFacts:
         if self.is_away:
             self.times_asked_in_vain += 1
@@ -211,3 +220,87 @@ async def test_what_slurm_did_not_answer_is_not_asked_by_everybody(tmp_path: Pat
     clock.advance(TIMEOUT_S)
     slurm.is_away = False
     assert len(await engine.nodes()) == 3
+
+
+ATTEMPTS = tuple(f"att_{number}" for number in range(64))
+ALL = sorted(job_name(own, 0) for own in ATTEMPTS)
+
+
+def with_many(home: Path) -> tuple[SlurmEngine, VirtualClock, AwaySlurm]:
+    """Attempts whose orders nobody has: to stop one is to cancel its job."""
+    engine, clock, slurm = with_away(home)
+    slurm.takes_s = TIMEOUT_S
+    for own in ATTEMPTS:
+        engine.desk.add((order(attempt_id=own, nodes=("n0",)),), None)
+    return engine, clock, slurm
+
+
+async def stopped(engine: SlurmEngine) -> int:
+    """How many of them were stopped: all are told to, as at one look at everything that runs."""
+    done = 0
+    for own in ATTEMPTS:
+        try:
+            await engine.cancel(own, 0.0)
+            done += 1
+        except EngineUnreachable:
+            continue
+    return done
+
+
+async def test_of_all_that_is_to_be_stopped_one_finds_out_that_slurm_is_away(tmp_path: Path) -> None:
+    """`scancel` hangs for half a minute: for a hundred of them nobody would be watched for an hour."""
+    engine, clock, slurm = with_many(tmp_path)
+    slurm.is_away = True
+    began = clock.monotonic()
+    assert await stopped(engine) == 0
+    assert (slurm.times_asked_in_vain, clock.monotonic() - began) == (1, TIMEOUT_S)
+    clock.advance(TIMEOUT_S)
+    slurm.is_away = False
+    assert await stopped(engine) == len(ATTEMPTS)
+    assert sorted(slurm.cancelled[0]) == ALL
+
+
+async def test_nobody_waits_for_scancel_who_knows_that_slurm_does_not_answer(tmp_path: Path) -> None:
+    engine, clock, slurm = with_many(tmp_path)
+    slurm.is_away = True
+    with pytest.raises(EngineUnreachable):
+        await engine.nodes()
+    asked, now = slurm.times_asked_in_vain, clock.monotonic()
+    assert await stopped(engine) == 0
+    assert (slurm.times_asked_in_vain, clock.monotonic()) == (asked, now)
+
+
+async def test_what_is_buried_while_slurm_is_away_costs_it_one_question_and_is_cancelled_later(
+    tmp_path: Path,
+) -> None:
+    engine, clock, slurm = with_many(tmp_path)
+    slurm.is_away = True
+    for own in ATTEMPTS:
+        await engine.bury(own)
+    clock.advance(HEARD_S)
+    began = clock.monotonic()
+    for own in ATTEMPTS:
+        await engine.bury(own)
+        with pytest.raises(EngineUnreachable):
+            await engine.forget(own)
+    assert clock.monotonic() - began <= 2 * TIMEOUT_S
+    clock.advance(4 * TIMEOUT_S)
+    slurm.is_away = False
+    for own in ATTEMPTS:
+        await engine.forget(own)
+    assert sorted(slurm.cancelled[0]) == ALL
+    assert not engine.desk.shares()
+
+
+async def test_who_stops_something_at_the_same_time_waits_for_the_same_answer(tmp_path: Path) -> None:
+    engine, _, slurm = with_many(tmp_path)
+    slurm.is_away = True
+
+    async def stop(own: str) -> None:
+        with pytest.raises(EngineUnreachable):
+            await engine.cancel(own, 0.0)
+
+    async with anyio.create_task_group() as tasks:
+        for own in ATTEMPTS[:8]:
+            tasks.start_soon(stop, own)
+    assert slurm.times_asked_in_vain == 1

@@ -12,7 +12,8 @@ from shoal.control.leases import FENCE_MARGIN_S
 from shoal.engines.fake import VirtualClock
 from shoal.runtime import spool
 from shoal.runtime.reasons import FENCED_GRACE_S, Reasons
-from shoal.wire import EndKind
+from shoal.runtime.renewal import Renewer
+from shoal.wire import Credentials, EndKind, RenewalAnswer
 from tests.support.shares import an_order
 
 FENCE_S = 1800.0
@@ -46,6 +47,18 @@ def test_a_shorter_grace_of_the_jobs_own_counts(tmp_path: Path) -> None:
 
 def test_no_grace_reaches_into_the_time_of_a_successor() -> None:
     assert FENCED_GRACE_S < FENCE_MARGIN_S
+
+
+@pytest.mark.parametrize(("late_s", "is_over"), [(-1.0, False), (0.0, True), (3600.0, True)])
+def test_an_answer_after_the_fence_takes_nothing_back(late_s: float, is_over: bool, tmp_path: Path) -> None:
+    """One that was frozen may renew before it looks at its clock: somebody may have its place by then."""
+    clock, order = VirtualClock(1_800_000_000.0), an_order(fence_s=FENCE_S)
+    meter: Any = None
+    renewer = Renewer(order, Credentials(proof_key="k"), None, clock, -1, clock.monotonic(), meter)
+    clock.advance(FENCE_S + late_s)
+    renewer._take(RenewalAnswer(), asked_at=clock.monotonic())
+    end = Reasons(spool.Share(tmp_path), order, clock, renewer).now()
+    assert (end is not None) == is_over
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,10 @@ class SlurmEngine(RemoteEngine):
         """Ids and reasons of jobs that wait, Slurm says, for nodes that take no work."""
         self._cancelled_at: dict[str, float] = {}
         """By name, monotonic."""
+        self._uncancelled: EngineUnreachable | None = None
+        self._uncancelled_at, self._uncancelled_took = -math.inf, 0.0
+        """When Slurm could not be told to cancel something: see `_cancel`."""
+        self._cancelling = anyio.Lock()
         self._answers_since: dict[tuple[str, int, str], float] = {}
         """By attempt, incarnation and node of a job that is over: since when its node has answered."""
         self._asking = anyio.Lock()
@@ -273,14 +277,36 @@ class SlurmEngine(RemoteEngine):
         await self._cancel(queued | unbegun, attempt_id)
 
     async def _cancel(self, names: Collection[str], attempt_id: str) -> None:
-        """Not more often than now and then: what does not end by it is asked about again and again."""
+        """Not more often than now and then: what does not end by it is asked about again and again.
+
+        `EngineUnreachable` at once while Slurm has just not answered: `scancel` takes as long as `squeue` to
+        find that out, hundreds may be stopping, and what watches all jobs tells of one after the other.
+        """
         users = {self._user(share.order) for share in self.desk.find(attempt_id).values()}
-        now = self._clock.monotonic()
-        self._cancelled_at = {name: at for name, at in self._cancelled_at.items() if now - at < AGAIN_S}
-        due = [name for name in names if name not in self._cancelled_at]
-        for user in users if due else ():
-            await self.on_thread(lambda user=user: self._door.cancel(due, user))  # type: ignore[misc]
-            self._cancelled_at |= dict.fromkeys(due, now)
+        async with self._cancelling:
+            now = self._clock.monotonic()
+            self._cancelled_at = {name: at for name, at in self._cancelled_at.items() if now - at < AGAIN_S}
+            due = [name for name in names if name not in self._cancelled_at]
+            for user in users if due else ():
+                self._refuse_away(now)
+                try:
+                    await self.on_thread(lambda user=user: self._door.cancel(due, user))  # type: ignore[misc]
+                except EngineUnreachable as error:
+                    self._uncancelled, self._uncancelled_at = error, self._clock.monotonic()
+                    self._uncancelled_took = self._uncancelled_at - now
+                    raise
+                self._uncancelled = None
+                self._cancelled_at |= dict.fromkeys(due, now)
+
+    def _refuse_away(self, now: float) -> None:
+        """For as long as the newest question of a kind was in vain, and took until somebody knew that."""
+        for failed, at, took_s in (
+            (self._jobs_failed, self._jobs_at, self._jobs_took),
+            (self._nodes_failed, self._failed_at, self._nodes_took),
+            (self._uncancelled, self._uncancelled_at, self._uncancelled_took),
+        ):
+            if failed is not None and now - at < max(JOBS_S, took_s):
+                raise failed.with_traceback(None)
 
     def _key(self, order: Order, incarnation: int) -> Key:
         return job_name(order.attempt_id, incarnation), self._user(order)
