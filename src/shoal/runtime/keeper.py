@@ -175,7 +175,7 @@ class Keeper:
             except Refused as error:
                 _say(f"no order for {self._fetch.attempt_id} on {self._node}: {error}")
                 return None
-            except (Silent, msgspec.DecodeError) as error:
+            except Silent as error:
                 if str(error) != last and is_first:
                     last = str(error)
                     _say(f"cannot reach the control plane yet: {last}")
@@ -292,7 +292,7 @@ class Keeper:
         now = self._clock.monotonic()
         try:
             answer = self.client.tell(credentials.proof_key, told, piece)
-        except (Silent, Refused, msgspec.DecodeError) as error:
+        except (Silent, Refused) as error:
             if isinstance(error, Refused) and error.is_stale:
                 _say(f"this share is not ours any more: {error}")
                 self._is_stale = True

@@ -79,4 +79,12 @@ MUTANTS = (
         "P3: only the control plane itself ends a lease",
         ("supervisor",),
     ),
+    Mutant(
+        "a_strangers_words_end_the_renewals",
+        "runtime/http.py",
+        "    except Exception:  # noqa",
+        "    except (OSError, ValueError, http.client.HTTPException):  # noqa",
+        "P3: only the control plane itself ends a lease",
+        ("renewal",),
+    ),
 )
