@@ -82,8 +82,8 @@ class Renewer:
         self.order_to_stop: RenewalAnswer | None = None
         self.group = RenewalAnswer()
         """The newest group of ranks that the control plane told of, and where it meets."""
-        self.num_answers = 0
-        """Grows with every answer: whoever asked something knows when it was heard."""
+        self.answered_failure: NodeOutcome | None = None
+        """The one that was answered last: that answer, which may come late, says nothing about another."""
         self.stale_because: str | None = None
         """Why this attempt may not run any more, in the control plane's words."""
         self.drill: DrillOrder | None = None
@@ -199,7 +199,7 @@ class Renewer:
         if renewal.drilled is self._drilled:
             self._is_drill_heard.set()
         if renewal.failure is not None:
-            self.num_answers += 1
+            self.answered_failure = renewal.failure  # by now another one may be told of
             self._wake()
         self._is_end_told = renewal.outcome is not None
         return True

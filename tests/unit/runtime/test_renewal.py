@@ -17,6 +17,7 @@ import pytest
 from shoal.clock import BootClock
 from shoal.runtime import http, renewal
 from shoal.runtime.renewal import Renewer
+from shoal.runtime.restarts import Restarts
 from shoal.wire import EndKind, NodeOutcome, Phase, Renewal, RenewalAnswer
 from tests.support.renewals import TOKEN, ControlPlane
 from tests.support.shares import an_order, until
@@ -120,7 +121,7 @@ class Voice:
         monkeypatch.setattr(http, "ask", self._ask)
         monkeypatch.setattr(renewal, "FIRST_BACKOFF_S", 0.01)
         monkeypatch.setattr(renewal, "LISTEN_AGAIN_S", 0.01)
-        order = an_order(
+        self.order = order = an_order(
             control_url="http://nowhere", nodes=("node-1", "node-2"), max_restarts=3, renew_s=0.05
         )
         meter: Any = SimpleNamespace(take=lambda **_: (), put_back=lambda _: None)
@@ -167,3 +168,43 @@ def test_nothing_that_goes_wrong_ends_renewals_or_news(
     voice.answer = lambda _: RenewalAnswer()
     until(lambda: voice.renewer.answered_at > 0.0)
     assert capfd.readouterr().err.count("RuntimeError: nobody has foreseen this") == 1
+
+
+def test_a_late_answer_to_one_failure_refuses_no_other(voice: Voice) -> None:
+    """The news of the next group overtook it, and that group has failed meanwhile."""
+    first, second = outcome_of("the first"), outcome_of("the second")
+    late, arrived, is_counted = threading.Event(), threading.Event(), threading.Event()
+
+    def answer(asked: Renewal) -> RenewalAnswer | None:
+        if asked.wait_s > 0:
+            return RenewalAnswer(generation=1, master_port=7)
+        if asked.failure is first:
+            arrived.set()
+            late.wait(30)
+        elif asked.failure is second:
+            is_counted.wait(30)
+            return RenewalAnswer(generation=2, master_port=8)
+        return RenewalAnswer(generation=1, master_port=7)
+
+    voice.answer = answer
+    restarts = Restarts(voice.order, voice.renewer)
+    voice.renewer.start()
+    until(lambda: restarts.is_wanted)
+    restarts.begin(first)
+    assert arrived.wait(30)
+    assert restarts.next(first) is not None, "another node's failure was counted already"
+    restarts.begin(second)
+    late.set()
+    until(lambda: any(one.failure is second for one in voice.asked))
+    assert not restarts.is_refused
+    is_counted.set()
+    until(lambda: restarts.is_wanted)
+    assert not restarts.is_refused
+
+
+def test_a_failure_that_is_answered_without_another_group_is_refused(voice: Voice) -> None:
+    restarts = Restarts(voice.order, voice.renewer)
+    voice.renewer.start()
+    restarts.begin(outcome_of("the only one"))
+    until(lambda: restarts.is_refused)
+    assert restarts.next(None) is None
