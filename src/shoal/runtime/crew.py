@@ -186,11 +186,19 @@ class Crew:
 
     def _signal(self, process: Process, number: signal.Signals) -> set[int]:
         """A signal to all that is of it; returns whom it was sent to."""
-        # A rank that was forked has a session of its own: what it writes to tells whose it is, or its word.
-        found = self._confinement.processes()
-        own = tree.writing_to(found, self._watcher.pipes_of(process)) | {process.pid}
-        own.update(stacks.own_pids([self._board.beat(process.slot).pid], found).values())
+        own = self._own(process, self._confinement.processes())
         _send(own, number)
+        return own
+
+    def _own(self, process: Process, found: set[int]) -> set[int]:
+        """All that is of it, of those that are there."""
+        # A rank that was forked has a session of its own: what it writes to tells whose it is, or its word.
+        own = tree.writing_to(found, self._watcher.pipes_of(process))
+        if process.status is None:
+            own.add(process.pid)
+        if process.status != 0:  # of who ended well nothing is left, and its number may be another's
+            inner, is_inside = self._board.beat(process.slot).pid, self._confinement.sandbox is not None
+            own.update(stacks.own_pids([inner], found, is_inside=is_inside).values())
         return own
 
     def clear(self) -> bool:
@@ -206,14 +214,31 @@ class Crew:
 
     def _end(self, processes: list[Process]) -> bool:
         """Kill them. False: something of them may still live."""
+        sessions = tree.sessions(self._confinement.processes())
+        left: dict[int, int] = {}
         for process in processes:
-            kill_group(process)  # of one that is dead, what it left behind
+            own = self._whole(process, sessions)
+            left |= tree.living(own)
+            if process.status is None or process.pid in {sessions.get(pid) for pid in own}:
+                kill_group(process)
+            _send(own, signal.SIGKILL)
         until = self._clock.monotonic() + GONE_S
-        while not all(one.status is not None and self._watcher.is_silent(one) for one in processes):
+        while not (self._are_over(processes) and left.items().isdisjoint(tree.living(left).items())):
             if self._clock.monotonic() > until:
                 return False
             self._watcher.turn(TURN_S)
         return True
+
+    def _whole(self, process: Process, sessions: dict[int, int]) -> set[int]:
+        """It with its session, and that of a rank forked for it, which may write to nothing of ours. Of one
+        that is dead, what it left behind: while there is any, nobody else has its number.
+        """
+        own = self._own(process, set(sessions))
+        began = own if process.pid in sessions else own | {process.pid}
+        return own | {pid for pid, session in sessions.items() if session in began}
+
+    def _are_over(self, processes: list[Process]) -> bool:
+        return all(one.status is not None and self._watcher.is_silent(one) for one in processes)
 
     def _replace(self, held: dict[Process, set[int]]) -> None:
         """They never came to this group, whose others still wait for them: those who can take their places.
@@ -349,5 +374,5 @@ class Crew:
 
 def _send(pids: Iterable[int], number: signal.Signals) -> None:
     for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)

@@ -68,14 +68,18 @@ def spy_program(path: str) -> str | None:
     return find("py-spy", f"{os.path.dirname(sys.executable)}:{path}", "")
 
 
-def own_pids(inner: Iterable[int], pids: Iterable[int]) -> dict[int, int]:
-    """Our numbers for processes that know themselves by those of their own namespace."""
-    wanted, found = set(inner), {}
+def own_pids(inner: Iterable[int], pids: Iterable[int], *, is_inside: bool = False) -> dict[int, int]:
+    """Our numbers for processes that know themselves by those of their own namespace.
+
+    `is_inside`: that is not ours, so whoever is beside us and has such a number is another.
+    """
+    wanted, found = {pid for pid in inner if pid > 0}, {}
     for pid in pids:
         with contextlib.suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:
-            named = next((line for line in file if line.startswith(b"NSpid:")), b"NSpid: 0")
-            if (own := int(named.split()[-1])) in wanted:
-                found[own] = pid
+            named = next((line for line in file if line.startswith(b"NSpid:")), b"")
+            numbers = [int(word) for word in named.split()[1:]]
+            if len(numbers) > int(is_inside) and numbers[-1] in wanted:
+                found[numbers[-1]] = pid
     return found
 
 

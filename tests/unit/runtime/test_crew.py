@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -11,12 +13,14 @@ from typing import Any
 import pytest
 
 from shoal.engines.fake import VirtualClock
-from shoal.runtime import crew
+from shoal.runtime import crew, tree
 from shoal.runtime.board import VARIABLE, Board, Standing
 from shoal.runtime.crew import SILENT_S, Crew
 from shoal.runtime.environment import Generation
 from shoal.runtime.watch import Process
 from tests.support.shares import an_order
+
+KILL = os.kill
 
 
 class Started:
@@ -28,8 +32,12 @@ class Started:
         self.stuck: list[Process] = []
         self.can_be_ended = True
         self.signals: list[int] = []
+        self.killed: list[int] = []
+        self.found: set[int] = set()
         self.blamed: list[Process] = []
-        confinement: Any = SimpleNamespace(has_memory_for=lambda _: True, processes=set)
+        confinement: Any = SimpleNamespace(
+            has_memory_for=lambda _: True, processes=lambda: set(self.found), sandbox=None
+        )
         launcher: Any = SimpleNamespace(start_script=self._start, work="/nowhere/work")
         watcher: Any = SimpleNamespace(
             add=lambda *_: None,
@@ -70,6 +78,11 @@ class Started:
         if self.can_be_ended:
             self.crew.ranks[0].status = signal.SIGKILL
 
+    def hear_signal(self, pid: int, number: int) -> None:
+        self.signals.append(number)
+        if number == signal.SIGKILL:
+            self.killed.append(pid)
+
     def look_after(self) -> list[object]:
         self.heard.clear()
         self.crew.look_after()
@@ -79,7 +92,7 @@ class Started:
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[Started]:
     made = Started()
-    monkeypatch.setattr(os, "kill", lambda _, number: made.signals.append(number))
+    monkeypatch.setattr(os, "kill", made.hear_signal)
     monkeypatch.setattr(crew, "kill_group", lambda _: made.signals.append(signal.SIGKILL))
     yield made
     os.close(made.fd)
@@ -139,7 +152,7 @@ class TestStuck:
     def test_another_takes_its_place_in_the_same_group(self, formed: Started) -> None:
         [old] = formed.crew.ranks
         assert formed.look_after()[-1] == "wait"
-        assert formed.signals == [signal.SIGSTOP, signal.SIGKILL, signal.SIGKILL]
+        assert formed.signals == [signal.SIGSTOP, signal.SIGKILL, signal.SIGKILL, signal.SIGKILL]
         [new] = formed.crew.ranks
         assert (new is old, old.is_needed, new.is_needed, new.rank) == (False, False, True, 0)
         place = formed.board.place(new.slot)
@@ -164,3 +177,58 @@ class TestStuck:
         formed.can_be_ended = False
         formed.look_after()
         assert (formed.crew.ranks, formed.blamed) == ([old], [old])
+
+
+class TestEnd:
+    """What is killed, and waited for, when a group is over."""
+
+    @pytest.fixture
+    def forked(self, started: Started) -> Iterator[subprocess.Popen[bytes]]:
+        """The rank itself: in a session of its own, and it writes to nothing of the supervisor's."""
+        started.crew.form(Generation(number=0, master_port=1))
+        words = [sys.executable, "-c", "import time; time.sleep(1000)"]
+        with subprocess.Popen(words, start_new_session=True) as child:
+            started.found.add(child.pid)
+            started.board.introduce(0, child.pid, can_answer=False)
+            yield child
+            KILL(child.pid, signal.SIGKILL)
+
+    def test_forked_rank_is_killed_and_waited_for_when_its_starter_is_gone(
+        self, started: Started, forked: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """`python train.py | tee log`: the pipeline ends at once, and the rank may still hold its device."""
+        assert not started.crew.clear(), "nobody has killed it in truth, and it is not gone"
+        assert forked.pid in started.killed
+
+        def kill(pid: int, number: int) -> None:
+            if pid == forked.pid:
+                KILL(pid, number)
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+
+        monkeypatch.setattr(os, "kill", kill)
+        assert started.crew.clear()
+
+    def test_one_of_its_number_that_began_later_is_not_waited_for(
+        self, started: Started, forked: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        looks = iter([{forked.pid: 1}, {forked.pid: 2}])
+        monkeypatch.setattr(tree, "living", lambda _: next(looks))
+        assert started.crew.clear()
+
+    def test_number_of_a_rank_that_ended_long_ago_is_somebody_elses(
+        self, started: Started, forked: subprocess.Popen[bytes]
+    ) -> None:
+        [old] = started.crew.ranks
+        old.pid, old.status = forked.pid, 0
+        assert started.crew.clear()
+        assert (started.killed, started.signals) == ([], [])
+
+    def test_what_a_dead_rank_left_in_its_group_is_killed(
+        self, started: Started, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        started.crew.form(Generation(number=0, master_port=1))
+        [old] = started.crew.ranks
+        old.status = 0
+        monkeypatch.setattr(tree, "sessions", lambda _: {1_000_777: old.pid, 1_000_778: 5})
+        assert started.crew.clear()
+        assert (started.killed, started.signals) == ([1_000_777], [signal.SIGKILL] * 2)

@@ -143,3 +143,9 @@ def test_program_that_cannot_read_processes_is_quoted(ranks: Ranks, tmp_path: Pa
     pid = ranks.start("stuck")
     told = stacks.taken([stacks.Subject(pid=pid, slot=0, can_answer=False)], str(spy), ranks.fd)
     assert told[0].text.endswith("py-spy says: Error: Permission Denied")
+
+
+def test_process_beside_us_is_not_taken_for_one_inside_of_the_same_number() -> None:
+    own = os.getpid()
+    assert stacks.own_pids([own, 0], [own]) == {own: own}
+    assert stacks.own_pids([own], [own], is_inside=True) == {}
