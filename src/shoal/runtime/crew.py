@@ -20,6 +20,7 @@ from shoal.clock import Clock
 from shoal.runtime import metrics, stacks, tree
 from shoal.runtime.board import VARIABLE, Board, Place, Standing
 from shoal.runtime.confine.confinement import Confinement
+from shoal.runtime.ending import Hang
 from shoal.runtime.environment import Generation
 from shoal.runtime.launch import Launcher
 from shoal.runtime.lookout import Lookout, Page, kill_group
@@ -299,6 +300,14 @@ class Crew:
         has_gpus = bool(self._order.gpu_ids) and not self._order.are_gpus_simulated
         share = SPARE_SHARE / self._order.ranks_per_node
         return not has_gpus and self._confinement.has_memory_for(share)
+
+    @property
+    def endless_hang(self) -> Hang | None:
+        """What a rank was killed for that is not gone in time: it is stuck in the kernel, most likely."""
+        hung = self.lookout.hung
+        if hung is None or hung.rank is None:
+            return None
+        return hung if self._clock.monotonic() > self.lookout.killed_at + GONE_S else None
 
     @property
     def pause_s(self) -> float:

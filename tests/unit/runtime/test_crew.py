@@ -15,7 +15,8 @@ import pytest
 from shoal.engines.fake import VirtualClock
 from shoal.runtime import crew, tree
 from shoal.runtime.board import VARIABLE, Board, Standing
-from shoal.runtime.crew import SILENT_S, Crew
+from shoal.runtime.crew import GONE_S, SILENT_S, Crew
+from shoal.runtime.ending import Hang
 from shoal.runtime.environment import Generation
 from shoal.runtime.watch import Process
 from tests.support.shares import an_order
@@ -136,6 +137,24 @@ def test_rank_that_was_killed_and_is_not_gone_yet_is_no_survivor(started: Starte
     assert started.crew.send(signal.SIGKILL)
     assert started.crew.clear(), "it is waited for"
     assert started.crew.ranks[0].status is not None
+
+
+def test_rank_that_was_killed_for_a_hang_has_a_moment_to_be_gone(started: Started) -> None:
+    started.crew.form(Generation(number=0, master_port=1))
+    out: Any = started.crew.lookout
+    hung = Hang(told="no step", rank=0)
+
+    def endless() -> list[Hang | None]:
+        found = []
+        for out.hung in (None, Hang(told="elsewhere"), hung):
+            found.append(started.crew.endless_hang)
+        return found
+
+    out.killed_at = started.clock.monotonic()
+    started.clock.advance(GONE_S)
+    assert endless() == [None, None, None]
+    started.clock.advance(0.1)
+    assert endless() == [None, None, hung]
 
 
 class TestStuck:

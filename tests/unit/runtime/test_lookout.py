@@ -274,3 +274,10 @@ def test_who_takes_the_place_of_one_that_was_stuck_has_time_to_come(node: Node) 
     assert node.stuck() == []
     node.clock.advance(LEAVE_S + 1)
     assert node.stuck() == [1]
+
+
+def test_who_was_killed_for_a_hang_is_known_to_be_and_since_when(node: Node) -> None:
+    node.train()
+    node.pass_time(2 * LIMIT_S)
+    assert [process.is_doomed for process in node.ranks] == [False, True]
+    assert node.out.killed_at == node.clock.monotonic()
