@@ -31,6 +31,8 @@ from shoal.wire import Order, Progress, Recovery
 TURN_S, LOOK_S = 0.03, 0.25
 SPARE_SHARE = 1.5
 """How much of a rank's memory must be left before a spare is started."""
+SPARE_AGAIN_S = 60.0
+"""How long after one that could not be started the next is tried."""
 SILENT_S = 60.0
 """A program that has said nothing by then is one that does not use `shoal.runtime`."""
 SOON_S, SETTLED_S = 2.0, 10.0
@@ -72,6 +74,7 @@ class Crew:
         self._generation = Generation()
         self._formed_at, self._formed_ns = 0.0, 0
         self._spare: Process | None = None
+        self._spare_not_before = 0.0
         self._survivors: list[Process] = []
         self._last_step = self._spares = self._steps_heard = 0
         self._seen: deque[tuple[int, int]] = deque(maxlen=NUM_SEEN)
@@ -288,12 +291,30 @@ class Crew:
             self._spare = None
         joined = [self._has_joined(process) for process in self.ranks]
         if self._spare is None and self._is_time_for_spare() and self._has_room_for_spare():
-            self._spare = self._start(None, None)
-            self.lookout.expect_spare()
+            self._start_spare()
         if self._generation.number > 0:
-            self._replace({one: own for one in self.lookout.stuck() if (own := self._hold(one))})
+            self._replace({one: own for one in self._stuck() if (own := self._hold(one))})
         if all(joined):
-            self.lookout.look(has_spare_settled=self._has_settled(self._spare))
+            with contextlib.suppress(OSError):  # as `_stuck`
+                self.lookout.look(has_spare_settled=self._has_settled(self._spare))
+
+    def _start_spare(self) -> None:
+        """Have one wait. Where no process or no descriptor is to be had, later: the ranks are well."""
+        if self._clock.monotonic() < self._spare_not_before:
+            return
+        try:
+            self._spare = self._start(None, None)
+        except OSError as error:
+            self._spare_not_before = self._clock.monotonic() + SPARE_AGAIN_S
+            self._watcher.say(f"no spare could be started, and it is tried again: {error}")
+        else:
+            self.lookout.expect_spare()
+
+    def _stuck(self) -> list[Process]:
+        """Whom the lookout finds. Where it cannot see, without a descriptor say, it looks again later."""
+        with contextlib.suppress(OSError):
+            return self.lookout.stuck()
+        return []
 
     def _has_room_for_spare(self) -> bool:
         """A spare builds what a rank builds. On GPUs that is memory a rank may need: none waits there."""

@@ -148,8 +148,8 @@ class Lookout:
             return []
         found = [one for one in self._ranks if one not in self._stuck and self._is_late(one, waited_s)]
         if found:
-            self._stuck += found
             self._keep(self._look_at_all())
+            self._stuck += found
         return found
 
     def wait_again(self) -> None:

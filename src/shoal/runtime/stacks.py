@@ -84,9 +84,15 @@ def own_pids(inner: Iterable[int], pids: Iterable[int], *, is_inside: bool = Fal
 
 
 def _spied(pids: Mapping[int, int], spy: str) -> dict[int, str]:
-    """What it says of each; of one that it did not finish with, as much as it said."""
-    pages = {slot: os.memfd_create("stacks") for slot in pids}
-    children = {_spawn(spy, pid, pages[slot]) for slot, pid in pids.items()}
+    """What it says of each; of one that it did not finish with, as much as it said. Of one for which no
+    process or no page could be had, nothing.
+    """
+    pages: dict[int, int] = {}
+    children: set[int] = set()
+    with contextlib.suppress(OSError):
+        for slot, pid in pids.items():
+            pages[slot] = os.memfd_create("stacks")
+            children.add(_spawn(spy, pid, pages[slot]))
     until = time.monotonic() + LIMIT_S
     while (children := {pid for pid in children if not _is_over(pid)}) and time.monotonic() < until:
         time.sleep(LOOK_S)
@@ -137,7 +143,7 @@ def _text(fd: int, offset: int) -> str:
 
 def _excuse(one: Subject, spied: Mapping[int, str]) -> str:
     said = [line for line in spied.get(one.slot, "").splitlines() if line.strip()]
-    why = f"py-spy says: {said[-1]}" if said else "there is no py-spy on this node"
+    why = f"py-spy says: {said[-1]}" if said else "py-spy is not here, or could not be started"
     own = "it did not answer" if one.can_answer else "it is stopped and cannot answer"
     return f"no stacks: {own}, and {why}"
 

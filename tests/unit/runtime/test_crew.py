@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 from shoal.engines.fake import VirtualClock
 from shoal.runtime import crew, tree
 from shoal.runtime.board import VARIABLE, Board, Standing
-from shoal.runtime.crew import GONE_S, SILENT_S, Crew
+from shoal.runtime.crew import GONE_S, SILENT_S, SPARE_AGAIN_S, Crew
 from shoal.runtime.ending import Hang
 from shoal.runtime.environment import Generation
 from shoal.runtime.watch import Process
@@ -32,6 +33,7 @@ class Started:
         self.heard: list[object] = []
         self.stuck: list[Process] = []
         self.can_be_ended = True
+        self.has_no_processes = False
         self.signals: list[int] = []
         self.killed: list[int] = []
         self.found: set[int] = set()
@@ -66,6 +68,8 @@ class Started:
         self.crew.lookout = out
 
     def _start(self, run: str, environment: dict[str, str], *, keep: object) -> tuple[int, tuple[()]]:
+        if self.has_no_processes:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
         self.slots.append(int(environment[VARIABLE].partition(":")[2]))
         return 1_000_000 + len(self.slots), ()
 
@@ -108,6 +112,32 @@ def test_lookout_hears_of_a_spare_when_it_starts_and_when_it_waits(started: Star
     assert started.slots == [0, 1]
     started.board.say(1, Standing.WAITING, -1, -1, 0)
     assert started.look_after() == [True]
+
+
+def test_spare_that_cannot_be_started_is_tried_again_and_costs_nobody_anything(started: Started) -> None:
+    started.crew.form(Generation(number=0, master_port=1))
+    started.board.say(0, Standing.JOINED, 0, 0, 0)
+    started.has_no_processes = True
+    told, is_settled = started.look_after()
+    assert "no spare could be started" in str(told)
+    assert is_settled is False
+    assert started.look_after() == [False], "not at once"
+    started.has_no_processes = False
+    started.clock.advance(SPARE_AGAIN_S)
+    assert started.look_after() == ["a spare comes", False]
+
+
+def test_lookout_that_cannot_see_ends_nobody(started: Started) -> None:
+    def blind(**_: object) -> list[Process]:
+        raise OSError(errno.ENFILE, "Too many open files in system")
+
+    out: Any = started.crew.lookout
+    out.look = out.stuck = blind
+    for number in (0, 1):
+        started.crew.form(Generation(number=number, master_port=1))
+        started.board.say(0, Standing.JOINED, number, 7, 0)
+        started.look_after()
+    assert started.signals == []
 
 
 def test_spare_of_a_later_group_comes_after_its_first_step(started: Started) -> None:
