@@ -35,3 +35,5 @@ def test_start_that_fails_leaves_no_descriptor(
     with pytest.raises(BlockingIOError):
         launcher.start_script("true", {})
     assert num_open() == before
+    for fd in (launcher._failures, launcher._report):
+        os.close(fd)

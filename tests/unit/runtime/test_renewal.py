@@ -136,6 +136,9 @@ class Voice:
     def close(self) -> None:
         self.answer = lambda _: RenewalAnswer()
         self.renewer.finish(outcome_of("the test"))
+        for thread in threading.enumerate():
+            if thread.name == "news":
+                thread.join(30)  # it wakes somebody by a descriptor
         for fd in self.fds:
             os.close(fd)
 
