@@ -127,7 +127,8 @@ class Voice:
         meter: Any = SimpleNamespace(take=lambda **_: (), put_back=lambda _: None)
         self.wake, wake_w = os.pipe2(os.O_NONBLOCK)
         self.fds = (self.wake, wake_w)
-        self.renewer = Renewer(order, TOKEN, None, BootClock(), wake_w, 0.0, meter)
+        self.born_at = BootClock().monotonic()
+        self.renewer = Renewer(order, TOKEN, None, BootClock(), wake_w, self.born_at, meter)
 
     def _ask(self, url: str, credentials: object, asked: Renewal, *_: object) -> RenewalAnswer | None:
         self.asked.append(asked)
@@ -167,9 +168,9 @@ def test_nothing_that_goes_wrong_ends_renewals_or_news(
     until(
         lambda: sum(one.wait_s > 0 for one in voice.asked) > 2 < sum(one.wait_s == 0 for one in voice.asked)
     )
-    assert voice.renewer.answered_at == 0.0
+    assert voice.renewer.answered_at == voice.born_at
     voice.answer = lambda _: RenewalAnswer()
-    until(lambda: voice.renewer.answered_at > 0.0)
+    until(lambda: voice.renewer.answered_at > voice.born_at)
     assert capfd.readouterr().err.count("RuntimeError: nobody has foreseen this") == 1
 
 
