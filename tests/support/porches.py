@@ -57,8 +57,8 @@ def a_porch(cluster: Cluster, server: str, attempt_id: str = ATTEMPT) -> Iterato
             [sys.executable, "-P", "-m", "shoal.runtime.porch"],
             os.environ,
             file_actions=[
+                (os.POSIX_SPAWN_DUP2, told, 0),  # first: it may be the number that the next one takes
                 (os.POSIX_SPAWN_DUP2, listener.fileno(), LISTENER + 100),
-                (os.POSIX_SPAWN_DUP2, told, 0),
                 (os.POSIX_SPAWN_DUP2, LISTENER + 100, LISTENER),
             ],
         )

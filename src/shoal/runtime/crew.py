@@ -20,6 +20,7 @@ from shoal.clock import Clock
 from shoal.runtime import metrics, stacks, tree
 from shoal.runtime.board import VARIABLE, Board, Place, Standing
 from shoal.runtime.confine.confinement import Confinement
+from shoal.runtime.ending import Hang
 from shoal.runtime.environment import Generation
 from shoal.runtime.launch import Launcher
 from shoal.runtime.lookout import Lookout, Page, kill_group
@@ -30,6 +31,8 @@ from shoal.wire import Order, Progress, Recovery
 TURN_S, LOOK_S = 0.03, 0.25
 SPARE_SHARE = 1.5
 """How much of a rank's memory must be left before a spare is started."""
+SPARE_AGAIN_S = 60.0
+"""How long after one that could not be started the next is tried."""
 SILENT_S = 60.0
 """A program that has said nothing by then is one that does not use `shoal.runtime`."""
 SOON_S, SETTLED_S = 2.0, 10.0
@@ -71,6 +74,7 @@ class Crew:
         self._generation = Generation()
         self._formed_at, self._formed_ns = 0.0, 0
         self._spare: Process | None = None
+        self._spare_not_before = 0.0
         self._survivors: list[Process] = []
         self._last_step = self._spares = self._steps_heard = 0
         self._seen: deque[tuple[int, int]] = deque(maxlen=NUM_SEEN)
@@ -186,11 +190,19 @@ class Crew:
 
     def _signal(self, process: Process, number: signal.Signals) -> set[int]:
         """A signal to all that is of it; returns whom it was sent to."""
-        # A rank that was forked has a session of its own: what it writes to tells whose it is, or its word.
-        found = self._confinement.processes()
-        own = tree.writing_to(found, self._watcher.pipes_of(process)) | {process.pid}
-        own.update(stacks.own_pids([self._board.beat(process.slot).pid], found).values())
+        own = self._own(process, self._confinement.processes())
         _send(own, number)
+        return own
+
+    def _own(self, process: Process, found: set[int]) -> set[int]:
+        """All that is of it, of those that are there."""
+        # A rank that was forked has a session of its own: what it writes to tells whose it is, or its word.
+        own = tree.writing_to(found, self._watcher.pipes_of(process))
+        if process.status is None:
+            own.add(process.pid)
+        if process.status != 0:  # of who ended well nothing is left, and its number may be another's
+            inner, is_inside = self._board.beat(process.slot).pid, self._confinement.sandbox is not None
+            own.update(stacks.own_pids([inner], found, is_inside=is_inside).values())
         return own
 
     def clear(self) -> bool:
@@ -206,14 +218,31 @@ class Crew:
 
     def _end(self, processes: list[Process]) -> bool:
         """Kill them. False: something of them may still live."""
+        sessions = tree.sessions(self._confinement.processes())
+        left: dict[int, int] = {}
         for process in processes:
-            kill_group(process)  # of one that is dead, what it left behind
+            own = self._whole(process, sessions)
+            left |= tree.living(own)
+            if process.status is None or process.pid in {sessions.get(pid) for pid in own}:
+                kill_group(process)
+            _send(own, signal.SIGKILL)
         until = self._clock.monotonic() + GONE_S
-        while not all(one.status is not None and self._watcher.is_silent(one) for one in processes):
+        while not (self._are_over(processes) and left.items().isdisjoint(tree.living(left).items())):
             if self._clock.monotonic() > until:
                 return False
             self._watcher.turn(TURN_S)
         return True
+
+    def _whole(self, process: Process, sessions: dict[int, int]) -> set[int]:
+        """It with its session, and that of a rank forked for it, which may write to nothing of ours. Of one
+        that is dead, what it left behind: while there is any, nobody else has its number.
+        """
+        own = self._own(process, set(sessions))
+        began = own if process.pid in sessions else own | {process.pid}
+        return own | {pid for pid, session in sessions.items() if session in began}
+
+    def _are_over(self, processes: list[Process]) -> bool:
+        return all(one.status is not None and self._watcher.is_silent(one) for one in processes)
 
     def _replace(self, held: dict[Process, set[int]]) -> None:
         """They never came to this group, whose others still wait for them: those who can take their places.
@@ -262,18 +291,44 @@ class Crew:
             self._spare = None
         joined = [self._has_joined(process) for process in self.ranks]
         if self._spare is None and self._is_time_for_spare() and self._has_room_for_spare():
-            self._spare = self._start(None, None)
-            self.lookout.expect_spare()
+            self._start_spare()
         if self._generation.number > 0:
-            self._replace({one: own for one in self.lookout.stuck() if (own := self._hold(one))})
+            self._replace({one: own for one in self._stuck() if (own := self._hold(one))})
         if all(joined):
-            self.lookout.look(has_spare_settled=self._has_settled(self._spare))
+            with contextlib.suppress(OSError):  # as `_stuck`
+                self.lookout.look(has_spare_settled=self._has_settled(self._spare))
+
+    def _start_spare(self) -> None:
+        """Have one wait. Where no process or no descriptor is to be had, later: the ranks are well."""
+        if self._clock.monotonic() < self._spare_not_before:
+            return
+        try:
+            self._spare = self._start(None, None)
+        except OSError as error:
+            self._spare_not_before = self._clock.monotonic() + SPARE_AGAIN_S
+            self._watcher.say(f"no spare could be started, and it is tried again: {error}")
+        else:
+            self.lookout.expect_spare()
+
+    def _stuck(self) -> list[Process]:
+        """Whom the lookout finds. Where it cannot see, without a descriptor say, it looks again later."""
+        with contextlib.suppress(OSError):
+            return self.lookout.stuck()
+        return []
 
     def _has_room_for_spare(self) -> bool:
         """A spare builds what a rank builds. On GPUs that is memory a rank may need: none waits there."""
         has_gpus = bool(self._order.gpu_ids) and not self._order.are_gpus_simulated
         share = SPARE_SHARE / self._order.ranks_per_node
         return not has_gpus and self._confinement.has_memory_for(share)
+
+    @property
+    def endless_hang(self) -> Hang | None:
+        """What a rank was killed for that is not gone in time: it is stuck in the kernel, most likely."""
+        hung = self.lookout.hung
+        if hung is None or hung.rank is None:
+            return None
+        return hung if self._clock.monotonic() > self.lookout.killed_at + GONE_S else None
 
     @property
     def pause_s(self) -> float:
@@ -348,5 +403,5 @@ class Crew:
 
 def _send(pids: Iterable[int], number: signal.Signals) -> None:
     for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)

@@ -6,16 +6,16 @@ plane that is away, or stands by for another, is passed over.
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import os
 import ssl
-import urllib.parse
+from typing import TypeVar
 
 import msgspec
 
 from shoal.proof import sign_for
 from shoal.runtime.addresses import MAX_KNOWN
+from shoal.runtime.line import MAX_HEAD, Line
 from shoal.wire import KEEPER_ASK_S, KEEPER_WAIT_S, Assignment, Dispatch, DispatchAnswer, Fetch
 
 ASK_S, LONG_S = KEEPER_ASK_S, KEEPER_WAIT_S
@@ -24,6 +24,9 @@ PIECE = 1 << 20
 MAX_ANSWER = 8 << 20
 REFUSALS = (http.client.FORBIDDEN, http.client.CONFLICT, http.client.UNAUTHORIZED)
 """Words of a control plane that leads and knows. All else (404 by one with another home, 5xx) is silence."""
+
+
+T = TypeVar("T")
 
 
 class Refused(Exception):
@@ -49,7 +52,7 @@ class DeskClient:
     def fetch(self, ticket: str, asked: Fetch) -> Assignment:
         """The order, for this process alone. `Refused`: never."""
         told = self._post("/v1/desk/fetch", ticket, msgspec.json.encode(asked), "application/json")
-        return msgspec.json.decode(told, type=Assignment)
+        return _decoded(told, Assignment)
 
     def fetch_archive(self, ticket: str, asked: Fetch, path: str) -> None:
         """The snapshot, as a file at `path`. Its digest is for the supervisor to check."""
@@ -61,7 +64,7 @@ class DeskClient:
         token = sign_for(key, told.attempt_id, told.node, body)
         answer_s = LONG_S if piece else ASK_S
         answer = self._post("/v1/desk/dispatch", token, body, "application/octet-stream", answer_s=answer_s)
-        heard = msgspec.json.decode(answer, type=DispatchAnswer)
+        heard = _decoded(answer, DispatchAnswer)
         self.learn(heard.control_urls)
         return heard
 
@@ -94,19 +97,13 @@ class DeskClient:
     def _post_to(
         self, url: str, path: str, token: str, body: bytes, kind: str, save_as: str | None, answer_s: float
     ) -> bytes:
-        parts = urllib.parse.urlsplit(url)
-        connection = http.client.HTTPSConnection(
-            parts.hostname or "", parts.port, timeout=ASK_S, context=self._trust
-        )
-        with contextlib.closing(connection):
-            # The kernel of a process that is frozen connects, and no certificate comes.
-            connection.connect()
-            connection.sock.settimeout(answer_s)
+        # The kernel of a process that is frozen connects, and no certificate comes.
+        with Line(url, self._trust, ASK_S, 0) as line:
+            line.allow(answer_s, MAX_HEAD + MAX_ANSWER)
             headers = {"Authorization": f"Bearer {token}", "Content-Type": kind}
-            connection.request("POST", path, body=body, headers=headers)
-            answer = connection.getresponse()
+            answer = line.post(path, headers, body)
             if answer.status == http.client.OK and save_as is not None:
-                _save(answer, save_as)
+                _save(line, answer, save_as)
                 return b""
             told = answer.read(MAX_ANSWER)
         if answer.status == http.client.OK:
@@ -119,12 +116,24 @@ class DeskClient:
         raise Silent(f"answered {answer.status}: {words}")
 
 
-def _save(answer: http.client.HTTPResponse, path: str) -> None:
+def _decoded(told: bytes, kind: type[T]) -> T:
+    """What was said. `Silent`: it is no such thing."""
+    try:
+        return msgspec.json.decode(told, type=kind)
+    except (ValueError, RecursionError) as error:
+        raise Silent(f"an answer that is none: {type(error).__name__}: {error}") from error
+
+
+def _save(line: Line, answer: http.client.HTTPResponse, path: str) -> None:
+    """Each piece has the time of an answer: nobody knows how long a whole snapshot takes."""
+    size, wanted = 0, answer.length
+    if wanted is None:
+        raise Silent("the snapshot came without its size")
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     with open(fd, "wb") as file:
         # A body that ends too soon is no error to `http.client`; what is cut off is asked for again.
-        size, wanted = 0, answer.length
-        while piece := answer.read(PIECE):
+        while piece := answer.read(min(PIECE, wanted - size)):
             size += file.write(piece)
-    if wanted is None or size != wanted:
+            line.allow(LONG_S, MAX_HEAD + PIECE)  # it is read a little ahead
+    if size != wanted:
         raise Silent(f"only {size} of {wanted} bytes of the snapshot came")

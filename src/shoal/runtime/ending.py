@@ -70,6 +70,13 @@ def of_hang(end: Ending, hang: Hang) -> Ending:
     return msgspec.structs.replace(end, rank=hang.rank, message=told, is_hang=True)
 
 
+def of_endless_hang(hang: Hang, grace_s: float) -> Ending:
+    """The ending of a rank that was killed because nothing moved, and does not die."""
+    killed = Ending(kind=EndKind.SIGNALED, grace_s=grace_s, signal=signal.SIGKILL)
+    end = of_hang(killed, hang)
+    return msgspec.structs.replace(end, message=f"{end.message}; its process does not die")
+
+
 def of_hang_elsewhere(hang: Hang, grace_s: float) -> Ending:
     """The ending of a group that waits for somebody who is not on this node. Nobody was killed."""
     told = f"all ranks here wait for one of another node: {hang.told}"

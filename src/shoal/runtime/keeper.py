@@ -52,6 +52,8 @@ DELIVER_S = 120.0
 before it takes the share for fenced. Until then an end that comes late is as good as any."""
 KILL_AFTER_S = 10.0
 """A supervisor that has not ended so long after its grace is killed."""
+UNREAD_S = 30.0
+"""How long the end of a share waits for a disk that does not give the rest of its log."""
 ROUND_S = 2.0
 """How long what is left is killed before somebody hears of us again."""
 SIGNALLED = "SIGTERM came to its keeper, from the cluster or from somebody on the node"
@@ -102,6 +104,8 @@ class Keeper:
         self._quiet_until = 0.0
         self._backoff_s = FIRST_BACKOFF_S
         self._is_heard = True
+        self._unread_since: float | None = None
+        """Since when the disk does not give what there is to tell."""
         self._has_told_start = False
         self._is_stale = False
         self._left = ""
@@ -175,7 +179,7 @@ class Keeper:
             except Refused as error:
                 _say(f"no order for {self._fetch.attempt_id} on {self._node}: {error}")
                 return None
-            except (Silent, msgspec.DecodeError) as error:
+            except Silent as error:
                 if str(error) != last and is_first:
                     last = str(error)
                     _say(f"cannot reach the control plane yet: {last}")
@@ -262,21 +266,35 @@ class Keeper:
 
     def _hand_in(self, share: spool.Share, order: Order, credentials: Credentials) -> None:
         """A piece of the log, if there is one, or a sign of life, if it is time."""
-        has_news = _size_of(share.log) > self._told_size or (
-            not self._has_told_start and os.path.exists(share.started)
-        )
+        has_news = not self._has_told_start and os.path.exists(share.started)
+        with contextlib.suppress(OSError):  # the disk does not say: the next sign of life tries to read it
+            has_news = has_news or _size_of(share.log) > self._told_size
         is_time = self._clock.monotonic() >= self._quiet_until
-        # Somebody who does not answer is not asked more often for having much to say.
-        if not self._is_stale and (is_time or (has_news and self._is_heard)):
+        # Somebody who does not answer is not asked more often for having much to say, nor who cannot be told.
+        can_be_told = self._is_heard and self._unread_since is None
+        if not self._is_stale and (is_time or (has_news and can_be_told)):
             self._tell(share, order, credentials, None)
 
     def _tell(
         self, share: spool.Share, order: Order, credentials: Credentials, outcome: NodeOutcome | None
     ) -> DispatchAnswer | None:
-        """Say what there is; None: nobody heard it. Sets when to speak next."""
-        started = spool.read_started(share)
+        """Say what there is, the outcome with the last piece of the log; None: nobody heard it, or the disk
+        does not give it. Sets when to speak next.
+        """
+        now = self._clock.monotonic()
         offset = self._told_size
-        piece = _read_piece(share.log, offset)
+        try:
+            started, data = spool.read_started(share), _read_piece(share.log, offset)
+            self._unread_since = None
+        except OSError as error:
+            if self._unread_since is None:
+                _say(f"the disk does not give what there is to tell: {error}")
+            self._unread_since = self._unread_since or now
+            if outcome is not None and now < self._unread_since + UNREAD_S:
+                self._be_unheard(now)
+                return None
+            started, data = None, b""  # that we live can be told all the same
+        piece, is_rest = data[:PIECE], len(data) <= PIECE
         told = Dispatch(
             attempt_id=order.attempt_id,
             epoch=order.epoch,
@@ -285,21 +303,18 @@ class Keeper:
             process=self._fetch.process,
             offset=offset,
             started_at=None if started is None else started.at,
-            outcome=outcome,
+            outcome=outcome if is_rest else None,
             left=self._left if outcome is None else "",
-            will_follow=self._will_follow(order, outcome),
+            will_follow=is_rest and self._will_follow(order, outcome),
         )
-        now = self._clock.monotonic()
         try:
             answer = self.client.tell(credentials.proof_key, told, piece)
-        except (Silent, Refused, msgspec.DecodeError) as error:
+        except (Silent, Refused) as error:
             if isinstance(error, Refused) and error.is_stale:
                 _say(f"this share is not ours any more: {error}")
                 self._is_stale = True
                 self._stop(share, 0.0)
-            self._is_heard = False
-            self._quiet_until = now + self._backoff_s
-            self._backoff_s = min(self._backoff_s * 2, MAX_BACKOFF_S)
+            self._be_unheard(now)
             return None
         self._told_size, self._backoff_s, self._is_heard = answer.size, FIRST_BACKOFF_S, True
         self._has_told_start = self._has_told_start or started is not None
@@ -307,6 +322,11 @@ class Keeper:
         if answer.stop_grace_s is not None and outcome is None:
             self._stop(share, answer.stop_grace_s)
         return answer
+
+    def _be_unheard(self, now: float) -> None:
+        self._is_heard = False
+        self._quiet_until = now + self._backoff_s
+        self._backoff_s = min(self._backoff_s * 2, MAX_BACKOFF_S)
 
     def _will_follow(self, order: Order, outcome: NodeOutcome | None) -> bool:
         """Whether others of the attempt may go on with another share in place of this one, begun here."""
@@ -324,7 +344,8 @@ class Keeper:
             spool.write_stop(share, spool.Stop(grace_s=grace_s, at=self._clock.now(), because=because))
         except OSError as error:
             _say(f"the disk does not take the stop, a signal has to do: {error}")
-        spool.signal_supervisor(share)
+        with contextlib.suppress(OSError):  # nor who the supervisor is; the kill that follows knows
+            spool.signal_supervisor(share)
 
     def _bury(self, share: spool.Share, order: Order, credentials: Credentials) -> NodeOutcome:
         """The supervisor has ended: how, by its own word. If it left none, see that nothing of the share runs
@@ -332,9 +353,8 @@ class Keeper:
         is left to keep a fence.
         """
         patience_ends_at = self._clock.monotonic() + KILL_AFTER_S
-        while (outcome := spool.read_outcome(share)) is None:
-            # Without the lock: who had it was our child and is dead, and nobody else comes for it.
-            if _kill_children() and spool.kill_leftovers(share.directory, order, timeout_s=ROUND_S):
+        while (outcome := self._word_of(share, patience_ends_at)) is None:
+            if _are_gone(share, order):
                 words = _last_words(share.errors)
                 _say(f"the supervisor died without an outcome: {words or 'it said nothing'}")
                 last = f"; it last said: {words}" if words else ""
@@ -352,8 +372,21 @@ class Keeper:
             time.sleep(TURN_S)
         return outcome
 
+    def _word_of(self, share: spool.Share, until: float) -> NodeOutcome | None:
+        """The supervisor's own; None: it left none, or none that the disk gives by then."""
+        while True:
+            try:
+                return spool.read_outcome(share)
+            except OSError as error:
+                if self._clock.monotonic() >= until:
+                    _say(f"the disk does not say how the supervisor ended: {error}")
+                    return None
+            time.sleep(TURN_S)
+
     def _lost(self, share: spool.Share, order: Order, told: str) -> NodeOutcome:
-        started = spool.read_started(share)
+        started = None
+        with contextlib.suppress(OSError):
+            started = spool.read_started(share)
         return NodeOutcome(
             attempt_id=order.attempt_id,
             epoch=order.epoch,
@@ -371,8 +404,7 @@ class Keeper:
         """Hand in the rest of the log, then the outcome, until that is recorded. Then the files may go."""
         deadline = self._clock.monotonic() + order.fence_s + DELIVER_S
         while not self._is_stale and self._clock.monotonic() < deadline:
-            is_rest = _size_of(share.log) <= self._told_size + PIECE
-            answer = self._tell(share, order, credentials, outcome if is_rest else None)
+            answer = self._tell(share, order, credentials, outcome)
             if answer is not None and answer.is_recorded:
                 if self._will_follow(order, outcome):
                     self.lost = order.incarnation
@@ -407,6 +439,15 @@ def _become_supervisor(share: spool.Share, reader: int, asked_at: float, keeper:
         os._exit(status)
 
 
+def _are_gone(share: spool.Share, order: Order) -> bool:
+    """Kill what the supervisor left. False: something does not die, or nobody can see whether it does."""
+    try:
+        # Without the lock: who had it was our child and is dead, and nobody else comes for it.
+        return _kill_children() and spool.kill_leftovers(share.directory, order, timeout_s=ROUND_S)
+    except OSError:
+        return False
+
+
 def _kill_children() -> bool:
     """All that the supervisor had started and left is below this process, whatever became of its marks: see
     `become_subreaper`. False: something does not die.
@@ -428,10 +469,11 @@ def _size_of(path: str) -> int:
 
 
 def _read_piece(path: str, offset: int) -> bytes:
+    """One byte more than a piece: then there is more."""
     try:
         with open(path, "rb") as file:
             file.seek(offset)
-            return file.read(PIECE)
+            return file.read(PIECE + 1)
     except FileNotFoundError:
         return b""
 

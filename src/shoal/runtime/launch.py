@@ -77,20 +77,23 @@ class Launcher:
         return said.decode(errors="replace") or None
 
     def _start(self, prepare: Callable[[], Callable[[], object]], keep: tuple[int, ...]) -> tuple[int, Pipes]:
-        stdout, stdout_w = os.pipe()
-        stderr, stderr_w = os.pipe()
+        opened: list[int] = []
         sandbox = self._confinement.sandbox
         try:
+            opened += os.pipe()
+            opened += os.pipe()
+            stdout, stdout_w, stderr, stderr_w = opened
             if sandbox is not None:
                 sandbox.target()
             pid = os.fork()
             if pid == 0:
                 self._child(prepare, stdout_w, stderr_w, keep)
+            opened = [stdout_w, stderr_w]
         finally:
             if sandbox is not None:
                 sandbox.untarget()
-            os.close(stdout_w)
-            os.close(stderr_w)
+            for fd in opened:
+                os.close(fd)
         return pid, Pipes(stdout=stdout, stderr=stderr)
 
     def _child(

@@ -90,6 +90,8 @@ class Lookout:
         """Of this group, those that were told of."""
         self.hung: Hang | None = None
         """Why this group is over, if it is for a hang that was seen here."""
+        self.killed_at = 0.0
+        """When that was, if a rank of this node was killed for it."""
 
     @property
     def has_begun(self) -> bool:
@@ -243,9 +245,9 @@ class Lookout:
         doing = Doing.WORK if is_at_work else Doing.NOTHING
         found = [one for one in behind if one not in self._stuck and waited_s > self._leave_s(one, doing)]
         if found:
+            self._keep(self._look_at_all())
             self._stuck += found
             self._pace.doubt(doing, waited_s)
-            self._keep(self._look_at_all())
             self._looked_at = self._clock.monotonic()
         return found
 
@@ -276,11 +278,12 @@ class Lookout:
         if is_elsewhere:
             self.hung = Hang(told=told)
             return  # who comes out of the group was not the one, and keeps what it has
-        self.hung = seen.hang(told)
+        self.hung, self.killed_at = seen.hang(told), self._clock.monotonic()
         for pid in seen.stopped:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         for process in seen.culprits:
+            process.is_doomed = True
             kill_group(process)
 
     def _beat(self, process: Process) -> Beat:

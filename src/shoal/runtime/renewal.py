@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import sys
 import threading
 from collections.abc import Callable
-from types import ModuleType
+from typing import TypeVar
 
 from shoal.clock import Clock
 from shoal.runtime.addresses import Addresses
@@ -38,6 +39,7 @@ TIMEOUT_S = 10.0
 FIRST_BACKOFF_S = 0.2
 FINAL_S = 10.0
 LISTEN_AGAIN_S, LISTEN_PAUSE_S = 1.0, 0.05
+T = TypeVar("T")
 
 
 class Renewer:
@@ -70,6 +72,9 @@ class Renewer:
         self._cut_until = 0.0
         self._generation = first_generation(order)
         self._is_due = True
+        self._is_end_told = False
+        self._trouble = ""
+        """What went wrong here last, so that it is told once."""
         self._thread: threading.Thread | None = None
         self._saves = Saves(order.checkpoint_dir, clock) if order.checkpoint_dir is not None else None
         self.answered_at = born_at
@@ -77,8 +82,8 @@ class Renewer:
         self.order_to_stop: RenewalAnswer | None = None
         self.group = RenewalAnswer()
         """The newest group of ranks that the control plane told of, and where it meets."""
-        self.num_answers = 0
-        """Grows with every answer: whoever asked something knows when it was heard."""
+        self.answered_failure: NodeOutcome | None = None
+        """The one that was answered last: that answer, which may come late, says nothing about another."""
         self.stale_because: str | None = None
         """Why this attempt may not run any more, in the control plane's words."""
         self.drill: DrillOrder | None = None
@@ -154,30 +159,50 @@ class Renewer:
 
     def _run(self) -> None:
         backoff_s = FIRST_BACKOFF_S
-        connections = importlib.import_module("shoal.runtime.http")  # 25 ms the ranks need not wait for
         if self._saves is not None:
-            self._saves.start()
+            self._survive(self._saves.start)
         while True:
-            renewal = self._next()
-            asked_at = self._clock.monotonic()
-            answer = self._ask(connections, renewal)
-            if answer is not None:
-                self._addresses.learn(answer.control_urls)
-                self._take(answer, asked_at)
-                if renewal.drilled is self._drilled:
-                    self._is_drill_heard.set()
-                if renewal.failure is not None:
-                    self.num_answers += 1
-                    self._wake()
-                if renewal.outcome is not None:
-                    return
+            if self._survive(self._renew):
                 backoff_s, wait_s = FIRST_BACKOFF_S, self._order.renew_s
             else:
                 wait_s, backoff_s = backoff_s, min(backoff_s * 2, self._order.renew_s)
-                self._meter.put_back(renewal.metrics)
-                self._addresses.turn()
+            if self._is_end_told:
+                return
             with self._changed:
                 self._changed.wait_for(lambda: self._is_due, timeout=wait_s)
+
+    def _survive(self, do: Callable[[], T]) -> T | None:
+        """Do it. Whatever goes wrong there is a silence, and told once: a thread that ended would be one for
+        ever, and the fence would end healthy ranks.
+        """
+        try:
+            return do()
+        except Exception as error:  # noqa: BLE001 - see above
+            told = f"{type(error).__name__}: {error}"
+            if told != self._trouble:
+                self._trouble = told
+                sys.excepthook(*sys.exc_info())
+            return None
+
+    def _renew(self) -> bool:
+        """Say where the share is. False: nobody answered."""
+        self._is_due = False  # not again at once, should it fail before anything is said
+        renewal = self._next()
+        asked_at = self._clock.monotonic()
+        answer = self._ask(renewal)
+        if answer is None:
+            self._meter.put_back(renewal.metrics)
+            self._addresses.turn()
+            return False
+        self._addresses.learn(answer.control_urls)
+        self._take(answer, asked_at)
+        if renewal.drilled is self._drilled:
+            self._is_drill_heard.set()
+        if renewal.failure is not None:
+            self.answered_failure = renewal.failure  # by now another one may be told of
+            self._wake()
+        self._is_end_told = renewal.outcome is not None
+        return True
 
     def _next(self) -> Renewal:
         """What to say now. Metrics are taken without the lock: the main thread must not wait for them."""
@@ -199,27 +224,31 @@ class Renewer:
         """Hear at once when another node's ranks failed, or that a server should wake up: ask, and have the
         answer wait for news.
         """
-        connections = importlib.import_module("shoal.runtime.http")
         pause = threading.Event()
         while self._outcome is None:
-            with self._changed:
-                question = self._message(wait_s=self._order.renew_s)
-            asked_at = self._clock.monotonic()
-            answer = self._ask(connections, question)
-            if answer is None:
-                pause.wait(LISTEN_AGAIN_S)
-            elif self._outcome is None:
-                self._take(answer, asked_at)
-                # Until what we heard is what we say: to fall asleep takes longer.
-                is_changing = answer.should_sleep is not None and not self._sleeps_as(answer.should_sleep)
-                pause.wait(LISTEN_AGAIN_S if is_changing else LISTEN_PAUSE_S)
+            pause_s = self._survive(self._hear_news)
+            pause.wait(LISTEN_AGAIN_S if pause_s is None else pause_s)
+
+    def _hear_news(self) -> float | None:
+        """Ask once; how long to wait before the next time, None: nobody answered."""
+        with self._changed:
+            question = self._message(wait_s=self._order.renew_s)
+        asked_at = self._clock.monotonic()
+        answer = self._ask(question)
+        if answer is None or self._outcome is not None:
+            return None
+        self._take(answer, asked_at)
+        # Until what we heard is what we say: to fall asleep takes longer.
+        is_changing = answer.should_sleep is not None and not self._sleeps_as(answer.should_sleep)
+        return LISTEN_AGAIN_S if is_changing else LISTEN_PAUSE_S
 
     def _sleeps_as(self, should_sleep: bool) -> bool:  # noqa: FBT001 - as it was heard
         return self._serving is not None and self._serving.is_asleep == should_sleep
 
-    def _ask(self, connections: ModuleType, renewal: Renewal) -> RenewalAnswer | None:
+    def _ask(self, renewal: Renewal) -> RenewalAnswer | None:
         if self._clock.monotonic() < self._cut_until:
             return None
+        connections = importlib.import_module("shoal.runtime.http")  # 25 ms the ranks need not wait for
         url = f"{self._addresses.url}/v1/supervisor/renew"
         answer: RenewalAnswer | None = connections.ask(
             url, self._credentials, renewal, TIMEOUT_S, self._addresses.ca_file

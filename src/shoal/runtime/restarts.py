@@ -29,7 +29,7 @@ class Restarts:
         self._order = order
         self._renewer = renewer
         self._is_alone = len(order.nodes) == 1
-        self._answers = 0
+        self._failure: NodeOutcome | None = None
         self._quick = 0
         self.generation = first_generation(order)
 
@@ -71,10 +71,9 @@ class Restarts:
 
     def begin(self, failure: NodeOutcome | None) -> None:
         """Our group is cleared away. `failure`: how it ended here; None: elsewhere."""
-        if self._renewer is not None and failure is not None:
-            self._answers = self._renewer.num_answers
-            if not self._is_alone:
-                self._renewer.tell_generation(failure=failure)
+        self._failure = failure
+        if self._renewer is not None and failure is not None and not self._is_alone:
+            self._renewer.tell_generation(failure=failure)
 
     def next(self, failure: NodeOutcome | None) -> Generation | None:
         """The group to start now; None: not known yet. `is_refused` says when there will be none."""
@@ -91,7 +90,9 @@ class Restarts:
     @property
     def is_refused(self) -> bool:
         """Whether the control plane heard of our failure and has begun no other group."""
-        return self._renewer is not None and self._renewer.num_answers > self._answers and not self.is_wanted
+        if self._renewer is None or self._failure is None:
+            return False
+        return self._renewer.answered_failure is self._failure and not self.is_wanted
 
     def _own_port(self) -> int:
         return free_port(self._order.master_addr, self.generation.master_port)

@@ -359,6 +359,8 @@ class ShareRun:
                 return OTHERS_FAILED
             if hung is not None and hung.rank is None:
                 return ending.of_hang_elsewhere(hung, self._order.grace_s)
+            if crew is not None and crew.endless_hang is not None:
+                return ending.of_endless_hang(crew.endless_hang, self._order.grace_s)
             if crew is not None and self._prober is not None and self._prober.should_end:
                 return ASLEEP
             if self._porch is not None:

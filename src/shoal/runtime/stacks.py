@@ -71,21 +71,31 @@ def spy_program(path: str) -> str | None:
     return find("py-spy", f"{os.path.dirname(sys.executable)}:{path}", "")
 
 
-def own_pids(inner: Iterable[int], pids: Iterable[int]) -> dict[int, int]:
-    """Our numbers for processes that know themselves by those of their own namespace."""
-    wanted, found = set(inner), {}
+def own_pids(inner: Iterable[int], pids: Iterable[int], *, is_inside: bool = False) -> dict[int, int]:
+    """Our numbers for processes that know themselves by those of their own namespace.
+
+    `is_inside`: that is not ours, so whoever is beside us and has such a number is another.
+    """
+    wanted, found = {pid for pid in inner if pid > 0}, {}
     for pid in pids:
         with contextlib.suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:
-            named = next((line for line in file if line.startswith(b"NSpid:")), b"NSpid: 0")
-            if (own := int(named.split()[-1])) in wanted:
-                found[own] = pid
+            named = next((line for line in file if line.startswith(b"NSpid:")), b"")
+            numbers = [int(word) for word in named.split()[1:]]
+            if len(numbers) > int(is_inside) and numbers[-1] in wanted:
+                found[numbers[-1]] = pid
     return found
 
 
 def _spied(pids: Mapping[int, int], spy: str) -> dict[int, str]:
-    """What it says of each; of one that it did not finish with, as much as it said."""
-    pages = {slot: os.memfd_create("stacks") for slot in pids}
-    children = {_spawn(spy, pid, pages[slot]) for slot, pid in pids.items()}
+    """What it says of each; of one that it did not finish with, as much as it said. Of one for which no
+    process or no page could be had, nothing.
+    """
+    pages: dict[int, int] = {}
+    children: set[int] = set()
+    with contextlib.suppress(OSError):
+        for slot, pid in pids.items():
+            pages[slot] = os.memfd_create("stacks")
+            children.add(_spawn(spy, pid, pages[slot]))
     until = time.monotonic() + LIMIT_S
     while (children := {pid for pid in children if not _is_over(pid)}) and time.monotonic() < until:
         time.sleep(LOOK_S)
@@ -136,7 +146,7 @@ def _text(fd: int, offset: int) -> str:
 
 def _excuse(one: Subject, spied: Mapping[int, str]) -> str:
     said = [line for line in spied.get(one.slot, "").splitlines() if line.strip()]
-    why = f"py-spy says: {said[-1]}" if said else "there is no py-spy on this node"
+    why = f"py-spy says: {said[-1]}" if said else "py-spy is not here, or could not be started"
     own = "it did not answer" if one.can_answer else "it is stopped and cannot answer"
     return f"no stacks: {own}, and {why}"
 

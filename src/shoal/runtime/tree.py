@@ -169,6 +169,18 @@ def ticks_of(pid: int) -> tuple[int, int] | None:
     return None if fields is None else (int(fields[19]), sum(map(int, fields[11:15])))
 
 
+def sessions(pids: Iterable[int]) -> dict[int, int]:
+    """The session of each, by the number of who began it, which nobody gets while one of them is there."""
+    found = ((pid, _stat(pid)) for pid in pids)
+    return {pid: int(fields[3]) for pid, fields in found if fields is not None}
+
+
+def living(pids: Iterable[int]) -> dict[int, int]:
+    """Those that live, and when each began, by which it is told from another of its number."""
+    found = ((pid, _stat(pid)) for pid in pids)
+    return {pid: int(fields[19]) for pid, fields in found if fields is not None and not _is_zombie(fields)}
+
+
 def writing_to(pids: Iterable[int], pipes: Collection[int]) -> set[int]:
     """Those whose standard output or error is one of these pipes, by their inode numbers."""
     names = {f"pipe:[{inode}]" for inode in pipes}

@@ -79,4 +79,20 @@ MUTANTS = (
         "P3: only the control plane itself ends a lease",
         ("supervisor",),
     ),
+    Mutant(
+        "a_strangers_words_end_the_renewals",
+        "runtime/http.py",
+        "    except Exception:  # noqa",
+        "    except (OSError, ValueError, http.client.HTTPException):  # noqa",
+        "P3: only the control plane itself ends a lease",
+        ("renewal",),
+    ),
+    Mutant(
+        "any_answer_is_to_the_failure_told_now",
+        "runtime/renewal.py",
+        "self.answered_failure = renewal.failure",
+        "self.answered_failure = self._failure",
+        "P1: a failure is refused by the answer to it alone",
+        ("renewal",),
+    ),
 )

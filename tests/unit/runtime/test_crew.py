@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -11,12 +14,15 @@ from typing import Any
 import pytest
 
 from shoal.engines.fake import VirtualClock
-from shoal.runtime import crew
+from shoal.runtime import crew, tree
 from shoal.runtime.board import VARIABLE, Board, Standing
-from shoal.runtime.crew import SILENT_S, Crew
+from shoal.runtime.crew import GONE_S, SILENT_S, SPARE_AGAIN_S, Crew
+from shoal.runtime.ending import Hang
 from shoal.runtime.environment import Generation
 from shoal.runtime.watch import Process
 from tests.support.shares import an_order
+
+KILL = os.kill
 
 
 class Started:
@@ -27,9 +33,14 @@ class Started:
         self.heard: list[object] = []
         self.stuck: list[Process] = []
         self.can_be_ended = True
+        self.has_no_processes = False
         self.signals: list[int] = []
+        self.killed: list[int] = []
+        self.found: set[int] = set()
         self.blamed: list[Process] = []
-        confinement: Any = SimpleNamespace(has_memory_for=lambda _: True, processes=set)
+        confinement: Any = SimpleNamespace(
+            has_memory_for=lambda _: True, processes=lambda: set(self.found), sandbox=None
+        )
         launcher: Any = SimpleNamespace(start_script=self._start, work="/nowhere/work")
         watcher: Any = SimpleNamespace(
             add=lambda *_: None,
@@ -57,6 +68,8 @@ class Started:
         self.crew.lookout = out
 
     def _start(self, run: str, environment: dict[str, str], *, keep: object) -> tuple[int, tuple[()]]:
+        if self.has_no_processes:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
         self.slots.append(int(environment[VARIABLE].partition(":")[2]))
         return 1_000_000 + len(self.slots), ()
 
@@ -70,6 +83,11 @@ class Started:
         if self.can_be_ended:
             self.crew.ranks[0].status = signal.SIGKILL
 
+    def hear_signal(self, pid: int, number: int) -> None:
+        self.signals.append(number)
+        if number == signal.SIGKILL:
+            self.killed.append(pid)
+
     def look_after(self) -> list[object]:
         self.heard.clear()
         self.crew.look_after()
@@ -79,7 +97,7 @@ class Started:
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[Started]:
     made = Started()
-    monkeypatch.setattr(os, "kill", lambda _, number: made.signals.append(number))
+    monkeypatch.setattr(os, "kill", made.hear_signal)
     monkeypatch.setattr(crew, "kill_group", lambda _: made.signals.append(signal.SIGKILL))
     yield made
     os.close(made.fd)
@@ -94,6 +112,32 @@ def test_lookout_hears_of_a_spare_when_it_starts_and_when_it_waits(started: Star
     assert started.slots == [0, 1]
     started.board.say(1, Standing.WAITING, -1, -1, 0)
     assert started.look_after() == [True]
+
+
+def test_spare_that_cannot_be_started_is_tried_again_and_costs_nobody_anything(started: Started) -> None:
+    started.crew.form(Generation(number=0, master_port=1))
+    started.board.say(0, Standing.JOINED, 0, 0, 0)
+    started.has_no_processes = True
+    told, is_settled = started.look_after()
+    assert "no spare could be started" in str(told)
+    assert is_settled is False
+    assert started.look_after() == [False], "not at once"
+    started.has_no_processes = False
+    started.clock.advance(SPARE_AGAIN_S)
+    assert started.look_after() == ["a spare comes", False]
+
+
+def test_lookout_that_cannot_see_ends_nobody(started: Started) -> None:
+    def blind(**_: object) -> list[Process]:
+        raise OSError(errno.ENFILE, "Too many open files in system")
+
+    out: Any = started.crew.lookout
+    out.look = out.stuck = blind
+    for number in (0, 1):
+        started.crew.form(Generation(number=number, master_port=1))
+        started.board.say(0, Standing.JOINED, number, 7, 0)
+        started.look_after()
+    assert started.signals == []
 
 
 def test_spare_of_a_later_group_comes_after_its_first_step(started: Started) -> None:
@@ -144,6 +188,24 @@ def test_rank_that_was_killed_and_is_not_gone_yet_is_no_survivor(started: Starte
     assert started.crew.ranks[0].status is not None
 
 
+def test_rank_that_was_killed_for_a_hang_has_a_moment_to_be_gone(started: Started) -> None:
+    started.crew.form(Generation(number=0, master_port=1))
+    out: Any = started.crew.lookout
+    hung = Hang(told="no step", rank=0)
+
+    def endless() -> list[Hang | None]:
+        found = []
+        for out.hung in (None, Hang(told="elsewhere"), hung):
+            found.append(started.crew.endless_hang)
+        return found
+
+    out.killed_at = started.clock.monotonic()
+    started.clock.advance(GONE_S)
+    assert endless() == [None, None, None]
+    started.clock.advance(0.1)
+    assert endless() == [None, None, hung]
+
+
 class TestStuck:
     """A rank that does not come out of the group before, which the others have left."""
 
@@ -158,7 +220,7 @@ class TestStuck:
     def test_another_takes_its_place_in_the_same_group(self, formed: Started) -> None:
         [old] = formed.crew.ranks
         assert formed.look_after()[-1] == "wait"
-        assert formed.signals == [signal.SIGSTOP, signal.SIGKILL, signal.SIGKILL]
+        assert formed.signals == [signal.SIGSTOP, signal.SIGKILL, signal.SIGKILL, signal.SIGKILL]
         [new] = formed.crew.ranks
         assert (new is old, old.is_needed, new.is_needed, new.rank) == (False, False, True, 0)
         place = formed.board.place(new.slot)
@@ -183,3 +245,58 @@ class TestStuck:
         formed.can_be_ended = False
         formed.look_after()
         assert (formed.crew.ranks, formed.blamed) == ([old], [old])
+
+
+class TestEnd:
+    """What is killed, and waited for, when a group is over."""
+
+    @pytest.fixture
+    def forked(self, started: Started) -> Iterator[subprocess.Popen[bytes]]:
+        """The rank itself: in a session of its own, and it writes to nothing of the supervisor's."""
+        started.crew.form(Generation(number=0, master_port=1))
+        words = [sys.executable, "-c", "import time; time.sleep(1000)"]
+        with subprocess.Popen(words, start_new_session=True) as child:
+            started.found.add(child.pid)
+            started.board.introduce(0, child.pid, can_answer=False)
+            yield child
+            KILL(child.pid, signal.SIGKILL)
+
+    def test_forked_rank_is_killed_and_waited_for_when_its_starter_is_gone(
+        self, started: Started, forked: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """`python train.py | tee log`: the pipeline ends at once, and the rank may still hold its device."""
+        assert not started.crew.clear(), "nobody has killed it in truth, and it is not gone"
+        assert forked.pid in started.killed
+
+        def kill(pid: int, number: int) -> None:
+            if pid == forked.pid:
+                KILL(pid, number)
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+
+        monkeypatch.setattr(os, "kill", kill)
+        assert started.crew.clear()
+
+    def test_one_of_its_number_that_began_later_is_not_waited_for(
+        self, started: Started, forked: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        looks = iter([{forked.pid: 1}, {forked.pid: 2}])
+        monkeypatch.setattr(tree, "living", lambda _: next(looks))
+        assert started.crew.clear()
+
+    def test_number_of_a_rank_that_ended_long_ago_is_somebody_elses(
+        self, started: Started, forked: subprocess.Popen[bytes]
+    ) -> None:
+        [old] = started.crew.ranks
+        old.pid, old.status = forked.pid, 0
+        assert started.crew.clear()
+        assert (started.killed, started.signals) == ([], [])
+
+    def test_what_a_dead_rank_left_in_its_group_is_killed(
+        self, started: Started, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        started.crew.form(Generation(number=0, master_port=1))
+        [old] = started.crew.ranks
+        old.status = 0
+        monkeypatch.setattr(tree, "sessions", lambda _: {1_000_777: old.pid, 1_000_778: 5})
+        assert started.crew.clear()
+        assert (started.killed, started.signals) == ([1_000_777], [signal.SIGKILL] * 2)

@@ -20,6 +20,7 @@ from shoal.runtime import desk, keeper
 from shoal.runtime.desk import DeskClient, Silent
 from shoal.wire import Dispatch, DispatchAnswer
 
+TAKEN = msgspec.json.encode(DispatchAnswer(size=7))
 TOLD = Dispatch(attempt_id="att_1", epoch=1, node="n1", process="0" * 32, offset=0)
 
 
@@ -36,19 +37,23 @@ def frozen() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def a_plane(authority: Pair, folder: Path, pause_s: float = 0.0) -> Iterator[str]:
-    """Lets everybody in at once, and answers after a pause."""
+def a_plane(
+    authority: Pair, folder: Path, pause_s: float = 0.0, told: bytes = TAKEN, drop_s: float = 0.0
+) -> Iterator[str]:
+    """Lets everybody in at once, and answers after a pause, or a byte at a time."""
 
     class Answering(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
             time.sleep(pause_s)
-            told = msgspec.json.encode(DispatchAnswer(size=7))
             with contextlib.suppress(OSError):  # who asked may be gone
                 self.send_response(200)
                 self.send_header("Content-Length", str(len(told)))
                 self.end_headers()
-                self.wfile.write(told)
+                for drop in told if drop_s else ():
+                    time.sleep(drop_s)
+                    self.wfile.write(bytes([drop]))
+                self.wfile.write(b"" if drop_s else told)
 
         def log_message(self, format: str, *args: object) -> None:
             pass
@@ -91,6 +96,23 @@ def test_a_piece_of_the_log_may_take_longer_than_a_sign_of_life(
         assert client(authority, slow).tell("key", TOLD, b"a line\n").size == 7
         with pytest.raises(Silent):
             client(authority, slow).tell("key", TOLD, b"")
+
+
+def test_an_answer_that_never_ends_takes_no_longer_than_one_may(
+    authority: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with a_plane(authority, tmp_path, told=b" " * 200, drop_s=0.05) as slow:
+        monkeypatch.setattr(desk, "ASK_S", 0.5)
+        began = time.monotonic()
+        with pytest.raises(Silent):
+            client(authority, slow).tell("key", TOLD, b"")
+        assert time.monotonic() - began < 5.0
+
+
+@pytest.mark.parametrize("told", [b"[" * 20_000, b"no words", b'{"size": "seven"}', b"\xff"])
+def test_an_answer_that_is_none_is_silence(authority: Pair, tmp_path: Path, told: bytes) -> None:
+    with a_plane(authority, tmp_path, told=told) as confused, pytest.raises(Silent, match="that is none"):
+        client(authority, confused).tell("key", TOLD, b"")
 
 
 def test_a_keeper_that_lives_speaks_before_it_is_taken_for_gone() -> None:

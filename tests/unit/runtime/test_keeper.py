@@ -8,11 +8,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
+from shoal.engines.fake import VirtualClock
 from shoal.runtime import keeper, spool
 from shoal.runtime.desk import DeskClient, Refused
 from shoal.runtime.keeper import DONE, NO_ORDER, Keeper
@@ -217,6 +220,104 @@ def test_the_end_of_a_share_is_told_also_where_the_disk_does_not_take_it(
     desk = PaperDesk()
     assert run(monkeypatch, desk, tmp_path / "spool") == DONE
     assert the_end(desk) == "its supervisor died without an outcome"
+
+
+class TestDiskThatDoesNotGive:
+    """A log, a start and an outcome that cannot be read are no reason to end what runs."""
+
+    @pytest.fixture
+    def broken(self, monkeypatch: pytest.MonkeyPatch) -> set[str]:
+        """Names of files that give nothing while they are in here."""
+        names: set[str] = set()
+        stat, read = os.stat, keeper._read_piece
+
+        def fail(path: str) -> None:
+            if Path(path).name in names:
+                raise OSError(errno.EIO, "Input/output error")
+
+        def a_stat(path: Any, **how: Any) -> os.stat_result:
+            fail(os.fspath(path) if isinstance(path, (str, os.PathLike)) else "")
+            return stat(path, **how)
+
+        def a_read(path: str, offset: int) -> bytes:
+            fail(path)
+            return read(path, offset)
+
+        def spooled(name: str, real: Any) -> Any:
+            def a_word(share: spool.Share) -> Any:
+                fail(name)
+                return real(share)
+
+            return a_word
+
+        monkeypatch.setattr(os, "stat", a_stat)
+        monkeypatch.setattr(keeper, "_read_piece", a_read)
+        for name in ("started", "outcome"):
+            monkeypatch.setattr(spool, f"read_{name}", spooled(name, getattr(spool, f"read_{name}")))
+        return names
+
+    def test_keeper_goes_on_and_says_that_it_lives(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        tmp_path: Path,
+        broken: set[str],
+        capfd: pytest.CaptureFixture[str],
+    ) -> None:
+        desk = PaperDesk()
+        ends = iter([(0, 0)] * 5 + [(1, 9)])
+
+        def mend() -> bool:
+            broken.clear()
+            return True
+
+        monkeypatch.setattr(keeper, "_kill_children", mend)
+        monkeypatch.setattr(Keeper, "_fork", lambda *_: -1)
+        monkeypatch.setattr(os, "waitpid", lambda *_: next(ends))
+        for name, value in (("PING_S", 0.01), ("LONE_PING_S", 0.01), ("TURN_S", 0.02), ("KILL_AFTER_S", 0.1)):
+            monkeypatch.setattr(keeper, name, value)
+        broken |= {"log", "started", "outcome"}
+        assert run(monkeypatch, desk, tmp_path / "spool") == DONE
+        *living, (_, last) = desk.told
+        assert living, "signs of life"
+        assert {told.outcome for _, told in living} == {None}
+        assert last.outcome is not None
+        assert last.outcome.message == "its supervisor died without an outcome"
+        assert capfd.readouterr().err.count("the disk does not give what there is to tell") == 1
+
+    def test_the_end_waits_for_the_rest_of_the_log_but_not_for_ever(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: set[str]
+    ) -> None:
+        desk = PaperDesk(has_archive=True)
+        broken.add("log")
+        clock = VirtualClock()
+        monkeypatch.setattr(keeper, "BootClock", lambda: clock)
+        monkeypatch.setattr(time, "sleep", clock.advance)
+        assert run(monkeypatch, desk, tmp_path / "spool") == DONE
+        assert the_end(desk).startswith("n1 could not begin its share")
+        assert clock.monotonic() >= keeper.UNREAD_S
+
+
+def test_a_log_of_several_pieces_goes_before_the_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Taking(PaperDesk):
+        def tell(self, key: str, told: Dispatch, piece: bytes) -> DispatchAnswer:
+            self.told.append((key, told))
+            return DispatchAnswer(size=told.offset + len(piece), is_recorded=told.outcome is not None)
+
+    monkeypatch.setattr(keeper, "PIECE", 4)
+
+    def prepare(_: Keeper, share: spool.Share, *__: object) -> None:
+        Path(share.directory).mkdir(parents=True)
+        Path(share.log).write_bytes(b"123456789")
+        raise Refused("enough")
+
+    desk = Taking()
+    monkeypatch.setattr(Keeper, "_prepare", prepare)
+    assert run(monkeypatch, desk, tmp_path / "spool") == DONE
+    assert [(told.offset, told.outcome is None) for _, told in desk.told] == [
+        (0, True),
+        (4, True),
+        (8, False),
+    ]
 
 
 def test_a_keeper_says_what_does_not_die_until_it_is_gone(

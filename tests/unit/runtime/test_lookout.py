@@ -504,3 +504,11 @@ def test_who_takes_the_place_of_one_that_was_stuck_has_time_to_come(node: Node) 
     node.out.wait_again()
     assert node.stuck(LEAVE_S - 1) == []
     assert node.stuck(2.0) == [1]
+
+
+def test_who_was_killed_for_a_hang_is_known_to_be_and_since_when(node: Node) -> None:
+    node.train()
+    began_at = node.clock.monotonic()
+    node.pass_time(IDLE_S + 1)
+    assert [process.is_doomed for process in node.ranks] == [False, True]
+    assert began_at + IDLE_S < node.out.killed_at <= node.clock.monotonic()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from collections.abc import Callable
 
 import pytest
 
+from shoal.runtime import tree
 from shoal.runtime.confine import seen_work
 from shoal.runtime.confine.seen_work import SeenWork
 from tests.support.real_plane import until
@@ -59,3 +61,18 @@ def test_children_between_two_looks_count_once_they_were_waited_for(
         until(lambda: work.seconds() - before >= 0.25, "the work of a child that is gone is seen")
         assert child.stdout is not None
         child.stdout.readline()
+
+
+def test_who_cannot_look_counts_those_that_are_known(
+    begin: Callable[[str], subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def blind(_: int) -> set[int]:
+        raise OSError(errno.ENFILE, "Too many open files in system")
+
+    work = SeenWork()
+    with begin(WAIT) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        seen = work.seconds()
+        monkeypatch.setattr(tree, "descendants", blind)
+        assert work.seconds() >= seen

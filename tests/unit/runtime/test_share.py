@@ -9,7 +9,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from shoal.runtime import listening, shared_memory
-from shoal.runtime.ending import Ending
+from shoal.runtime.ending import Ending, Hang
 from shoal.runtime.share import ShareRun
 from shoal.wire import EndKind
 
@@ -50,3 +50,21 @@ def test_ranks_are_killed_before_anything_waits_for_the_standby(monkeypatch: pyt
     made = Run()
     made.run._bury()
     assert made.asked()[:2] == ["confinement.kill", "minder.end"]
+
+
+def test_share_whose_rank_does_not_die_does_not_run_for_ever() -> None:
+    """It stops, where people see it, and says why."""
+    made = Run()
+    made.run._running = [SimpleNamespace(status=None)]
+    made.run._order.grace_s = 30.0
+    made.run._driller, made.run._prober, made.run._porch = MagicMock(), None, None
+    made.parts.watcher.first_failed = made.parts.reasons.now.return_value = None
+    made.parts.restarts.is_wanted = False
+    hung = Hang(told="no step for 9 s", rank=3, place="read (data.py:7)")
+    made.parts.crew.lookout.hung = made.parts.crew.endless_hang = hung
+    end = made.run._follow(MagicMock(), "a rank", made.parts.crew)
+    assert (end.kind, end.rank, end.is_hang, end.grace_s) == (EndKind.SIGNALED, 3, True, 30.0)
+    told = (
+        "rank 3 hung and was killed: no step for 9 s; it stood in read (data.py:7); its process does not die"
+    )
+    assert end.message == told

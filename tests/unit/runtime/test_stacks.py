@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -162,3 +163,24 @@ def test_program_that_cannot_read_processes_is_quoted(ranks: Ranks, tmp_path: Pa
     pid = ranks.start("stuck")
     told = stacks.taken([stacks.Subject(pid=pid, slot=0, can_answer=False)], str(spy), ranks.fd)
     assert told[0].text.endswith("py-spy says: Error: Permission Denied")
+
+
+def test_process_beside_us_is_not_taken_for_one_inside_of_the_same_number() -> None:
+    own = os.getpid()
+    assert stacks.own_pids([own, 0], [own]) == {own: own}
+    assert stacks.own_pids([own], [own], is_inside=True) == {}
+
+
+@pytest.mark.parametrize("name", ["memfd_create", "posix_spawn"])
+def test_stacks_for_which_nothing_is_left_are_excused(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def full(*_: object, **__: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, name, full)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    subjects = [stacks.Subject(pid=os.getpid(), slot=slot, can_answer=False) for slot in range(2)]
+    told = stacks.taken(subjects, "/nowhere/py-spy", ranks.fd)
+    assert all("could not be started" in one.text for one in told.values())
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -6,6 +6,7 @@ less than a look is counted when its parent has waited for it; nothing is counte
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 from shoal.runtime import tree
@@ -28,7 +29,9 @@ class SeenWork:
         """Never less than before, whoever has ended since."""
         now = tree.CLOCK.monotonic()
         if now > self._scanned_at + SCAN_S:
-            self._scanned_at, self._pids = now, tree.descendants(os.getpid())
+            self._scanned_at = now
+            with contextlib.suppress(OSError):  # no descriptor is left, say: those that are known do, for now
+                self._pids = tree.descendants(os.getpid())
         found = {}
         for pid in self._pids:
             if (told := tree.ticks_of(pid)) is not None:
