@@ -151,3 +151,12 @@ def processes_with(text: str) -> list[int]:
             if int(path.name) != os.getpid() and text.encode() in (path / "cmdline").read_bytes():
                 found.append(int(path.name))
     return found
+
+
+def open_files() -> list[str]:
+    """What this process has open, as the kernel names it."""
+    found = []
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found.append(str(link.readlink()))
+    return found

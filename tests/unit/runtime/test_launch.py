@@ -4,36 +4,37 @@ from __future__ import annotations
 
 import errno
 import os
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from shoal.runtime.launch import Launcher
+from tests.support.shares import open_files
 
 
-def num_open() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
-@pytest.mark.parametrize(("name", "works"), [("fork", 0), ("pipe", 1)])
-def test_start_that_fails_leaves_no_descriptor(
-    monkeypatch: pytest.MonkeyPatch, name: str, works: int
-) -> None:
+@pytest.mark.parametrize("num_pipes", [1, 2])
+def test_start_that_fails_leaves_no_pipe(monkeypatch: pytest.MonkeyPatch, num_pipes: int) -> None:
     confinement: Any = SimpleNamespace(sandbox=None)
     launcher = Launcher(confinement, "/nowhere")
-    before, real = num_open(), getattr(os, name)
-    left = iter(range(works))
+    real = os.pipe
+    made: list[str] = []
 
-    def fail() -> Any:
-        if next(left, None) is not None:
-            return real()
+    def pipe() -> tuple[int, int]:
+        if len(made) == num_pipes:
+            fail()
+        ends = real()
+        made.append(f"pipe:[{os.fstat(ends[0]).st_ino}]")
+        return ends
+
+    def fail() -> int:
         raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(os, name, fail)
+    monkeypatch.setattr(os, "pipe", pipe)
+    monkeypatch.setattr(os, "fork", fail)
     with pytest.raises(BlockingIOError):
         launcher.start_script("true", {})
-    assert num_open() == before
+    assert len(made) == num_pipes
+    assert set(made).isdisjoint(open_files())
     for fd in (launcher._failures, launcher._report):
         os.close(fd)
