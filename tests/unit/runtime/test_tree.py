@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -118,3 +119,16 @@ def test_processes_in_cgroups_that_ranks_made_inside_are_found(tmp_path: Path) -
     for place, pid in (("group", 7), ("group/made", 8), ("group/made/deep", 9)):
         (tmp_path / place / "cgroup.procs").write_text(f"{pid}\n0\n")
     assert tree.pids_in((str(tmp_path / "group"), str(tmp_path / "gone"))) == {7, 8, 9}
+
+
+def test_who_has_no_descriptor_left_does_not_take_everything_for_gone(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.procs").write_text("")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.open("/", os.O_RDONLY)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+    try:
+        assert not tree.kill_until_gone(lambda: tree.pids_in([str(tmp_path)]), timeout_s=0.2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert tree.kill_until_gone(lambda: tree.pids_in([str(tmp_path)]), timeout_s=10.0)
