@@ -1,0 +1,125 @@
+"""Login, tokens, people, projects and their shares: what is sent, and what is printed."""
+
+from __future__ import annotations
+
+import io
+import os
+
+import pytest
+
+from shoal.client.credentials import Credentials
+from tests.support.cli import Shell
+from tests.support.fake_server import TOKEN, FakeServer
+
+
+def test_login_checks_the_token_before_it_saves_it(
+    shell: Shell, fake: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SHOAL_URL", "SHOAL_TOKEN"):
+        monkeypatch.delenv(name)
+    me = {"user": "ana", "cluster_role": "admin", "projects": [{"name": "vision", "role": "lead"}]}
+    fake.answers["GET", "/v1/me"] = [fake.problem(401, "unauthenticated", "not known"), me]
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{TOKEN}\n"))
+    assert shell("login", fake.url).code == 4
+    assert not Credentials(shell.home).path.exists()
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{TOKEN}\n"))
+    result = shell("login", fake.url, "--token-stdin")
+    assert result.code == 0
+    assert result.out == f"you are ana (admin) at {fake.url}\n  vision: lead\n"
+    assert Credentials(shell.home).token(fake.url) == TOKEN
+    assert Credentials(shell.home).listener_uid(fake.url) == os.geteuid()
+    assert Credentials(shell.home).load()["current"] == fake.url
+    assert TOKEN not in result.out + result.err
+
+
+def test_login_without_a_token_says_what_to_type(
+    shell: Shell, fake: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    result = shell("login", fake.url)
+    assert result.code == 2
+    assert result.err.startswith("error: no token was given\n")
+    assert f"`shoal login {fake.url}`" in result.err
+    assert "--token-stdin" in result.err
+
+
+def test_logging_in_under_a_variable_that_goes_before_it_is_said(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert "note: SHOAL_URL is set and goes before" in shell("login", "https://far:1").err
+
+
+def test_a_new_token_is_alone_on_standard_output(shell: Shell, fake: FakeServer) -> None:
+    fake.answers["POST", "/v1/tokens"] = (201, {"id": "tok_1", "text": "shl_tok_1_secret", "scope": "member"})
+    result = shell("token", "create", "--user", "bob", "--lifetime", "30d", "--scope", "member")
+    assert result.out == "shl_tok_1_secret\n"
+    assert fake.seen[0].json() == {"user": "bob", "scope": "member", "lifetime_s": 2592000.0, "label": ""}
+
+
+def test_revoking_says_when_a_data_plane_may_still_honour_the_token(shell: Shell, fake: FakeServer) -> None:
+    fake.answers["DELETE", "/v1/tokens/tok_1"] = {"id": "tok_1", "is_confirmed": True}
+    assert shell("token", "revoke", "tok_1").err == ""
+    fake.answers["DELETE", "/v1/tokens/tok_1"] = {"id": "tok_1", "is_confirmed": False}
+    late = shell("token", "revoke", "tok_1")
+    assert (late.code, late.out) == (0, "token tok_1 revoked\n")
+    assert "not every data plane has confirmed it" in late.err
+    assert '"is_confirmed": false' in shell("token", "revoke", "tok_1", "--json").out
+
+
+def test_people_commands_send_what_was_typed(shell: Shell, fake: FakeServer) -> None:
+    fake.answers["POST", "/v1/users"] = (201, {"name": "bob", "cluster_role": None})
+    fake.answers["PATCH", "/v1/users/bob"] = {"name": "bob"}
+    fake.answers["POST", "/v1/projects"] = (201, {"name": "vision"})
+    fake.answers["PUT", "/v1/projects/vision/members/bob"] = {
+        "user": "bob",
+        "project": "vision",
+        "role": "lead",
+    }
+    fake.answers["DELETE", "/v1/projects/vision/members/bob"] = {"user": "bob", "project": "vision"}
+    assert shell("user", "create", "bob").code == 0
+    assert shell("user", "update", "bob", "--no-active", "--role", "none").code == 0
+    assert shell("project", "create", "vision", "--max-open-jobs", "5").code == 0
+    assert shell("project", "add", "vision", "bob", "--role", "lead").out == "bob is lead of vision\n"
+    assert shell("project", "remove", "vision", "bob").code == 0
+    bodies = [request.json() for request in fake.seen if request.body]
+    assert bodies == [
+        {"name": "bob", "cluster_role": None},
+        {"cluster_role": None, "is_active": False},
+        {"name": "vision", "max_open_jobs": 5},
+        {"role": "lead"},
+    ]
+
+
+def test_a_projects_share_is_typed_as_numbers_of_devices(shell: Shell, fake: FakeServer) -> None:
+    fake.answers["POST", "/v1/projects"] = (201, {"name": "vision"})
+    fake.answers["PATCH", "/v1/projects/vision"] = {"name": "vision"}
+    share = ("--quota", "64", "--weight", "2", "--limit", "gpus=128,cpus=512", "--borrow", "32")
+    assert shell("project", "create", "vision", "--parent", "research", *share).out == "project vision made\n"
+    assert shell("project", "update", "vision", "--quota", "none", "--borrow", "0").code == 0
+    assert [request.json() for request in fake.seen if request.body] == [
+        {
+            "name": "vision",
+            "parent": "research",
+            "quota": {"gpus": 64},
+            "borrow": {"gpus": 32},
+            "limit": {"gpus": 128, "cpus": 512},
+            "weight": 2.0,
+        },
+        {"quota": None, "borrow": {"gpus": 0, "cpus": 0}},
+    ]
+
+
+@pytest.mark.parametrize("typed", ["many", "gpus", "gpus=1.5", "tpus=4", "gpus=1,gpus=2", "-1", ""])
+def test_a_quota_that_is_no_number_of_devices_is_refused(shell: Shell, fake: FakeServer, typed: str) -> None:
+    result = shell("project", "update", "vision", f"--quota={typed}")
+    assert result.code == 2
+    assert "write a number of GPUs, or `gpus=64,cpus=512`" in result.err
+    assert not [request for request in fake.seen if request.method == "PATCH"]
+
+
+def test_a_project_that_you_may_not_see_is_answered_with_the_nearest(shell: Shell, fake: FakeServer) -> None:
+    fake.answers["GET", "/v1/projects"] = {"items": [{"name": "vision"}], "next_cursor": None}
+    result = shell("project", "show", "visoin")
+    assert result.code == 4
+    assert "no project `visoin` that you may see; did you mean `vision`?" in result.err
