@@ -19,6 +19,7 @@ import pytest
 from shoal.client import Shoal
 from shoal.home import holder
 from tests.support.certificates import write_pair
+from tests.support.real_plane import Gate
 
 SHOAL = (sys.executable, "-m", "shoal.cli.main")
 LIMIT_S = 60.0
@@ -149,11 +150,13 @@ def test_interrupting_a_run_leaves_the_job_running(person: Person) -> None:
     assert person("retry", "long").returncode == 0
 
 
-def test_jobs_run_on_while_the_control_plane_is_down(person: Person) -> None:
-    assert person("run", "-d", "--", "sh", "-c", "sleep 3; exit 9").stdout == "default/1\n"
+def test_jobs_run_on_while_the_control_plane_is_down(person: Person, gate: Gate) -> None:
+    assert person("run", "-d", "--", "sh", "-c", gate.run(exit_code=9)).stdout == "default/1\n"
+    gate.hold()
     until(lambda: person.json("queue")[0]["status"] == "running", "it runs")
     assert person("down").returncode == 0
     assert person("up").returncode == 0
+    gate.open()
     ended = until(lambda: [j for j in person.json("queue", "--all") if j["ended_at"]], "it ends")
     assert (ended[0]["exit_code"], ended[0]["epoch"]) == (9, 1)
 

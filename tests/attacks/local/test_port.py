@@ -61,9 +61,11 @@ class Thief:
         self._out = process.stdout
         self.url = f"http://127.0.0.1:{int(self._out.readline())}"
 
-    def caught(self) -> str:
+    def caught(self, waited_for: int = 0) -> str:
+        """All that was said to it, of so many at least."""
+        said = [self._out.readline() for _ in range(waited_for)]
         self._process.kill()
-        return self._out.read()
+        return "".join(said) + self._out.read()
 
 
 @contextlib.contextmanager
@@ -226,16 +228,19 @@ def test_a_server_of_another_user_who_is_no_projects_is_served_where_nothing_is_
 
 @pytest.mark.parametrize("status", [200, 401, 409])
 def test_a_supervisor_gives_a_stranger_nothing_to_use_nor_stops_at_his_word(
-    start: Start, status: int
+    start: Start, status: int, tmp_path: Path
 ) -> None:
+    end = tmp_path / "end"
+    run = f"until [ -e {end} ]; do sleep 0.05; done"
     with a_thief(status) as thief:
-        order = an_order(run="sleep 0.6", control_url=thief.url, renew_s=0.1, fence_s=60.0, confinement=())
+        order = an_order(run=run, control_url=thief.url, renew_s=0.1, fence_s=60.0, confinement=())
         share = start(order, Credentials(proof_key="precious", job_token="shj_precious"))
         process = share.spawn()
+        caught = thief.caught(waited_for=3)
+        end.touch()
         outcome = share.outcome()
         process.kill()  # it would go on trying to tell for ten seconds
         assert outcome.kind is EndKind.SUCCEEDED, outcome
-        caught = thief.caught()
     tokens = re.findall(r"Bearer (\S+?)\\r", caught)
     assert len(tokens) == len(set(tokens)) > 1
     assert "precious" not in caught
