@@ -125,10 +125,10 @@ def _objections(
             f"has MIG switched on at GPU {which}, and Slurm would hand out a whole one that nobody can use:"
             f" `nvidia-smi -i {which} -mig 0`, or leave the machine out"
         )
-    if host.has(Role.DATABASE):
+    if host.has(Role.DATABASE) and "database" not in fact.own_made:
         yield from _foreign_servers(fact)
-    if host.has(Role.DATABASE) and DATABASE in fact.databases and "database" not in fact.own_made:
-        yield f"has a database `{DATABASE}` that Shoal did not make; rename it, or choose another machine"
+        if DATABASE in fact.databases:
+            yield f"has a database `{DATABASE}` that Shoal did not make; rename it, or choose another machine"
     if takeover is not Takeover.REPLACE:
         yield from _foreign_files(host, fact, inventory, takeover, kept)
 

@@ -96,11 +96,31 @@ def test_a_database_that_is_not_ours_is_not_touched_even_when_told_to_replace() 
     assert objected(a=(*there, "own made database")) == {}
 
 
-@pytest.mark.parametrize("name", ["mysql-server", "mysql-server-8.0", "mysql-community-server", "percona-x"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mysql-server",
+        "mysql-server-8.0",
+        "mysql-community-server",
+        "percona-server-server",
+        "percona-xtradb-cluster-server",
+    ],
+)
 def test_a_database_of_another_make_is_not_touched(name: str) -> None:
     lines = (f"package {name} 8.0 hi",)
     assert list(objected(Takeover.REPLACE, a=lines, b=lines)) == ["a"]
     assert f"has {name}, and accounting is set up with MariaDB" in objected(a=lines)["a"]
+
+
+@pytest.mark.parametrize("name", ["percona-toolkit", "percona-release", "percona-xtrabackup-80"])
+def test_a_tool_for_databases_is_no_database(name: str) -> None:
+    assert objected(a=(f"package {name} 8.0 ii",)) == {}
+
+
+@pytest.mark.parametrize("line", ["package mysql-server 8.0 ii", "database mysql"])
+def test_where_shoal_has_made_the_accounting_what_came_later_is_no_objection(line: str) -> None:
+    assert list(objected(a=(line,))) == ["a"]
+    assert objected(a=(line, "own cluster lab", "own made database")) == {}
 
 
 @pytest.mark.parametrize(
