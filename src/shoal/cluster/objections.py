@@ -61,9 +61,10 @@ def whose(fact: Facts, inventory: Inventory) -> str:
             f" gone, `rm {STATE_DIR}/cluster` on it"
         )
     return (
-        f"belongs to a cluster `{fact.own_cluster}` that was not made from this home: work from the home that"
-        " made it, or `shoal cluster remove` it there first; if it is this very cluster, put"
-        f" `id: {fact.own_id}` into clusters/{inventory.cluster}.yaml of this home"
+        f"belongs to a cluster `{fact.own_cluster}` that was made by another inventory: work from the home"
+        " that has it, or `shoal cluster remove` it there first, or, if that cluster is gone,"
+        f" `rm {STATE_DIR}/cluster` on it; if it is this very cluster, put `id: {fact.own_id}` into"
+        f" clusters/{inventory.cluster}.yaml of this home"
     )
 
 

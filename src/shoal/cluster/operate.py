@@ -172,7 +172,7 @@ async def remove(crew: Crew, inventory: Inventory, refs: Iterable[str], wishes: 
         if host.has(Role.CONTROLLER) or host.has(Role.DATABASE):
             raise StateError(
                 f"{host.label} is the controller or keeps the accounting: without it there is no cluster",
-                hint="shoal cluster destroy",
+                hint=f"shoal cluster destroy --cluster {inventory.cluster}",
             )
     await crew.meet(host for host in inventory.hosts if host in going or not host.is_unclean)
     _refuse_others(crew, [inventory.controller], inventory)
@@ -262,7 +262,8 @@ async def destroy(crew: Crew, inventory: Inventory, wishes: Wishes) -> Report:
     report = Report(None)
     if not wishes.is_forced:
         if inventory.controller.found:
-            hint = "`shoal cluster destroy --yes --force` leaves it alone, and takes the others down"
+            again = f"shoal cluster destroy --cluster {inventory.cluster} --yes --force"
+            hint = f"`{again}` leaves it alone, and takes the others down"
             _refuse_others(crew, [inventory.controller], inventory, hint)
         must_have(crew, {inventory.controller.address: "controller"})
     fact = crew.facts.get(inventory.controller.address)

@@ -587,6 +587,9 @@ async def test_a_cluster_of_the_same_name_is_neither_asked_nor_upgraded_nor_drai
             EngineRefused, match="the controller, a, cannot be used: belongs to a cluster `lab`"
         ):
             await work(paper.crew())
+    with pytest.raises(EngineRefused) as no:
+        await destroy(paper.crew(), inventory, Wishes())
+    assert (no.value.hint or "").startswith("`shoal cluster destroy --cluster lab --yes --force` leaves")
     assert [machine.seen for machine in paper.machines.values()] == [[], [], []]
     await destroy(paper.crew(), inventory, Wishes(is_forced=True))
     assert paper.machines["10.0.0.1"].seen == [], "its jobs are not ended either"

@@ -60,6 +60,17 @@ def test_a_machine_of_another_cluster_of_the_same_name_is_not_touched(
         assert list(objections(three(), facts, Takeover.REPLACE)) == ["10.0.0.2"], "an inventory without id"
 
 
+def test_a_machine_of_a_cluster_that_is_gone_can_be_freed_by_hand() -> None:
+    """It was off while its cluster was destroyed by force: no inventory has its id any more."""
+    inventory = three(id=ID)
+    left = ("own made names", KEY, OWN_KEY)
+    facts = facts_of(inventory.hosts, {"b": (f"own cluster lab {'6b' * 16}", *left)})
+    (told_,) = objections(inventory, facts, Takeover.REFUSE)["10.0.0.2"]
+    assert "was made by another inventory" in told_
+    assert "if that cluster is gone, `rm /var/lib/shoal-cluster/cluster` on it" in told_
+    assert objections(inventory, facts_of(inventory.hosts, {"b": left}), Takeover.REFUSE) == {}
+
+
 def test_what_shoal_wrote_may_be_written_again_unless_somebody_changed_it() -> None:
     assert objected(b=(KEY, OWN_KEY)) == {}
     changed = objected(b=("file /etc/munge/munge.key 12", OWN_KEY))
