@@ -509,18 +509,19 @@ DEVICES = ("device /dev/nvidia0", "device /dev/nvidia1")
 
 async def seen_again(
     *now: str, name: str = "c", joined: tuple[str, ...] = GPUS, as_found: str = ""
-) -> tuple[Report, Found]:
+) -> tuple[Crew, Report, Found]:
     """A cluster that is asked again, and what is declared of c, which now tells this of itself."""
     inventory = found(three(), facts_of(three().hosts, {"c": joined}))
     nameless = inventory.hosts[2].model_copy(update={"name": None})
     inventory = inventory.with_hosts([*inventory.hosts[:2], nameless])
     paper = Paper(inventory)
     paper.machines["10.0.0.3"] = PaperMachine(told(name, "10.0.0.3", *now))
-    report = await create(paper.crew(), inventory, Wishes(as_found=frozenset({as_found})))
+    crew = paper.crew()
+    report = await create(crew, inventory, Wishes(as_found=frozenset({as_found})))
     assert report.inventory is not None
     declared = report.inventory.hosts[2].found
     assert declared is not None
-    return report, declared
+    return crew, report, declared
 
 
 @pytest.mark.parametrize(
@@ -535,32 +536,30 @@ async def seen_again(
 async def test_a_member_that_lost_a_gpu_stays_declared_with_it_until_somebody_says_otherwise(
     now: tuple[str, ...], shown: str
 ) -> None:
-    report, declared = await seen_again(*now)
+    crew, report, declared = await seen_again(*now)
     assert [(gpus.kind, len(gpus.files)) for gpus in declared.gpus] == [("h200", 2)]
-    (doubt,) = report.doubts
+    (doubt,) = crew.doubts
     assert doubt.startswith(f"c shows {shown} and stays declared with GPUs: 2 h200, as it joined")
     assert doubt.endswith("if it is to be so, `shoal cluster create --name lab --as-found c`")
-    assert any(
-        "--as-found c" in line for line in closing("lab", Paper(three()).crew(), report, 1, is_dry=False)
-    )
-    report, declared = await seen_again(*now, as_found="10.0.0.3")
+    assert any("--as-found c" in line for line in closing("lab", crew, report, 1, is_dry=False))
+    crew, _, declared = await seen_again(*now, as_found="10.0.0.3")
     assert [gpus.kind for gpus in declared.gpus] != ["h200"] or len(declared.gpus[0].files) == 1
-    assert report.doubts == []
+    assert crew.doubts == []
 
 
 async def test_a_member_that_has_more_than_it_had_is_declared_with_it() -> None:
     for joined in (GPUS[:1], DEVICES, ()):
-        report, declared = await seen_again(*GPUS, joined=joined)
+        crew, _, declared = await seen_again(*GPUS, joined=joined)
         assert [(gpus.kind, len(gpus.files)) for gpus in declared.gpus] == [("h200", 2)]
-        assert report.doubts == []
+        assert crew.doubts == []
 
 
 async def test_a_member_that_was_renamed_keeps_its_name_until_somebody_says_otherwise() -> None:
-    report, declared = await seen_again(*GPUS, name="other")
+    crew, _, declared = await seen_again(*GPUS, name="other")
     assert declared.hostname == "c"
-    assert "c calls itself `other` and stays declared as `c`" in report.doubts[0]
-    assert "`hostnamectl set-hostname c` there" in report.doubts[0]
-    _, declared = await seen_again(*GPUS, name="other", as_found="10.0.0.3")
+    assert "c calls itself `other` and stays declared as `c`" in crew.doubts[0]
+    assert "`hostnamectl set-hostname c` there" in crew.doubts[0]
+    _, _, declared = await seen_again(*GPUS, name="other", as_found="10.0.0.3")
     assert declared.hostname == "other"
 
 
