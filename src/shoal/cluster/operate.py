@@ -259,8 +259,10 @@ async def destroy(crew: Crew, inventory: Inventory, wishes: Wishes) -> Report:
     report = Report(None)
     if not wishes.is_forced:
         if inventory.controller.found:
-            again = f"shoal cluster destroy --cluster {inventory.cluster} --yes --force"
-            hint = f"`{again}` leaves it alone, and takes the others down"
+            hint = (
+                f"`shoal cluster destroy --cluster {inventory.cluster} --yes --force` leaves it alone, and"
+                " takes the others down"
+            )
             _refuse_others(crew, [inventory.controller], inventory, hint)
         must_have(crew, {inventory.controller.address: "controller"})
     fact = crew.facts.get(inventory.controller.address)
