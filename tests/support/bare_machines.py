@@ -9,7 +9,8 @@ from shoal.cluster.facts import Facts, read_facts
 from shoal.cluster.inventory import Host, Inventory, Role
 from shoal.cluster.machine import Answer
 from shoal.cluster.render import Secrets
-from shoal.errors import EngineUnreachable
+from shoal.cluster.run import Crew
+from shoal.errors import EngineRefused, EngineUnreachable
 
 NOW = 1_800_000_000
 SECRETS = Secrets(munge_key=b"\x00\x01key" * 200, database_password="a1" * 24)
@@ -101,3 +102,32 @@ class PaperMachine:
 
     async def close(self) -> None:
         return None
+
+
+def never(_: str) -> int:
+    """Nothing is so already, and every change works."""
+    return 0 if _.startswith(("set -eu", "was=")) or "exit 0; sleep 1" in _ or "sacctmgr -i" in _ else 1
+
+
+class Paper:
+    """A drawer of machines; those not in it do not answer."""
+
+    def __init__(self, inventory: Inventory, judge: Callable[[str], int] = lambda _: 0) -> None:
+        self.shut: set[str] = set()
+        self.machines = {
+            item.address: PaperMachine(told(item.label, item.address), judge) for item in inventory.hosts
+        }
+
+    async def connect(self, item: Host) -> PaperMachine:
+        if item.address in self.shut:
+            raise EngineRefused(f"{item.address} takes none of our keys", hint="ssh-copy-id")
+        if item.address not in self.machines:
+            raise EngineUnreachable(f"{item.address} cannot be reached", hint="ssh")
+        return self.machines[item.address]
+
+    def crew(self, *, is_dry: bool = False) -> Crew:
+        return Crew(self.connect, lambda _: None, lambda: NOW, lambda _, __: PART, is_dry=is_dry)
+
+
+def wrong(crew: Crew) -> dict[str, str]:
+    return {outcome.label: outcome.title for outcome in crew.failed.values()}

@@ -15,7 +15,7 @@ from shoal.cli.cluster_inventory import alone, apart, made_before, reached, save
 from shoal.cli.cluster_words import as_json, closing, counted, planned, told
 from shoal.cli.flags import JsonFlag
 from shoal.cli.show import note, print_json, print_table
-from shoal.errors import EngineRefused, StateError
+from shoal.errors import EngineRefused, EngineUnreachable, ShoalError, StateError
 from shoal.home import home_from_env
 
 if TYPE_CHECKING:
@@ -338,7 +338,7 @@ class Order:
 
     async def _work(
         self, inventory: Inventory, work: Callable[[Crew, Wishes], Awaitable[Report]]
-    ) -> tuple[Crew, Report | None, EngineRefused | None]:
+    ) -> tuple[Crew, Report | None, ShoalError | None]:
         try:
             from shoal.cluster.ssh import Access, Ssh
         except ImportError as missing:
@@ -356,7 +356,7 @@ class Order:
         wishes = Wishes(Takeover(self.existing), self.is_forced, self.has_packages_removed)
         try:
             return crew, await work(crew, wishes), None
-        except EngineRefused as refusal:
+        except (EngineRefused, EngineUnreachable) as refusal:
             return crew, None, refusal
         finally:
             await crew.close()

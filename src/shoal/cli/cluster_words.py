@@ -55,12 +55,11 @@ def closing(cluster: str, crew: Crew, report: Report | None, seconds: float, *, 
     """The last lines: advice, remarks, who failed, and how much was changed."""
     lines: list[str] = []
     gone = report.gone if report else frozenset()
-    if report is not None:
-        if report.has_new:
-            lines += [f"firewall: {one_line(line)}" for line in report.advice]
-        lines += [f"note: {one_line(line)}" for line in report.doubts]
-        if crew.num_changed or crew.failed:
-            lines += [f"note: {one_line(line)}" for line in report.remarks]
+    if report is not None and report.has_new:
+        lines += [f"firewall: {one_line(line)}" for line in report.advice]
+    lines += [f"note: {one_line(line)}" for line in crew.doubts]
+    if report is not None and (crew.num_changed or crew.failed):
+        lines += [f"note: {one_line(line)}" for line in report.remarks]
     for address, outcome in crew.failed.items():
         if address in gone or report is None:
             continue
@@ -119,7 +118,7 @@ def as_json(cluster: str, crew: Crew, report: Report | None, *, is_dry: bool) ->
         "failed": sorted(set(crew.failed) - gone),
         "steps": [_step_json(outcome) for outcome in crew.outcomes],
         "firewall": report.advice if report else [],
-        "remarks": [*report.doubts, *report.remarks] if report else [],
+        "remarks": [*crew.doubts, *(report.remarks if report else [])],
         "inventory": after.model_dump(mode="json") if after else None,
     }
 

@@ -40,7 +40,7 @@ WATCHED = (
 )
 """Files that Shoal may write. One that is there already and is not Shoal's is never lost silently."""
 PACKAGES = ("munge", "slurm-client", "slurmd", "slurmctld", "slurmdbd", "mariadb-server")
-MYSQL = ("mysql-server", "mysql-community-server", "percona-")
+MYSQL = ("mysql-server", "mysql-community-server", "percona-server-server", "percona-xtradb-cluster")
 """How the packages of databases begin that have their data where MariaDB has it."""
 
 SHARE_OF_MEMORY = 0.97

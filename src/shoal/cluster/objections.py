@@ -61,9 +61,10 @@ def whose(fact: Facts, inventory: Inventory) -> str:
             f" gone, `rm {STATE_DIR}/cluster` on it"
         )
     return (
-        f"belongs to a cluster `{fact.own_cluster}` that was not made from this home: work from the home that"
-        " made it, or `shoal cluster remove` it there first; if it is this very cluster, put"
-        f" `id: {fact.own_id}` into clusters/{inventory.cluster}.yaml of this home"
+        f"belongs to a cluster `{fact.own_cluster}` that was made by another inventory: work from the home"
+        " that has it, or `shoal cluster remove` it there first, or, if that cluster is gone,"
+        f" `rm {STATE_DIR}/cluster` on it; if it is this very cluster, put `id: {fact.own_id}` into"
+        f" clusters/{inventory.cluster}.yaml of this home"
     )
 
 
@@ -125,10 +126,10 @@ def _objections(
             f"has MIG switched on at GPU {which}, and Slurm would hand out a whole one that nobody can use:"
             f" `nvidia-smi -i {which} -mig 0`, or leave the machine out"
         )
-    if host.has(Role.DATABASE):
+    if host.has(Role.DATABASE) and "database" not in fact.own_made:
         yield from _foreign_servers(fact)
-    if host.has(Role.DATABASE) and DATABASE in fact.databases and "database" not in fact.own_made:
-        yield f"has a database `{DATABASE}` that Shoal did not make; rename it, or choose another machine"
+        if DATABASE in fact.databases:
+            yield f"has a database `{DATABASE}` that Shoal did not make; rename it, or choose another machine"
     if takeover is not Takeover.REPLACE:
         yield from _foreign_files(host, fact, inventory, takeover, kept)
 

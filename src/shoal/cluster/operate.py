@@ -42,8 +42,6 @@ class Report:
     has_new: bool = False
     """Whether a machine is in that was not before."""
     remarks: list[str] = field(default_factory=list)
-    doubts: list[str] = field(default_factory=list)
-    """What was not believed of members: told also where nothing is to be changed."""
     gone: frozenset[str] = frozenset()
     """Addresses of machines that are out: that one of them did not answer is no failure."""
 
@@ -70,7 +68,7 @@ async def _bring_to(crew: Crew, inventory: Inventory, wishes: Wishes) -> Report:
     must_have(crew, vital)
     if wishes.takeover is Takeover.KEEP:
         inventory = inventory.model_copy(update={"keeps_munge_key": True})
-    wanted, doubts = declared_as(inventory, _found(crew), wishes.as_found)
+    wanted, crew.doubts = declared_as(inventory, _found(crew), wishes.as_found)
     secrets = await known_secrets(crew, wanted, wishes.takeover)
     first = [step for step in plan(wanted, _present(crew), secrets, {}) if step.stage is Stage.PREPARE]
     await crew.carry_out(first)
@@ -98,7 +96,6 @@ async def _bring_to(crew: Crew, inventory: Inventory, wishes: Wishes) -> Report:
             *remarks(wanted, crew.facts, is_contained=is_contained(wanted, present)),
             *(_unclean(host) for host in wanted.hosts if host.is_unclean),
         ],
-        doubts=doubts,
     )
 
 
@@ -172,7 +169,7 @@ async def remove(crew: Crew, inventory: Inventory, refs: Iterable[str], wishes: 
         if host.has(Role.CONTROLLER) or host.has(Role.DATABASE):
             raise StateError(
                 f"{host.label} is the controller or keeps the accounting: without it there is no cluster",
-                hint="shoal cluster destroy",
+                hint=f"shoal cluster destroy --cluster {inventory.cluster}",
             )
     await crew.meet(host for host in inventory.hosts if host in going or not host.is_unclean)
     _refuse_others(crew, [inventory.controller], inventory)
@@ -262,7 +259,10 @@ async def destroy(crew: Crew, inventory: Inventory, wishes: Wishes) -> Report:
     report = Report(None)
     if not wishes.is_forced:
         if inventory.controller.found:
-            hint = "`shoal cluster destroy --yes --force` leaves it alone, and takes the others down"
+            hint = (
+                f"`shoal cluster destroy --cluster {inventory.cluster} --yes --force` leaves it alone, and"
+                " takes the others down"
+            )
             _refuse_others(crew, [inventory.controller], inventory, hint)
         must_have(crew, {inventory.controller.address: "controller"})
     fact = crew.facts.get(inventory.controller.address)

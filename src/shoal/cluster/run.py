@@ -75,6 +75,8 @@ class Crew:
     """Addresses that did not answer: dead, perhaps. It does not say that no job runs there."""
     shut: set[str] = field(default_factory=set)
     """Addresses that did not let us in, or that we did not trust: not dead."""
+    doubts: list[str] = field(default_factory=list)
+    """What was not believed of members: told however it ends, as it may be why it fails."""
 
     @property
     def failed(self) -> dict[str, Outcome]:

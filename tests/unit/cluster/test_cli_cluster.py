@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -286,6 +287,34 @@ def test_a_member_that_has_less_is_told_every_time_until_it_is_taken_as_found(
     assert load(path) == kept
     assert "note: b" not in shell(*CREATE, "--as-found", "b").out
     assert "1 h200" not in shell("cluster", "show").out
+
+
+def lost(_: str) -> int:
+    raise EngineUnreachable("the connection was lost", hint="ssh")
+
+
+@pytest.mark.parametrize(
+    ("judge", "code"),
+    [(lambda script: len(re.findall(r"is-active --quiet slurmd\b", script)), 5), (lost, 6)],
+    ids=["its slurmd dies for it", "the connection is lost"],
+)
+def test_a_controller_that_has_less_is_told_also_where_the_command_is_refused(
+    shell: Shell, drawer: dict[str, PaperMachine], judge: Callable[[str], int], code: int
+) -> None:
+    machine = drawer["10.0.0.1"]
+    machine.facts = told("a", "10.0.0.1", "gpu 0 Disabled NVIDIA H200")
+    assert shell(*CREATE).code == 0
+    key = ("file /etc/munge/munge.key 11", "own files 11 /etc/munge/munge.key", "own cluster lab")
+    machine.facts = told("a", "10.0.0.1", *(key if code == 6 else ()))
+    machine.judge = judge
+    refused = shell(*CREATE)
+    assert refused.code == code
+    note, last = refused.out.splitlines()[-2:]
+    assert note.startswith("note: a shows no GPU and stays declared with GPUs: 1 h200, as it joined")
+    assert note.endswith("`shoal cluster create --name lab --as-found a`")
+    assert last == "cluster lab: stopped; nothing was changed"
+    (remark,) = shell(*CREATE, "--json").json()["remarks"]
+    assert note == f"note: {remark}"
 
 
 def test_an_add_that_was_cut_off_is_known_and_goes_on(

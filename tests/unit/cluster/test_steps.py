@@ -60,6 +60,17 @@ def test_a_machine_of_another_cluster_of_the_same_name_is_not_touched(
         assert list(objections(three(), facts, Takeover.REPLACE)) == ["10.0.0.2"], "an inventory without id"
 
 
+def test_a_machine_of_a_cluster_that_is_gone_can_be_freed_by_hand() -> None:
+    """It was off while its cluster was destroyed by force: no inventory has its id any more."""
+    inventory = three(id=ID)
+    left = ("own made names", KEY, OWN_KEY)
+    facts = facts_of(inventory.hosts, {"b": (f"own cluster lab {'6b' * 16}", *left)})
+    (told_,) = objections(inventory, facts, Takeover.REFUSE)["10.0.0.2"]
+    assert "was made by another inventory" in told_
+    assert "if that cluster is gone, `rm /var/lib/shoal-cluster/cluster` on it" in told_
+    assert objections(inventory, facts_of(inventory.hosts, {"b": left}), Takeover.REFUSE) == {}
+
+
 def test_what_shoal_wrote_may_be_written_again_unless_somebody_changed_it() -> None:
     assert objected(b=(KEY, OWN_KEY)) == {}
     changed = objected(b=("file /etc/munge/munge.key 12", OWN_KEY))
@@ -96,11 +107,31 @@ def test_a_database_that_is_not_ours_is_not_touched_even_when_told_to_replace() 
     assert objected(a=(*there, "own made database")) == {}
 
 
-@pytest.mark.parametrize("name", ["mysql-server", "mysql-server-8.0", "mysql-community-server", "percona-x"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mysql-server",
+        "mysql-server-8.0",
+        "mysql-community-server",
+        "percona-server-server",
+        "percona-xtradb-cluster-server",
+    ],
+)
 def test_a_database_of_another_make_is_not_touched(name: str) -> None:
     lines = (f"package {name} 8.0 hi",)
     assert list(objected(Takeover.REPLACE, a=lines, b=lines)) == ["a"]
     assert f"has {name}, and accounting is set up with MariaDB" in objected(a=lines)["a"]
+
+
+@pytest.mark.parametrize("name", ["percona-toolkit", "percona-release", "percona-xtrabackup-80"])
+def test_a_tool_for_databases_is_no_database(name: str) -> None:
+    assert objected(a=(f"package {name} 8.0 ii",)) == {}
+
+
+@pytest.mark.parametrize("line", ["package mysql-server 8.0 ii", "database mysql"])
+def test_where_shoal_has_made_the_accounting_what_came_later_is_no_objection(line: str) -> None:
+    assert list(objected(a=(line,))) == ["a"]
+    assert objected(a=(line, "own cluster lab", "own made database")) == {}
 
 
 @pytest.mark.parametrize(
