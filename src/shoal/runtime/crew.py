@@ -252,8 +252,10 @@ class Crew:
         if not held:
             return
         for process, own in held.items():
-            told = f"rank {process.rank} has not left the group before in time: it is killed and replaced"
-            self._watcher.say(told)
+            why = "has not left the group before in time: it is killed and"
+            if process.status is not None:
+                why = "ended before it came to this group: it is"
+            self._watcher.say(f"rank {process.rank} {why} replaced")
             process.is_needed, process.is_doomed = False, True
             _send(own, signal.SIGKILL)  # whoever was stopped cannot end by itself
         if not self._end(list(held)):
@@ -264,8 +266,9 @@ class Crew:
             self.ranks[local_rank] = self._fill(local_rank)
         self.lookout.wait_again()
 
-    def _hold(self, process: Process) -> set[int]:
-        """Stop it where it is: all that is of it. Nobody: it has come to the group meanwhile, and goes on.
+    def _hold(self, process: Process) -> set[int] | None:
+        """Stop it where it is: all that is of it, which is nobody if it has ended. None: it has come to the
+        group meanwhile, and goes on.
 
         A rank says which group it is in before it meets anybody there. So one that is stopped and has not
         said so has not been counted among them, and will not be: two of one number would break the group.
@@ -277,7 +280,7 @@ class Crew:
         if self._board.beat(process.slot).is_behind(self._generation.number):
             return own
         _send(own, signal.SIGCONT)
-        return set()
+        return None
 
     def ask_to_save(self) -> None:
         """The request to stop that ranks get next is meant for all of them."""
@@ -293,7 +296,7 @@ class Crew:
         if self._spare is None and self._is_time_for_spare() and self._has_room_for_spare():
             self._start_spare()
         if self._generation.number > 0:
-            self._replace({one: own for one in self._stuck() if (own := self._hold(one))})
+            self._replace({one: own for one in self._stuck() if (own := self._hold(one)) is not None})
         if all(joined):
             with contextlib.suppress(OSError):  # as `_stuck`
                 self.lookout.look(has_spare_settled=self._has_settled(self._spare))

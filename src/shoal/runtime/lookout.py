@@ -174,7 +174,10 @@ class Lookout:
     def _is_at_its_end(self, beats: list[Beat]) -> bool:
         """Whether a rank here has made its last step: what it and the others do after that is no step."""
         is_done = any(beat.standing in (Standing.DONE, Standing.GONE) for beat in beats)
-        return is_done or any(process.status == 0 for process in self._ranks)
+        return is_done or any(
+            process.status == 0 and beat.is_in(self._generation)  # else it ended before, and is replaced
+            for process, beat in zip(self._ranks, beats, strict=True)
+        )
 
     def _is_early_look_due(self, now: float, worked_s: float) -> bool:
         if len(self._order.nodes) == 1 or self._is_of_now(self._early):
@@ -238,7 +241,8 @@ class Lookout:
             return []
         behind = [one for one in self._ranks if self._beat(one).is_behind(self._generation)]
         # One that is done saves for the last time, and comes when that is over.
-        if not behind or any(self._beat(one).standing is Standing.DONE for one in behind):
+        living = [one for one in behind if one.status is None]
+        if not behind or any(self._beat(one).standing is Standing.DONE for one in living):
             return []
         worked_s += self._glance(now)
         is_at_work = worked_s - self._began_work_s > BUSY_SHARE * waited_s
@@ -258,7 +262,7 @@ class Lookout:
     def _leave_s(self, process: Process, doing: Doing) -> float:
         """How long it may take to come out of the group before."""
         may_be_at_a_step = self._beat(process).standing is Standing.JOINED and not self._is_judged_here
-        if not may_be_at_a_step or process.slot in self._stopped:
+        if not may_be_at_a_step or process.status is not None or process.slot in self._stopped:
             return LEAVE_S
         return self._pace.leave_s(doing, is_hang=self._is_judged_elsewhere)
 

@@ -240,6 +240,19 @@ class TestStuck:
         assert (formed.crew.ranks, old.is_needed, old.status) == ([old], True, None)
         assert formed.signals == [signal.SIGSTOP, signal.SIGCONT]
 
+    @pytest.mark.parametrize("standing", [Standing.JOINED, Standing.DONE, Standing.GONE])
+    def test_another_takes_the_place_of_one_that_ended_well_before_it_came(
+        self, formed: Started, standing: Standing
+    ) -> None:
+        """The others would wait for it in vain: nothing of it is left to stop, or to kill."""
+        [old] = formed.crew.ranks
+        formed.board.say(0, standing, 0, 7, 0)
+        old.status = 0
+        assert "ended before it came to this group" in str(formed.look_after()[1])
+        [new] = formed.crew.ranks
+        assert (new is old, old.is_needed, new.rank, formed.signals) == (False, False, 0, [])
+        assert formed.blamed == []
+
     def test_one_that_does_not_die_fails_the_group(self, formed: Started) -> None:
         [old] = formed.crew.ranks
         formed.can_be_ended = False

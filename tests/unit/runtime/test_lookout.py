@@ -444,6 +444,28 @@ def test_rank_that_left_for_good_before_it_heard_of_another_group_is_replaced(no
     assert node.stuck(LEAVE_S + 1, work=1.0) == [0]
 
 
+@pytest.mark.parametrize("standing", [Standing.JOINED, Standing.DONE, Standing.GONE])
+def test_rank_that_ended_well_before_it_heard_of_another_group_is_replaced(
+    node: Node, standing: Standing
+) -> None:
+    node.train()
+    node.board.say(0, standing, 0, 50, 0)
+    node.board.say(1, Standing.WAITING, 1, 50, 0)
+    node.out.begin(node.ranks, 1)
+    node.ranks[0].status = 0
+    assert node.stuck(LEAVE_S + 1, work=1.0) == [0]
+
+
+def test_rank_that_ended_well_before_it_came_is_not_the_end_of_the_group(node: Node) -> None:
+    node.train()
+    node.out.begin(node.ranks, 1)
+    node.ranks[0].status = 0
+    node.board.say(1, Standing.JOINED, 1, 51, 0)
+    node.pass_time(1.0)
+    node.pass_time(IDLE_S + 1)
+    assert node.killed == [1]
+
+
 def test_idle_rank_of_a_group_that_another_node_saw_hang_has_waited_for_long(node: Node) -> None:
     node.say(Standing.JOINED, 1, 3)
     node.out.end_for_hang()
