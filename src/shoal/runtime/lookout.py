@@ -26,7 +26,8 @@ from shoal.wire import Order
 
 EARLY = 0.5
 """Of the shortest limit: where there are other nodes, ranks that are idle are looked at by then. Once another
-node has ended what hangs, those who waited for it stand elsewhere.
+node has ended what hangs, those who waited for it stand elsewhere. Of the limit of those who do nothing: the
+states of processes are looked at from then on, at the latest. Who waits for a disk must have been seen to.
 """
 AGAIN = 2.0
 """A silence so many times as long as at the last look at the stacks is worth another one."""
@@ -147,13 +148,14 @@ class Lookout:
             self._pace.disregard(now, worked_s)
         if self._is_early_look_due(now, worked_s):
             self._early = self._look_at_all()
-        if now - self._pace.since > self._pace.limit_s(Doing.STOPPED):
+        silent_s = now - self._pace.since
+        if silent_s > min(self._pace.limit_s(Doing.STOPPED), EARLY * self._pace.limit_s(Doing.NOTHING)):
             worked_s += self._glance(now)
         else:
             self._halted = self._stopped = frozenset()
-        doing = self._pace.verdict(now, worked_s, is_stopped=bool(self._stopped))
+        doing = self._verdict(now, worked_s)
         if doing is not None:
-            self._judge(doing, now - self._pace.since, beats)
+            self._judge(doing, silent_s, beats)
         self._looked_at = self._clock.monotonic()  # it may have blocked
 
     def _attend(self) -> tuple[float, float | None]:
@@ -178,6 +180,14 @@ class Lookout:
             process.status == 0 and beat.is_in(self._generation)  # else it ended before, and is replaced
             for process, beat in zip(self._ranks, beats, strict=True)
         )
+
+    def _verdict(self, now: float, worked_s: float) -> Doing | None:
+        """What the ranks do, where the silence is too long for it."""
+        doing = self._pace.verdict(now, worked_s, is_stopped=bool(self._stopped))
+        if doing is Doing.NOTHING and self._halted:  # that is why
+            is_late = now - self._pace.since > self._pace.limit_s(Doing.STOPPED)
+            return Doing.STOPPED if is_late else None
+        return doing
 
     def _is_early_look_due(self, now: float, worked_s: float) -> bool:
         if len(self._order.nodes) == 1 or self._is_of_now(self._early):

@@ -160,6 +160,20 @@ class TestStopped:
         node.pass_time(3 * STOPPED_S)
         assert (node.looks, node.killed) == (1, [])
 
+    def test_it_is_told_from_who_does_nothing_where_steps_are_long(self, node: Node) -> None:
+        """Both are waited for as long there, and of the one nothing is learned from a drill of the other."""
+        for count, halted in ((1, frozenset({1})), (2, frozenset[int]())):
+            node.train(step_s=3.0)
+            node.train(1, step_s=0.0)
+            node.out.forewarn()
+            node.halted = halted
+            node.pass_time(8 * 3.0 - 1)
+            assert len(node.killed) == count - 1
+            node.pass_time(2.0)
+            assert len(node.killed) == count
+            node.halted = frozenset()
+            node.out.begin(node.ranks, 0)
+
     @pytest.mark.parametrize("is_drill", [True, False])
     def test_it_is_found_later_the_next_time_unless_it_was_a_drill(self, node: Node, is_drill: bool) -> None:
         node.train()
@@ -193,11 +207,27 @@ class TestHealthy:
             node.train(1)
         assert node.looks == 0
 
-    def test_who_waits_for_a_disk_is_at_work(self, node: Node) -> None:
+    @pytest.mark.parametrize("step_s", [0.1, 2.4, 3.0, 10.0, 30.0])
+    def test_who_waits_for_a_disk_is_at_work(self, node: Node, step_s: float) -> None:
+        node.train(step_s=step_s)
+        node.train(1, step_s=0.0)
+        node.is_inside = True
+        node.pass_time(min(10 * max(IDLE_S, 8 * step_s), BUSY_S - 2 * step_s))
+        assert node.looks == 0
+
+    def test_who_waits_for_a_disk_after_one_was_stopped_for_long_is_at_work(self, node: Node) -> None:
+        for _ in range(6):
+            node.train()
+            node.halted = frozenset({1})
+            node.pass_time(3 * IDLE_S, work=1.0)
+            node.halted = frozenset()
+            node.out.begin(node.ranks, 0)
+        assert len(node.killed) > 4
+        looks = node.looks
         node.train()
         node.is_inside = True
         node.pass_time(10 * IDLE_S)
-        assert node.looks == 0
+        assert node.looks == looks
 
     def test_what_was_called_a_hang_and_comes_again_is_not(self, node: Node) -> None:
         node.train()
