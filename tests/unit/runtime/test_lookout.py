@@ -140,6 +140,17 @@ class TestStopped:
         node.pass_time(3 * LOOK_S, work=1.0)
         assert node.killed == [1]
 
+    @pytest.mark.parametrize("standing", [Standing.DONE, Standing.GONE])
+    def test_it_is_found_between_two_epochs_and_not_after_training(
+        self, node: Node, standing: Standing
+    ) -> None:
+        node.train()
+        node.board.say(0, standing, 0, 50, 0)
+        node.pass_time(BUSY_S)
+        node.halted = frozenset({1})
+        node.pass_time(3 * lookout.GLANCE_S)
+        assert node.killed == ([1] if standing is Standing.DONE else [])
+
     def test_who_was_stopped_for_a_moment_is_left_alone(self, node: Node) -> None:
         node.train()
         node.pass_time(1.5 * STOPPED_S)
@@ -279,6 +290,26 @@ class TestHealthy:
         node.pass_time(IDLE_S - 1)
         assert node.looks == 0, "it goes on to more steps"
         node.pass_time(2.0)
+        assert node.killed == [1]
+
+    def test_validation_between_two_epochs_is_neither_a_silence_nor_a_step(self, node: Node) -> None:
+        for _ in range(3):
+            node.train()
+            node.say(Standing.DONE, 0, node.board.beat(0).step)
+            node.pass_time(2 * BUSY_S)
+        node.train(10)
+        assert node.looks == 0
+        node.train(1, step_s=0.0)
+        node.pass_time(IDLE_S + 1)
+        assert node.killed == [1]
+
+    def test_epoch_that_passed_between_two_looks_lends_its_validation_to_no_step(self, node: Node) -> None:
+        node.train()
+        for step in (50, 60):
+            node.say(Standing.DONE, 0, step)
+            node.pass_time(BUSY_S)
+        node.train(1, step_s=0.0)
+        node.pass_time(IDLE_S + 1)
         assert node.killed == [1]
 
     def test_after_one_has_ended_well_nobody_is_late(self, node: Node) -> None:
@@ -462,8 +493,26 @@ def test_rank_that_waits_for_a_disk_after_an_ordinary_loss_has_time_for_its_step
 def test_rank_that_makes_its_last_save_when_a_peer_is_lost_may_end_it(node: Node) -> None:
     node.train()
     node.board.say(0, Standing.DONE, 0, 50, 0)
+    node.board.say(1, Standing.WAITING, 1, 50, 0)
     node.out.begin(node.ranks, 1)
-    assert node.stuck(2 * BUSY_S) == []
+    assert node.stuck(BUSY_S - 1) == []
+    assert node.stuck(2.0) == [0], "a peer that it validates with may be the one that was lost"
+
+
+def test_rank_that_is_done_excuses_no_other(node: Node) -> None:
+    node.train()
+    node.board.say(0, Standing.DONE, 0, 50, 0)
+    node.out.begin(node.ranks, 1)
+    assert node.stuck(IDLE_S - 1) == []
+    assert node.stuck(2.0) == [1]
+
+
+def test_rank_that_was_stopped_after_its_last_step_is_given_no_time_to_end_it(node: Node) -> None:
+    node.train()
+    node.say(Standing.DONE, 0, 50)
+    node.halted = frozenset({1})
+    node.out.begin(node.ranks, 1)
+    assert node.stuck(LEAVE_S + 1) == [1]
 
 
 def test_rank_that_left_for_good_before_it_heard_of_another_group_is_replaced(node: Node) -> None:
