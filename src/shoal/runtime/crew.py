@@ -206,12 +206,14 @@ class Crew:
         return own
 
     def clear(self) -> bool:
-        """The group is over. Who cannot join another one is killed, and everybody if one of those lives.
+        """The group is over. Who has left it for good is killed, and everybody if one that lives cannot join
+        another.
 
         False: something of it may still live, and no other may begin beside it.
         """
         self._watcher.forget(self.ranks)
-        living = [process for process in self.ranks if process.status is None and not process.is_doomed]
+        living = [one for one in self.ranks if one.status is None and not one.is_doomed]
+        living = [one for one in living if self._board.beat(one.slot).standing is not Standing.GONE]
         if not all(self._can_go_on(process) for process in living):
             living = []
         return self._end([process for process in self.ranks if process not in living])
@@ -339,7 +341,7 @@ class Crew:
         return LOOK_S if self.lookout.has_begun else TURN_S * 30
 
     def _can_go_on(self, process: Process) -> bool:
-        return self._board.beat(process.slot).standing not in (Standing.UNKNOWN, Standing.GONE)
+        return self._board.beat(process.slot).standing is not Standing.UNKNOWN
 
     def _has_joined(self, process: Process) -> bool:
         return self._board.beat(process.slot).is_in(self._generation.number)

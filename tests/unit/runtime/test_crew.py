@@ -26,13 +26,15 @@ KILL = os.kill
 
 
 class Started:
-    """A crew of one rank whose processes are only written down, and what its lookout is told."""
+    """A crew whose processes are only written down, and what its lookout is told."""
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: int = 1) -> None:
         self.slots: list[int] = []
         self.heard: list[object] = []
         self.stuck: list[Process] = []
         self.can_be_ended = True
+        self.ended: list[Process] | None = None
+        """Who was killed with its group; None: everybody."""
         self.has_no_processes = False
         self.signals: list[int] = []
         self.killed: list[int] = []
@@ -53,7 +55,7 @@ class Started:
         )
         self.meter = SimpleNamespace(variable="", fd=-1, steps_heard=0)
         meter: Any = self.meter
-        order = an_order(max_restarts=3, ranks_per_node=1)
+        order = an_order(max_restarts=3, ranks_per_node=ranks)
         self.clock = clock = VirtualClock()
         self.crew = Crew(order, confinement, launcher, watcher, clock, lambda *_: {}, meter)
         self.fd = self.crew.kept_fds[0]
@@ -81,7 +83,8 @@ class Started:
     def _end_stuck(self, timeout_s: float) -> None:
         self.clock.advance(timeout_s)
         if self.can_be_ended:
-            self.crew.ranks[0].status = signal.SIGKILL
+            for process in self.crew.ranks if self.ended is None else self.ended:
+                process.status = signal.SIGKILL
 
     def hear_signal(self, pid: int, number: int) -> None:
         self.signals.append(number)
@@ -100,6 +103,32 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[Started]:
     monkeypatch.setattr(os, "kill", made.hear_signal)
     monkeypatch.setattr(crew, "kill_group", lambda _: made.signals.append(signal.SIGKILL))
     yield made
+    os.close(made.fd)
+
+
+@pytest.mark.parametrize(
+    ("standings", "left"),
+    [
+        ((Standing.DONE, Standing.DONE, Standing.GONE), [0, 1]),
+        ((Standing.GONE, Standing.JOINED, Standing.WAITING), [1, 2]),
+        ((Standing.GONE, Standing.GONE, Standing.GONE), []),
+        ((Standing.JOINED, Standing.UNKNOWN, Standing.GONE), []),
+    ],
+)
+def test_rank_that_has_left_its_group_for_good_is_ended_alone(
+    monkeypatch: pytest.MonkeyPatch, standings: tuple[Standing, ...], left: list[int]
+) -> None:
+    """The others have what was trained, and can go on with it."""
+    made = Started(ranks=3)
+    ended: list[Process] = []
+    made.ended = ended
+    monkeypatch.setattr(os, "kill", made.hear_signal)
+    monkeypatch.setattr(crew, "kill_group", ended.append)
+    made.crew.form(Generation(number=0, master_port=1))
+    for slot, standing in enumerate(standings):
+        made.board.say(slot, standing, 0, 7, 0)
+    assert made.crew.clear()
+    assert [process.rank for process in made.crew.ranks if process.status is None] == left
     os.close(made.fd)
 
 
