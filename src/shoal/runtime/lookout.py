@@ -232,7 +232,7 @@ class Lookout:
                 return
             doing = Doing.WAITING if doing is Doing.NOTHING else doing
         if doing is not Doing.STOPPED or not self._is_forewarned:
-            self._pace.doubt(doing, silent_s)
+            self._pace.doubt(doing, self._pace.limit_s(doing))
         self._end(seen, silent_s, is_elsewhere=has_others and seen.is_elsewhere)
 
     def _have_moved(self, doing: Doing, beats: list[Beat]) -> bool:
@@ -269,7 +269,7 @@ class Lookout:
             self._keep(self._look_at_all())
             self._stuck += found
             for task in {task for one in found if (task := tasks[one]) is not None}:
-                self._pace.doubt(task, waited_s)
+                self._pace.doubt(task, self._leave_s(task))
             self._looked_at = self._clock.monotonic()
         return found
 
