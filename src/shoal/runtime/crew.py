@@ -39,6 +39,8 @@ SOON_S, SETTLED_S = 2.0, 10.0
 """How long after its start a group that makes steps, or does not tell, is past it."""
 GONE_S = 5.0
 """How long what was killed may take to be gone."""
+HUNG_GONE_S = 60.0
+"""The same, of a rank that hung: much memory, and a kernel on a GPU that does not end, take most of it."""
 HELD_S = 1.0
 """How long what was stopped may take to stand still."""
 NUM_SEEN = 40
@@ -333,7 +335,7 @@ class Crew:
         hung = self.lookout.hung
         if hung is None or hung.rank is None:
             return None
-        return hung if self._clock.monotonic() > self.lookout.killed_at + GONE_S else None
+        return hung if self._clock.monotonic() > self.lookout.killed_at + HUNG_GONE_S else None
 
     @property
     def pause_s(self) -> float:

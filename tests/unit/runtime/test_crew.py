@@ -16,7 +16,7 @@ import pytest
 from shoal.engines.fake import VirtualClock
 from shoal.runtime import crew, tree
 from shoal.runtime.board import VARIABLE, Board, Standing
-from shoal.runtime.crew import GONE_S, SILENT_S, SPARE_AGAIN_S, Crew
+from shoal.runtime.crew import HUNG_GONE_S, SILENT_S, SPARE_AGAIN_S, Crew
 from shoal.runtime.ending import Hang
 from shoal.runtime.environment import Generation
 from shoal.runtime.watch import Process
@@ -217,7 +217,7 @@ def test_rank_that_was_killed_and_is_not_gone_yet_is_no_survivor(started: Starte
     assert started.crew.ranks[0].status is not None
 
 
-def test_rank_that_was_killed_for_a_hang_has_a_moment_to_be_gone(started: Started) -> None:
+def test_rank_that_was_killed_for_a_hang_has_a_minute_to_be_gone(started: Started) -> None:
     started.crew.form(Generation(number=0, master_port=1))
     out: Any = started.crew.lookout
     hung = Hang(told="no step", rank=0)
@@ -229,7 +229,7 @@ def test_rank_that_was_killed_for_a_hang_has_a_moment_to_be_gone(started: Starte
         return found
 
     out.killed_at = started.clock.monotonic()
-    started.clock.advance(GONE_S)
+    started.clock.advance(HUNG_GONE_S)
     assert endless() == [None, None, None]
     started.clock.advance(0.1)
     assert endless() == [None, None, hung]
