@@ -208,7 +208,7 @@ class Lookout:
         if now - self._glanced_at < GLANCE_S and not self._halted:
             return 0.0
         found = self._confinement.processes()
-        halted = scene.halted(self._ranks, self._page.board, found)
+        halted = self._halted_of(found)
         self._stopped, self._halted = halted & self._halted, halted
         inside_s = min(GLANCE_S, now - self._glanced_at) if tree.are_inside(found) else 0.0
         self._glanced_at = now
@@ -242,8 +242,7 @@ class Lookout:
             return True
         if self._is_at_its_end(newer):
             return True
-        found = self._confinement.processes()
-        return doing is Doing.STOPPED and not scene.halted(self._ranks, self._page.board, found)
+        return doing is Doing.STOPPED and not self._halted_of(self._confinement.processes())
 
     def stuck(self) -> list[Process]:
         """Ranks that have not come out of an earlier group in time, and never will: each is told of once.
@@ -327,8 +326,15 @@ class Lookout:
         """Where every rank of the node stands. Blocks for two seconds at most."""
         numbers = [process.rank for process in self._ranks if process.rank is not None]
         self._recorders = flight_recorder.ask(self._work, numbers)
-        found = self._confinement.processes()
-        return scene.look(self._ranks, self._page.board, self._page.fd, found, self._confinement.path)
+        found, page, path = self._confinement.processes(), self._page, self._confinement.path
+        return scene.look(self._ranks, page.board, page.fd, found, path, is_inside=self._are_ranks_inside)
+
+    def _halted_of(self, found: set[int]) -> frozenset[int]:
+        return scene.halted(self._ranks, self._page.board, found, is_inside=self._are_ranks_inside)
+
+    @property
+    def _are_ranks_inside(self) -> bool:
+        return self._confinement.sandbox is not None
 
     def _keep(self, seen: scene.Scene) -> None:
         """What was seen, into the log. Blocks while ranks on NCCL write, a second at most."""

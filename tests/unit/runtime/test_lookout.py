@@ -42,10 +42,13 @@ class Node:
             process.slot = slot
         monkeypatch.setattr(lookout, "kill_group", lambda process: self.killed.append(process.rank))
         monkeypatch.setattr(scene, "look", self._look)
-        monkeypatch.setattr(scene, "halted", lambda *_: self.halted)
+        monkeypatch.setattr(scene, "halted", lambda *_, **__: self.halted)
         monkeypatch.setattr(tree, "are_inside", lambda _: self.is_inside)
         confinement: Any = SimpleNamespace(
-            work_seconds=lambda: self.cpu_s if self.can_read_cpu else None, processes=set, path=""
+            work_seconds=lambda: self.cpu_s if self.can_read_cpu else None,
+            processes=set,
+            path="",
+            sandbox=None,
         )
         watcher: Any = SimpleNamespace(keep=lambda _, text: self.kept.append(text))
         order = an_order(node="n1", nodes=tuple(f"n{number}" for number in range(1, nodes + 1)))
@@ -53,7 +56,7 @@ class Node:
         self.out = Lookout(order, confinement, watcher, self.clock, page, "/nowhere/work")
         self.out.begin(self.ranks, 0)
 
-    def _look(self, ranks: list[Process], board: Board, *_: object) -> scene.Scene:
+    def _look(self, ranks: list[Process], board: Board, *_: object, is_inside: bool) -> scene.Scene:
         self.looks += 1
         self.while_looking()
         return scene.Scene(
