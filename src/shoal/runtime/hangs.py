@@ -98,8 +98,7 @@ class Pace:
         if not self._has_looked or not (self._is_known or self._has_stepped):
             return None
         doing = Doing.NOTHING if self.is_idle(now, worked_s) else Doing.WORK
-        # Of one step alone the length is not known: the second may be as long as it likes.
-        kinds = ([Doing.STOPPED] if is_stopped else []) + ([doing] if self.longest_s > 0.0 else [])
+        kinds = [Doing.STOPPED, doing] if is_stopped else [doing]
         return next((kind for kind in kinds if now - self.since > self.limit_s(kind)), None)
 
     def is_idle(self, now: float, worked_s: float) -> bool:

@@ -58,9 +58,14 @@ def test_who_works_is_not_said_to_hang_for_half_an_hour() -> None:
 
 def test_nothing_is_known_before_the_first_steps() -> None:
     assert verdict(Pace(), 3600.0, is_stopped=True) is None
-    pace = paced(2, 0.0)
-    assert verdict(pace, 3600.0) is None, "the length of none is known"
-    assert verdict(pace, 3600.0, is_stopped=True) is Doing.STOPPED
+
+
+def test_second_step_is_waited_for_as_long_as_the_others_of_the_first_few() -> None:
+    pace = paced(1, 0.0)
+    assert verdict(pace, UNKNOWN_LEAST_S[Doing.NOTHING] - 1) is None
+    assert verdict(pace, UNKNOWN_LEAST_S[Doing.NOTHING] + 1) is Doing.NOTHING
+    assert verdict(pace, BUSY_S - 1, work=1.0) is None
+    assert verdict(pace, UNKNOWN_LEAST_S[Doing.STOPPED] + 1, is_stopped=True) is Doing.STOPPED
 
 
 def test_group_that_has_made_few_steps_may_hang_all_the_same() -> None:
