@@ -305,13 +305,13 @@ class Lookout:
         if is_elsewhere:
             self.hung = Hang(told=told)
             return  # who comes out of the group was not the one, and keeps what it has
-        self.hung, self.killed_at = seen.hang(told), self._clock.monotonic()
-        for pid in seen.stopped:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
         for process in seen.culprits:
             process.is_doomed = True
             kill_group(process)
+        for pid in seen.stopped:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        self.hung, self.killed_at = seen.hang(told), self._clock.monotonic()
 
     def _beat(self, process: Process) -> Beat:
         return self._page.board.beat(process.slot)
@@ -347,5 +347,5 @@ class Lookout:
 
 def kill_group(process: Process) -> None:
     """It and what it started, as far as that stayed with it."""
-    with contextlib.suppress(ProcessLookupError):
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)

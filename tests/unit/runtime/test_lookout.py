@@ -6,6 +6,7 @@ import os
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from shoal.engines.fake import VirtualClock
@@ -608,6 +609,25 @@ def test_who_takes_the_place_of_one_that_was_stuck_has_time_to_come(node: Node) 
     node.out.wait_again()
     assert node.stuck(LEAVE_S - 1) == []
     assert node.stuck(2.0) == [1]
+
+
+def test_process_that_may_not_be_killed_keeps_nobody_from_the_others(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kill(pid: int, number: int) -> None:
+        raise PermissionError(pid, number)
+
+    look = node._look
+
+    def with_a_stopped_one(*words: Any, **more: Any) -> scene.Scene:
+        return msgspec.structs.replace(look(*words, **more), stopped=frozenset({1_000_005}))
+
+    monkeypatch.setattr(scene, "look", with_a_stopped_one)
+    monkeypatch.setattr(os, "kill", kill)
+    node.train()
+    node.pass_time(IDLE_S + 1)
+    assert node.killed == [1]
+    assert node.out.hung is not None
 
 
 def test_who_was_killed_for_a_hang_is_known_to_be_and_since_when(node: Node) -> None:
