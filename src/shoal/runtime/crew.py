@@ -221,7 +221,8 @@ class Crew:
         return self._end([process for process in self.ranks if process not in living])
 
     def _end(self, processes: list[Process]) -> bool:
-        """Kill them. False: something of them may still live."""
+        """Kill them. False: something of them may still live, or nobody can look."""
+        could_look = tree.can_look()
         sessions = tree.sessions(self._confinement.processes())
         left: dict[int, int] = {}
         for process in processes:
@@ -231,11 +232,11 @@ class Crew:
                 kill_group(process)
             _send(own, signal.SIGKILL)
         until = self._clock.monotonic() + GONE_S
-        while not (self._are_over(processes) and left.items().isdisjoint(tree.living(left).items())):
+        while not (self._are_over(processes) and _are_gone(left)):
             if self._clock.monotonic() > until:
                 return False
             self._watcher.turn(TURN_S)
-        return True
+        return could_look
 
     def _whole(self, process: Process, sessions: dict[int, int]) -> set[int]:
         """It with its session, and that of a rank forked for it, which may write to nothing of ours. Of one
@@ -412,3 +413,8 @@ def _send(pids: Iterable[int], number: signal.Signals) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
+
+
+def _are_gone(left: dict[int, int]) -> bool:
+    """Whether none of these lives, by when each began. To who cannot look, nothing is gone."""
+    return left.items().isdisjoint(tree.living(left).items()) and tree.can_look()

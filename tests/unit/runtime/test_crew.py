@@ -318,6 +318,15 @@ class TestEnd:
         monkeypatch.setattr(os, "kill", kill)
         assert started.crew.clear()
 
+    def test_who_has_no_descriptor_to_look_with_takes_nothing_for_gone(
+        self, started: Started, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        started.crew.form(Generation(number=0, master_port=1))
+        looks = iter([True])
+        monkeypatch.setattr(tree, "can_look", lambda: next(looks, False))
+        assert not started.crew.clear(), "they went while it looked"
+        assert not started.crew.clear()
+
     def test_one_of_its_number_that_began_later_is_not_waited_for(
         self, started: Started, forked: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
     ) -> None:
