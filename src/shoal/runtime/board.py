@@ -39,7 +39,9 @@ class Standing(IntEnum):
     JOINED = 2
     """It is in the group of the generation it names, and can leave it for the next."""
     DONE = 3
-    """It has no step left to make there, and saves, evaluates or waits. It can leave it still."""
+    """It has come to the end of its steps, and saves, evaluates or waits. It can leave it still, or go on to
+    more steps there: between two epochs it stands so, too.
+    """
     GONE = 4
     """It has left the group for good, and does what its program has to do after training."""
 

@@ -39,6 +39,8 @@ SOON_S, SETTLED_S = 2.0, 10.0
 """How long after its start a group that makes steps, or does not tell, is past it."""
 GONE_S = 5.0
 """How long what was killed may take to be gone."""
+HUNG_GONE_S = 60.0
+"""The same, of a rank that hung: much memory, and a kernel on a GPU that does not end, take most of it."""
 HELD_S = 1.0
 """How long what was stopped may take to stand still."""
 NUM_SEEN = 40
@@ -206,18 +208,21 @@ class Crew:
         return own
 
     def clear(self) -> bool:
-        """The group is over. Who cannot join another one is killed, and everybody if one of those lives.
+        """The group is over. Who has left it for good is killed, and everybody if one that lives cannot join
+        another.
 
         False: something of it may still live, and no other may begin beside it.
         """
         self._watcher.forget(self.ranks)
-        living = [process for process in self.ranks if process.status is None and not process.is_doomed]
+        living = [one for one in self.ranks if one.status is None and not one.is_doomed]
+        living = [one for one in living if self._board.beat(one.slot).standing is not Standing.GONE]
         if not all(self._can_go_on(process) for process in living):
             living = []
         return self._end([process for process in self.ranks if process not in living])
 
     def _end(self, processes: list[Process]) -> bool:
-        """Kill them. False: something of them may still live."""
+        """Kill them. False: something of them may still live, or nobody can look."""
+        could_look = tree.can_look()
         sessions = tree.sessions(self._confinement.processes())
         left: dict[int, int] = {}
         for process in processes:
@@ -227,11 +232,11 @@ class Crew:
                 kill_group(process)
             _send(own, signal.SIGKILL)
         until = self._clock.monotonic() + GONE_S
-        while not (self._are_over(processes) and left.items().isdisjoint(tree.living(left).items())):
+        while not (self._are_over(processes) and _are_gone(left)):
             if self._clock.monotonic() > until:
                 return False
             self._watcher.turn(TURN_S)
-        return True
+        return could_look
 
     def _whole(self, process: Process, sessions: dict[int, int]) -> set[int]:
         """It with its session, and that of a rank forked for it, which may write to nothing of ours. Of one
@@ -252,8 +257,10 @@ class Crew:
         if not held:
             return
         for process, own in held.items():
-            told = f"rank {process.rank} has not left the group before in time: it is killed and replaced"
-            self._watcher.say(told)
+            why = "has not left the group before in time: it is killed and"
+            if process.status is not None:
+                why = "ended before it came to this group: it is"
+            self._watcher.say(f"rank {process.rank} {why} replaced")
             process.is_needed, process.is_doomed = False, True
             _send(own, signal.SIGKILL)  # whoever was stopped cannot end by itself
         if not self._end(list(held)):
@@ -264,8 +271,9 @@ class Crew:
             self.ranks[local_rank] = self._fill(local_rank)
         self.lookout.wait_again()
 
-    def _hold(self, process: Process) -> set[int]:
-        """Stop it where it is: all that is of it. Nobody: it has come to the group meanwhile, and goes on.
+    def _hold(self, process: Process) -> set[int] | None:
+        """Stop it where it is: all that is of it, which is nobody if it has ended. None: it has come to the
+        group meanwhile, and goes on.
 
         A rank says which group it is in before it meets anybody there. So one that is stopped and has not
         said so has not been counted among them, and will not be: two of one number would break the group.
@@ -277,7 +285,7 @@ class Crew:
         if self._board.beat(process.slot).is_behind(self._generation.number):
             return own
         _send(own, signal.SIGCONT)
-        return set()
+        return None
 
     def ask_to_save(self) -> None:
         """The request to stop that ranks get next is meant for all of them."""
@@ -293,7 +301,7 @@ class Crew:
         if self._spare is None and self._is_time_for_spare() and self._has_room_for_spare():
             self._start_spare()
         if self._generation.number > 0:
-            self._replace({one: own for one in self._stuck() if (own := self._hold(one))})
+            self._replace({one: own for one in self._stuck() if (own := self._hold(one)) is not None})
         if all(joined):
             with contextlib.suppress(OSError):  # as `_stuck`
                 self.lookout.look(has_spare_settled=self._has_settled(self._spare))
@@ -328,7 +336,7 @@ class Crew:
         hung = self.lookout.hung
         if hung is None or hung.rank is None:
             return None
-        return hung if self._clock.monotonic() > self.lookout.killed_at + GONE_S else None
+        return hung if self._clock.monotonic() > self.lookout.killed_at + HUNG_GONE_S else None
 
     @property
     def pause_s(self) -> float:
@@ -336,7 +344,7 @@ class Crew:
         return LOOK_S if self.lookout.has_begun else TURN_S * 30
 
     def _can_go_on(self, process: Process) -> bool:
-        return self._board.beat(process.slot).standing not in (Standing.UNKNOWN, Standing.GONE)
+        return self._board.beat(process.slot).standing is not Standing.UNKNOWN
 
     def _has_joined(self, process: Process) -> bool:
         return self._board.beat(process.slot).is_in(self._generation.number)
@@ -405,3 +413,8 @@ def _send(pids: Iterable[int], number: signal.Signals) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
+
+
+def _are_gone(left: dict[int, int]) -> bool:
+    """Whether none of these lives, by when each began. To who cannot look, nothing is gone."""
+    return left.items().isdisjoint(tree.living(left).items()) and tree.can_look()

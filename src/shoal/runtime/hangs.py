@@ -1,9 +1,9 @@
 """Tell ranks that hang from ranks that are slow, by the pace they have shown themselves. Pure.
 
 How long a silence may be depends on what is seen while it lasts. A rank that somebody stopped with a signal
-makes no step, however long one waits: that is called a hang after seconds. One that does nothing may wait for
-a disk or for data; one that works may evaluate or compile; one that waits for others may wait for such a one.
-To end what is healthy is worse than to wait.
+makes no step, however long one waits: that is called a hang after some steps' time. One that does nothing may
+wait for a disk or for data; one that works may evaluate or compile; one that waits for others may wait for
+such a one. To end what is healthy is worse than to wait.
 """
 
 from __future__ import annotations
@@ -37,6 +37,13 @@ FACTOR = {Doing.STOPPED: 8.0, Doing.NOTHING: 8.0, Doing.WAITING: 8.0, Doing.WORK
 """Nor is one of fewer than so many of the longest steps."""
 DOUBT = 2.0
 """A silence that was called a hang may have been none: the next one may be longer by this factor."""
+MOST_DOUBTED_S = {
+    Doing.STOPPED: LEAST_S[Doing.WORK],
+    Doing.NOTHING: LEAST_S[Doing.WORK],
+    Doing.WAITING: 4 * LEAST_S[Doing.WAITING],
+    Doing.WORK: 4 * LEAST_S[Doing.WORK],
+}
+"""But not for ever: a job that hangs time and again is to be found hanging in the end."""
 
 
 class Pace:
@@ -91,8 +98,7 @@ class Pace:
         if not self._has_looked or not (self._is_known or self._has_stepped):
             return None
         doing = Doing.NOTHING if self.is_idle(now, worked_s) else Doing.WORK
-        # Of one step alone the length is not known: the second may be as long as it likes.
-        kinds = ([Doing.STOPPED] if is_stopped else []) + ([doing] if self.longest_s > 0.0 else [])
+        kinds = [Doing.STOPPED, doing] if is_stopped else [doing]
         return next((kind for kind in kinds if now - self.since > self.limit_s(kind)), None)
 
     def is_idle(self, now: float, worked_s: float) -> bool:
@@ -107,9 +113,12 @@ class Pace:
         """How long a silence may be while they do that."""
         return self._at_least(LEAST_S if self._is_known and self._has_stepped else UNKNOWN_LEAST_S, doing)
 
-    def doubt(self, doing: Doing, silent_s: float) -> None:
-        """Such a silence was called a hang, for what they did: in later groups a longer one is none."""
-        self._doubted_s[doing] = max(self._doubted_s[doing], DOUBT * silent_s)
+    def doubt(self, doing: Doing, limit_s: float) -> None:
+        """A silence beyond this limit was called a hang, for what they did: in later groups a longer one is
+        none, up to a bound.
+        """
+        doubted_s = min(DOUBT * limit_s, MOST_DOUBTED_S[doing])
+        self._doubted_s[doing] = max(self._doubted_s[doing], doubted_s)
 
     def leave_s(self, doing: Doing, *, is_hang: bool) -> float:
         """How long a rank may take to come out of a group that ended: it may be in the middle of a step.

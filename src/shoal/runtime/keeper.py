@@ -106,6 +106,8 @@ class Keeper:
         self._is_heard = True
         self._unread_since: float | None = None
         """Since when the disk does not give what there is to tell."""
+        self._unread_word = ""
+        """Why it does not give the supervisor's last word, as it was told."""
         self._has_told_start = False
         self._is_stale = False
         self._left = ""
@@ -379,7 +381,9 @@ class Keeper:
                 return spool.read_outcome(share)
             except OSError as error:
                 if self._clock.monotonic() >= until:
-                    _say(f"the disk does not say how the supervisor ended: {error}")
+                    if str(error) != self._unread_word:
+                        self._unread_word = str(error)
+                        _say(f"the disk does not say how the supervisor ended: {error}")
                     return None
             time.sleep(TURN_S)
 

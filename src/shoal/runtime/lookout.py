@@ -26,7 +26,8 @@ from shoal.wire import Order
 
 EARLY = 0.5
 """Of the shortest limit: where there are other nodes, ranks that are idle are looked at by then. Once another
-node has ended what hangs, those who waited for it stand elsewhere.
+node has ended what hangs, those who waited for it stand elsewhere. Of the limit of those who do nothing: the
+states of processes are looked at from then on, at the latest. Who waits for a disk must have been seen to.
 """
 AGAIN = 2.0
 """A silence so many times as long as at the last look at the stacks is worth another one."""
@@ -80,7 +81,8 @@ class Lookout:
         self._glanced_at = -math.inf
         self._inside_s = 0.0
         """For how long, so far, silent processes waited inside of the kernel: for a disk, which is work."""
-        self._is_paused = self._is_forewarned = False
+        self._is_paused = self._is_forewarned = self._is_between = False
+        """`_is_between`: at the last look a rank had no step to make."""
         self._began_work_s = 0.0
         self._is_judged_here = self._is_judged_elsewhere = self._has_hung = False
         """Whether the group before this one ended for a hang, by the pace of this node or by another's word;
@@ -102,7 +104,7 @@ class Lookout:
         """These are the ranks now. What is known of the pace of those before stays known."""
         self._is_judged_here, self._is_judged_elsewhere = self.hung is not None, self._has_hung
         self._halted = self._stopped = frozenset()
-        self._has_hung, self._stuck, self._is_forewarned = False, [], False
+        self._has_hung, self._stuck, self._is_forewarned, self._is_between = False, [], False, False
         self._ranks, self._generation = ranks, generation
         self._pace.begin(is_after_hang=self._is_judged_here or self._is_judged_elsewhere)
         self._scene = self._early = self.hung = None
@@ -140,21 +142,30 @@ class Lookout:
         if self._is_at_its_end(beats):
             self._pace.rest(now, worked_s)
             return
-        has_stepped = all(beat.stepped_ns for beat in beats)
-        self._pace.look(now, min(beat.step for beat in beats), worked_s, has_stepped=has_stepped)
+        is_done = any(beat.standing is Standing.DONE for beat in beats)
+        self._keep_pace(now, worked_s, beats, is_done=is_done)
         if has_spare_settled and not self._is_spare_settled:
             self._is_spare_settled = True
             self._pace.disregard(now, worked_s)
-        if self._is_early_look_due(now, worked_s):
+        if not is_done and self._is_early_look_due(now, worked_s):
             self._early = self._look_at_all()
-        if now - self._pace.since > self._pace.limit_s(Doing.STOPPED):
+        silent_s = now - self._pace.since
+        if silent_s > min(self._pace.limit_s(Doing.STOPPED), EARLY * self._pace.limit_s(Doing.NOTHING)):
             worked_s += self._glance(now)
         else:
             self._halted = self._stopped = frozenset()
-        doing = self._pace.verdict(now, worked_s, is_stopped=bool(self._stopped))
-        if doing is not None:
-            self._judge(doing, now - self._pace.since, beats)
+        doing = self._verdict(now, worked_s)
+        if doing is Doing.STOPPED or (doing is not None and not is_done):
+            self._judge(doing, silent_s, beats)
         self._looked_at = self._clock.monotonic()  # it may have blocked
+
+    def _keep_pace(self, now: float, worked_s: float, beats: list[Beat], *, is_done: bool) -> None:
+        """What one does that has no step to make, a validation between two epochs say, is no step of any."""
+        step = min(beat.step for beat in beats)
+        if self._is_between and not (is_done and step == self._pace.step):
+            self._pace.rest(now, worked_s)
+        self._is_between = is_done
+        self._pace.look(now, step, worked_s, has_stepped=all(beat.stepped_ns for beat in beats))
 
     def _attend(self) -> tuple[float, float | None]:
         """The time, and what was worked so far; None: nobody can tell just now, and nobody is judged.
@@ -172,9 +183,19 @@ class Lookout:
         return now, worked_s
 
     def _is_at_its_end(self, beats: list[Beat]) -> bool:
-        """Whether a rank here has made its last step: what it and the others do after that is no step."""
-        is_done = any(beat.standing in (Standing.DONE, Standing.GONE) for beat in beats)
-        return is_done or any(process.status == 0 for process in self._ranks)
+        """Whether a rank here is past its training: what it and the others do after that is no step."""
+        return any(beat.standing is Standing.GONE for beat in beats) or any(
+            process.status == 0 and beat.is_in(self._generation)  # else it ended before, and is replaced
+            for process, beat in zip(self._ranks, beats, strict=True)
+        )
+
+    def _verdict(self, now: float, worked_s: float) -> Doing | None:
+        """What the ranks do, where the silence is too long for it."""
+        doing = self._pace.verdict(now, worked_s, is_stopped=bool(self._stopped))
+        if doing is Doing.NOTHING and self._halted:  # that is why
+            is_late = now - self._pace.since > self._pace.limit_s(Doing.STOPPED)
+            return Doing.STOPPED if is_late else None
+        return doing
 
     def _is_early_look_due(self, now: float, worked_s: float) -> bool:
         if len(self._order.nodes) == 1 or self._is_of_now(self._early):
@@ -187,7 +208,7 @@ class Lookout:
         if now - self._glanced_at < GLANCE_S and not self._halted:
             return 0.0
         found = self._confinement.processes()
-        halted = scene.halted(self._ranks, self._page.board, found)
+        halted = self._halted_of(found)
         self._stopped, self._halted = halted & self._halted, halted
         inside_s = min(GLANCE_S, now - self._glanced_at) if tree.are_inside(found) else 0.0
         self._glanced_at = now
@@ -211,7 +232,7 @@ class Lookout:
                 return
             doing = Doing.WAITING if doing is Doing.NOTHING else doing
         if doing is not Doing.STOPPED or not self._is_forewarned:
-            self._pace.doubt(doing, silent_s)
+            self._pace.doubt(doing, self._pace.limit_s(doing))
         self._end(seen, silent_s, is_elsewhere=has_others and seen.is_elsewhere)
 
     def _have_moved(self, doing: Doing, beats: list[Beat]) -> bool:
@@ -221,33 +242,33 @@ class Lookout:
             return True
         if self._is_at_its_end(newer):
             return True
-        found = self._confinement.processes()
-        return doing is Doing.STOPPED and not scene.halted(self._ranks, self._page.board, found)
+        return doing is Doing.STOPPED and not self._halted_of(self._confinement.processes())
 
     def stuck(self) -> list[Process]:
         """Ranks that have not come out of an earlier group in time, and never will: each is told of once.
 
         One that was in it may be in the middle of a step, whose length the pace tells, unless that group
-        hung by our own pace, or somebody stopped it. One that was still coming to it looks for a newer group
-        ten times a second, unless it is inside of torch, which forms a group without looking up and waits for
-        a lost peer until the time-out.
+        hung by our own pace, or somebody stopped it; one that is done may save for the last time. One that
+        was still coming to it looks for a newer group ten times a second, unless it is inside of torch, which
+        forms a group without looking up and waits for a lost peer until the time-out.
         """
         now, worked_s = self._attend()
         waited_s = now - self._began_at
         if self._is_paused or worked_s is None or waited_s <= LEAVE_S:
             return []
         behind = [one for one in self._ranks if self._beat(one).is_behind(self._generation)]
-        # One that is done saves for the last time, and comes when that is over.
-        if not behind or any(self._beat(one).standing is Standing.DONE for one in behind):
+        if not behind:
             return []
         worked_s += self._glance(now)
         is_at_work = worked_s - self._began_work_s > BUSY_SHARE * waited_s
         doing = Doing.WORK if is_at_work else Doing.NOTHING
-        found = [one for one in behind if one not in self._stuck and waited_s > self._leave_s(one, doing)]
+        tasks = {one: self._task(one, doing) for one in behind if one not in self._stuck}
+        found = [one for one, task in tasks.items() if waited_s > self._leave_s(task)]
         if found:
             self._keep(self._look_at_all())
             self._stuck += found
-            self._pace.doubt(doing, waited_s)
+            for task in {task for one in found if (task := tasks[one]) is not None}:
+                self._pace.doubt(task, self._leave_s(task))
             self._looked_at = self._clock.monotonic()
         return found
 
@@ -255,12 +276,18 @@ class Lookout:
         """Somebody new is among the ranks: all have their time to come to the group, from now on."""
         self._looked_at = -math.inf
 
-    def _leave_s(self, process: Process, doing: Doing) -> float:
-        """How long it may take to come out of the group before."""
-        may_be_at_a_step = self._beat(process).standing is Standing.JOINED and not self._is_judged_here
-        if not may_be_at_a_step or process.slot in self._stopped:
-            return LEAVE_S
-        return self._pace.leave_s(doing, is_hang=self._is_judged_elsewhere)
+    def _task(self, process: Process, doing: Doing) -> Doing | None:
+        """What it may have to finish before it comes out of the group before; None: nothing."""
+        standing = self._beat(process).standing
+        if process.status is not None or process.slot in self._stopped:
+            return None
+        if standing is Standing.DONE:
+            return Doing.WORK
+        return doing if standing is Standing.JOINED and not self._is_judged_here else None
+
+    def _leave_s(self, task: Doing | None) -> float:
+        """How long that may take."""
+        return LEAVE_S if task is None else self._pace.leave_s(task, is_hang=self._is_judged_elsewhere)
 
     def end_for_hang(self) -> None:
         """Another node ends the group for a hang: where the ranks of this one stood, into the log.
@@ -278,13 +305,13 @@ class Lookout:
         if is_elsewhere:
             self.hung = Hang(told=told)
             return  # who comes out of the group was not the one, and keeps what it has
-        self.hung, self.killed_at = seen.hang(told), self._clock.monotonic()
-        for pid in seen.stopped:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
         for process in seen.culprits:
             process.is_doomed = True
             kill_group(process)
+        for pid in seen.stopped:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        self.hung, self.killed_at = seen.hang(told), self._clock.monotonic()
 
     def _beat(self, process: Process) -> Beat:
         return self._page.board.beat(process.slot)
@@ -299,8 +326,15 @@ class Lookout:
         """Where every rank of the node stands. Blocks for two seconds at most."""
         numbers = [process.rank for process in self._ranks if process.rank is not None]
         self._recorders = flight_recorder.ask(self._work, numbers)
-        found = self._confinement.processes()
-        return scene.look(self._ranks, self._page.board, self._page.fd, found, self._confinement.path)
+        found, page, path = self._confinement.processes(), self._page, self._confinement.path
+        return scene.look(self._ranks, page.board, page.fd, found, path, is_inside=self._are_ranks_inside)
+
+    def _halted_of(self, found: set[int]) -> frozenset[int]:
+        return scene.halted(self._ranks, self._page.board, found, is_inside=self._are_ranks_inside)
+
+    @property
+    def _are_ranks_inside(self) -> bool:
+        return self._confinement.sandbox is not None
 
     def _keep(self, seen: scene.Scene) -> None:
         """What was seen, into the log. Blocks while ranks on NCCL write, a second at most."""
@@ -313,5 +347,5 @@ class Lookout:
 
 def kill_group(process: Process) -> None:
     """It and what it started, as far as that stayed with it."""
-    with contextlib.suppress(ProcessLookupError):
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)

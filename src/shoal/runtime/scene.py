@@ -34,11 +34,15 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
         return Hang(told=told, rank=first.rank, place=place)
 
 
-def look(ranks: Sequence[Process], board: Board, board_fd: int, found: set[int], path: str) -> Scene:
-    """Take the stacks of all ranks. `found`: every process of the share; `path`: where programs are found."""
+def look(
+    ranks: Sequence[Process], board: Board, board_fd: int, found: set[int], path: str, *, is_inside: bool
+) -> Scene:
+    """Take the stacks of all ranks. `found`: every process of the share; `path`: where programs are found;
+    `is_inside`: ranks have a namespace of their own, and number processes as we do not.
+    """
     beats = {process.slot: board.beat(process.slot) for process in ranks}
     stopped = tree.stopped(found)
-    pids = stacks.own_pids((beat.pid for beat in beats.values()), found)
+    pids = stacks.own_pids((beat.pid for beat in beats.values()), found, is_inside=is_inside)
     subjects = [
         stacks.Subject(
             pid=pids[beat.pid], slot=slot, can_answer=beat.can_answer and pids[beat.pid] not in stopped
@@ -49,18 +53,19 @@ def look(ranks: Sequence[Process], board: Board, board_fd: int, found: set[int],
     taken = stacks.taken(subjects, stacks.spy_program(path), board_fd)
     unseen = stacks.Stacks(text="no stacks: its process is not to be found")
     known = tuple((process, taken.get(process.slot, unseen)) for process in ranks)
-    halted = [process for process in ranks if pids.get(beats[process.slot].pid) in stopped]
+    # What a rank has started may be stopped, or traced, for its own reasons.
+    motionless = tuple(process for process in ranks if pids.get(beats[process.slot].pid) in stopped)
     return Scene(
         step=min(beat.step for beat in beats.values()),
         stacks=known,
         stopped=frozenset(stopped),
-        culprits=tuple(halted) or _culprits(known, beats),
-        is_elsewhere=not stopped and all(one.is_waiting or not one.place for _, one in known),
+        culprits=motionless or _culprits(known, beats),
+        is_elsewhere=not motionless and all(one.is_waiting or not one.place for _, one in known),
         is_saving=any(one.is_saving for _, one in known),
     )
 
 
-def halted(ranks: Sequence[Process], board: Board, found: set[int]) -> frozenset[int]:
+def halted(ranks: Sequence[Process], board: Board, found: set[int], *, is_inside: bool) -> frozenset[int]:
     """The slots of ranks that somebody stopped with a signal, at one cheap look. What a rank has started may
     be stopped for its own reasons.
     """
@@ -68,7 +73,7 @@ def halted(ranks: Sequence[Process], board: Board, found: set[int]) -> frozenset
     if not stopped:
         return frozenset()
     beats = {process.slot: board.beat(process.slot) for process in ranks}
-    pids = stacks.own_pids((beat.pid for beat in beats.values()), stopped)
+    pids = stacks.own_pids((beat.pid for beat in beats.values()), stopped, is_inside=is_inside)
     return frozenset(slot for slot, beat in beats.items() if beat.pid in pids)
 
 

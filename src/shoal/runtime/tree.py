@@ -36,7 +36,7 @@ def kill_until_gone(
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         between()
-        is_clean = not found and _can_look()
+        is_clean = not found and can_look()
         clean_looks = clean_looks + 1 if is_clean else 0
         if clean_looks == 2:
             return True
@@ -46,7 +46,7 @@ def kill_until_gone(
             time.sleep(PATIENCE_S)
 
 
-def _can_look() -> bool:
+def can_look() -> bool:
     """Whether files can be opened. To who has no descriptor left every process looks like none."""
     try:
         with open("/proc/self/stat", "rb"), open("/proc/self/stat", "rb"):

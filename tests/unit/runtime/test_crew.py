@@ -16,7 +16,7 @@ import pytest
 from shoal.engines.fake import VirtualClock
 from shoal.runtime import crew, tree
 from shoal.runtime.board import VARIABLE, Board, Standing
-from shoal.runtime.crew import GONE_S, SILENT_S, SPARE_AGAIN_S, Crew
+from shoal.runtime.crew import HUNG_GONE_S, SILENT_S, SPARE_AGAIN_S, Crew
 from shoal.runtime.ending import Hang
 from shoal.runtime.environment import Generation
 from shoal.runtime.watch import Process
@@ -26,13 +26,15 @@ KILL = os.kill
 
 
 class Started:
-    """A crew of one rank whose processes are only written down, and what its lookout is told."""
+    """A crew whose processes are only written down, and what its lookout is told."""
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: int = 1) -> None:
         self.slots: list[int] = []
         self.heard: list[object] = []
         self.stuck: list[Process] = []
         self.can_be_ended = True
+        self.ended: list[Process] | None = None
+        """Who was killed with its group; None: everybody."""
         self.has_no_processes = False
         self.signals: list[int] = []
         self.killed: list[int] = []
@@ -53,7 +55,7 @@ class Started:
         )
         self.meter = SimpleNamespace(variable="", fd=-1, steps_heard=0)
         meter: Any = self.meter
-        order = an_order(max_restarts=3, ranks_per_node=1)
+        order = an_order(max_restarts=3, ranks_per_node=ranks)
         self.clock = clock = VirtualClock()
         self.crew = Crew(order, confinement, launcher, watcher, clock, lambda *_: {}, meter)
         self.fd = self.crew.kept_fds[0]
@@ -81,7 +83,8 @@ class Started:
     def _end_stuck(self, timeout_s: float) -> None:
         self.clock.advance(timeout_s)
         if self.can_be_ended:
-            self.crew.ranks[0].status = signal.SIGKILL
+            for process in self.crew.ranks if self.ended is None else self.ended:
+                process.status = signal.SIGKILL
 
     def hear_signal(self, pid: int, number: int) -> None:
         self.signals.append(number)
@@ -100,6 +103,32 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[Started]:
     monkeypatch.setattr(os, "kill", made.hear_signal)
     monkeypatch.setattr(crew, "kill_group", lambda _: made.signals.append(signal.SIGKILL))
     yield made
+    os.close(made.fd)
+
+
+@pytest.mark.parametrize(
+    ("standings", "left"),
+    [
+        ((Standing.DONE, Standing.DONE, Standing.GONE), [0, 1]),
+        ((Standing.GONE, Standing.JOINED, Standing.WAITING), [1, 2]),
+        ((Standing.GONE, Standing.GONE, Standing.GONE), []),
+        ((Standing.JOINED, Standing.UNKNOWN, Standing.GONE), []),
+    ],
+)
+def test_rank_that_has_left_its_group_for_good_is_ended_alone(
+    monkeypatch: pytest.MonkeyPatch, standings: tuple[Standing, ...], left: list[int]
+) -> None:
+    """The others have what was trained, and can go on with it."""
+    made = Started(ranks=3)
+    ended: list[Process] = []
+    made.ended = ended
+    monkeypatch.setattr(os, "kill", made.hear_signal)
+    monkeypatch.setattr(crew, "kill_group", ended.append)
+    made.crew.form(Generation(number=0, master_port=1))
+    for slot, standing in enumerate(standings):
+        made.board.say(slot, standing, 0, 7, 0)
+    assert made.crew.clear()
+    assert [process.rank for process in made.crew.ranks if process.status is None] == left
     os.close(made.fd)
 
 
@@ -188,7 +217,7 @@ def test_rank_that_was_killed_and_is_not_gone_yet_is_no_survivor(started: Starte
     assert started.crew.ranks[0].status is not None
 
 
-def test_rank_that_was_killed_for_a_hang_has_a_moment_to_be_gone(started: Started) -> None:
+def test_rank_that_was_killed_for_a_hang_has_a_minute_to_be_gone(started: Started) -> None:
     started.crew.form(Generation(number=0, master_port=1))
     out: Any = started.crew.lookout
     hung = Hang(told="no step", rank=0)
@@ -200,7 +229,7 @@ def test_rank_that_was_killed_for_a_hang_has_a_moment_to_be_gone(started: Starte
         return found
 
     out.killed_at = started.clock.monotonic()
-    started.clock.advance(GONE_S)
+    started.clock.advance(HUNG_GONE_S)
     assert endless() == [None, None, None]
     started.clock.advance(0.1)
     assert endless() == [None, None, hung]
@@ -240,6 +269,19 @@ class TestStuck:
         assert (formed.crew.ranks, old.is_needed, old.status) == ([old], True, None)
         assert formed.signals == [signal.SIGSTOP, signal.SIGCONT]
 
+    @pytest.mark.parametrize("standing", [Standing.JOINED, Standing.DONE, Standing.GONE])
+    def test_another_takes_the_place_of_one_that_ended_well_before_it_came(
+        self, formed: Started, standing: Standing
+    ) -> None:
+        """The others would wait for it in vain: nothing of it is left to stop, or to kill."""
+        [old] = formed.crew.ranks
+        formed.board.say(0, standing, 0, 7, 0)
+        old.status = 0
+        assert "ended before it came to this group" in str(formed.look_after()[1])
+        [new] = formed.crew.ranks
+        assert (new is old, old.is_needed, new.rank, formed.signals) == (False, False, 0, [])
+        assert formed.blamed == []
+
     def test_one_that_does_not_die_fails_the_group(self, formed: Started) -> None:
         [old] = formed.crew.ranks
         formed.can_be_ended = False
@@ -275,6 +317,15 @@ class TestEnd:
 
         monkeypatch.setattr(os, "kill", kill)
         assert started.crew.clear()
+
+    def test_who_has_no_descriptor_to_look_with_takes_nothing_for_gone(
+        self, started: Started, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        started.crew.form(Generation(number=0, master_port=1))
+        looks = iter([True])
+        monkeypatch.setattr(tree, "can_look", lambda: next(looks, False))
+        assert not started.crew.clear(), "they went while it looked"
+        assert not started.crew.clear()
 
     def test_one_of_its_number_that_began_later_is_not_waited_for(
         self, started: Started, forked: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch

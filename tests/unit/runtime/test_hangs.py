@@ -58,9 +58,14 @@ def test_who_works_is_not_said_to_hang_for_half_an_hour() -> None:
 
 def test_nothing_is_known_before_the_first_steps() -> None:
     assert verdict(Pace(), 3600.0, is_stopped=True) is None
-    pace = paced(2, 0.0)
-    assert verdict(pace, 3600.0) is None, "the length of none is known"
-    assert verdict(pace, 3600.0, is_stopped=True) is Doing.STOPPED
+
+
+def test_second_step_is_waited_for_as_long_as_the_others_of_the_first_few() -> None:
+    pace = paced(1, 0.0)
+    assert verdict(pace, UNKNOWN_LEAST_S[Doing.NOTHING] - 1) is None
+    assert verdict(pace, UNKNOWN_LEAST_S[Doing.NOTHING] + 1) is Doing.NOTHING
+    assert verdict(pace, BUSY_S - 1, work=1.0) is None
+    assert verdict(pace, UNKNOWN_LEAST_S[Doing.STOPPED] + 1, is_stopped=True) is Doing.STOPPED
 
 
 def test_group_that_has_made_few_steps_may_hang_all_the_same() -> None:
@@ -91,14 +96,22 @@ def test_silence_that_was_called_a_hang_is_none_the_next_time(
     work: float, is_stopped: bool, doing: Doing
 ) -> None:
     pace = paced(50, 0.1)
-    silent_s = pace.limit_s(doing) + 1
-    assert verdict(pace, silent_s, work, is_stopped=is_stopped) is doing
-    pace.doubt(doing, silent_s)
+    limit_s = pace.limit_s(doing)
+    assert verdict(pace, limit_s + 1, work, is_stopped=is_stopped) is doing
+    pace.doubt(doing, limit_s)
     pace.begin()
     pace.look(5000.0, 49, 5.0)
     pace.look(5000.1, 50, 5.1)
-    assert verdict(pace, 2 * silent_s - 0.1, work, is_stopped=is_stopped) is None
-    assert verdict(pace, 2 * silent_s + 0.1, work, is_stopped=is_stopped) is doing
+    assert verdict(pace, 2 * limit_s - 0.1, work, is_stopped=is_stopped) is None
+    assert verdict(pace, 2 * limit_s + 0.1, work, is_stopped=is_stopped) is doing
+
+
+@pytest.mark.parametrize("doing", list(Doing))
+def test_doubt_has_an_end(doing: Doing) -> None:
+    pace = paced(50, 0.1)
+    for _ in range(20):
+        pace.doubt(doing, pace.limit_s(doing))
+    assert pace.limit_s(doing) == max(BUSY_S, 4 * LEAST_S[doing])
 
 
 def test_who_makes_long_steps_has_long_to_come_out_of_one() -> None:

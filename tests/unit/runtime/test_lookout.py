@@ -6,6 +6,7 @@ import os
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from shoal.engines.fake import VirtualClock
@@ -42,10 +43,13 @@ class Node:
             process.slot = slot
         monkeypatch.setattr(lookout, "kill_group", lambda process: self.killed.append(process.rank))
         monkeypatch.setattr(scene, "look", self._look)
-        monkeypatch.setattr(scene, "halted", lambda *_: self.halted)
+        monkeypatch.setattr(scene, "halted", lambda *_, **__: self.halted)
         monkeypatch.setattr(tree, "are_inside", lambda _: self.is_inside)
         confinement: Any = SimpleNamespace(
-            work_seconds=lambda: self.cpu_s if self.can_read_cpu else None, processes=set, path=""
+            work_seconds=lambda: self.cpu_s if self.can_read_cpu else None,
+            processes=set,
+            path="",
+            sandbox=None,
         )
         watcher: Any = SimpleNamespace(keep=lambda _, text: self.kept.append(text))
         order = an_order(node="n1", nodes=tuple(f"n{number}" for number in range(1, nodes + 1)))
@@ -53,7 +57,7 @@ class Node:
         self.out = Lookout(order, confinement, watcher, self.clock, page, "/nowhere/work")
         self.out.begin(self.ranks, 0)
 
-    def _look(self, ranks: list[Process], board: Board, *_: object) -> scene.Scene:
+    def _look(self, ranks: list[Process], board: Board, *_: object, is_inside: bool) -> scene.Scene:
         self.looks += 1
         self.while_looking()
         return scene.Scene(
@@ -140,6 +144,17 @@ class TestStopped:
         node.pass_time(3 * LOOK_S, work=1.0)
         assert node.killed == [1]
 
+    @pytest.mark.parametrize("standing", [Standing.DONE, Standing.GONE])
+    def test_it_is_found_between_two_epochs_and_not_after_training(
+        self, node: Node, standing: Standing
+    ) -> None:
+        node.train()
+        node.board.say(0, standing, 0, 50, 0)
+        node.pass_time(BUSY_S)
+        node.halted = frozenset({1})
+        node.pass_time(3 * lookout.GLANCE_S)
+        assert node.killed == ([1] if standing is Standing.DONE else [])
+
     def test_who_was_stopped_for_a_moment_is_left_alone(self, node: Node) -> None:
         node.train()
         node.pass_time(1.5 * STOPPED_S)
@@ -159,6 +174,20 @@ class TestStopped:
         monkeypatch.setattr(node, "while_looking", lambda: setattr(node, "halted", frozenset()))
         node.pass_time(3 * STOPPED_S)
         assert (node.looks, node.killed) == (1, [])
+
+    def test_it_is_told_from_who_does_nothing_where_steps_are_long(self, node: Node) -> None:
+        """Both are waited for as long there, and of the one nothing is learned from a drill of the other."""
+        for count, halted in ((1, frozenset({1})), (2, frozenset[int]())):
+            node.train(step_s=3.0)
+            node.train(1, step_s=0.0)
+            node.out.forewarn()
+            node.halted = halted
+            node.pass_time(8 * 3.0 - 1)
+            assert len(node.killed) == count - 1
+            node.pass_time(2.0)
+            assert len(node.killed) == count
+            node.halted = frozenset()
+            node.out.begin(node.ranks, 0)
 
     @pytest.mark.parametrize("is_drill", [True, False])
     def test_it_is_found_later_the_next_time_unless_it_was_a_drill(self, node: Node, is_drill: bool) -> None:
@@ -193,11 +222,27 @@ class TestHealthy:
             node.train(1)
         assert node.looks == 0
 
-    def test_who_waits_for_a_disk_is_at_work(self, node: Node) -> None:
+    @pytest.mark.parametrize("step_s", [0.1, 2.4, 3.0, 10.0, 30.0])
+    def test_who_waits_for_a_disk_is_at_work(self, node: Node, step_s: float) -> None:
+        node.train(step_s=step_s)
+        node.train(1, step_s=0.0)
+        node.is_inside = True
+        node.pass_time(min(10 * max(IDLE_S, 8 * step_s), BUSY_S - 2 * step_s))
+        assert node.looks == 0
+
+    def test_who_waits_for_a_disk_after_one_was_stopped_for_long_is_at_work(self, node: Node) -> None:
+        for _ in range(6):
+            node.train()
+            node.halted = frozenset({1})
+            node.pass_time(3 * IDLE_S, work=1.0)
+            node.halted = frozenset()
+            node.out.begin(node.ranks, 0)
+        assert len(node.killed) > 4
+        looks = node.looks
         node.train()
         node.is_inside = True
         node.pass_time(10 * IDLE_S)
-        assert node.looks == 0
+        assert node.looks == looks
 
     def test_what_was_called_a_hang_and_comes_again_is_not(self, node: Node) -> None:
         node.train()
@@ -249,6 +294,26 @@ class TestHealthy:
         node.pass_time(IDLE_S - 1)
         assert node.looks == 0, "it goes on to more steps"
         node.pass_time(2.0)
+        assert node.killed == [1]
+
+    def test_validation_between_two_epochs_is_neither_a_silence_nor_a_step(self, node: Node) -> None:
+        for _ in range(3):
+            node.train()
+            node.say(Standing.DONE, 0, node.board.beat(0).step)
+            node.pass_time(2 * BUSY_S)
+        node.train(10)
+        assert node.looks == 0
+        node.train(1, step_s=0.0)
+        node.pass_time(IDLE_S + 1)
+        assert node.killed == [1]
+
+    def test_epoch_that_passed_between_two_looks_lends_its_validation_to_no_step(self, node: Node) -> None:
+        node.train()
+        for step in (50, 60):
+            node.say(Standing.DONE, 0, step)
+            node.pass_time(BUSY_S)
+        node.train(1, step_s=0.0)
+        node.pass_time(IDLE_S + 1)
         assert node.killed == [1]
 
     def test_after_one_has_ended_well_nobody_is_late(self, node: Node) -> None:
@@ -432,8 +497,26 @@ def test_rank_that_waits_for_a_disk_after_an_ordinary_loss_has_time_for_its_step
 def test_rank_that_makes_its_last_save_when_a_peer_is_lost_may_end_it(node: Node) -> None:
     node.train()
     node.board.say(0, Standing.DONE, 0, 50, 0)
+    node.board.say(1, Standing.WAITING, 1, 50, 0)
     node.out.begin(node.ranks, 1)
-    assert node.stuck(2 * BUSY_S) == []
+    assert node.stuck(BUSY_S - 1) == []
+    assert node.stuck(2.0) == [0], "a peer that it validates with may be the one that was lost"
+
+
+def test_rank_that_is_done_excuses_no_other(node: Node) -> None:
+    node.train()
+    node.board.say(0, Standing.DONE, 0, 50, 0)
+    node.out.begin(node.ranks, 1)
+    assert node.stuck(IDLE_S - 1) == []
+    assert node.stuck(2.0) == [1]
+
+
+def test_rank_that_was_stopped_after_its_last_step_is_given_no_time_to_end_it(node: Node) -> None:
+    node.train()
+    node.say(Standing.DONE, 0, 50)
+    node.halted = frozenset({1})
+    node.out.begin(node.ranks, 1)
+    assert node.stuck(LEAVE_S + 1) == [1]
 
 
 def test_rank_that_left_for_good_before_it_heard_of_another_group_is_replaced(node: Node) -> None:
@@ -442,6 +525,28 @@ def test_rank_that_left_for_good_before_it_heard_of_another_group_is_replaced(no
     node.board.say(1, Standing.WAITING, 1, 50, 0)
     node.out.begin(node.ranks, 1)
     assert node.stuck(LEAVE_S + 1, work=1.0) == [0]
+
+
+@pytest.mark.parametrize("standing", [Standing.JOINED, Standing.DONE, Standing.GONE])
+def test_rank_that_ended_well_before_it_heard_of_another_group_is_replaced(
+    node: Node, standing: Standing
+) -> None:
+    node.train()
+    node.board.say(0, standing, 0, 50, 0)
+    node.board.say(1, Standing.WAITING, 1, 50, 0)
+    node.out.begin(node.ranks, 1)
+    node.ranks[0].status = 0
+    assert node.stuck(LEAVE_S + 1, work=1.0) == [0]
+
+
+def test_rank_that_ended_well_before_it_came_is_not_the_end_of_the_group(node: Node) -> None:
+    node.train()
+    node.out.begin(node.ranks, 1)
+    node.ranks[0].status = 0
+    node.board.say(1, Standing.JOINED, 1, 51, 0)
+    node.pass_time(1.0)
+    node.pass_time(IDLE_S + 1)
+    assert node.killed == [1]
 
 
 def test_idle_rank_of_a_group_that_another_node_saw_hang_has_waited_for_long(node: Node) -> None:
@@ -504,6 +609,25 @@ def test_who_takes_the_place_of_one_that_was_stuck_has_time_to_come(node: Node) 
     node.out.wait_again()
     assert node.stuck(LEAVE_S - 1) == []
     assert node.stuck(2.0) == [1]
+
+
+def test_process_that_may_not_be_killed_keeps_nobody_from_the_others(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kill(pid: int, number: int) -> None:
+        raise PermissionError(pid, number)
+
+    look = node._look
+
+    def with_a_stopped_one(*words: Any, **more: Any) -> scene.Scene:
+        return msgspec.structs.replace(look(*words, **more), stopped=frozenset({1_000_005}))
+
+    monkeypatch.setattr(scene, "look", with_a_stopped_one)
+    monkeypatch.setattr(os, "kill", kill)
+    node.train()
+    node.pass_time(IDLE_S + 1)
+    assert node.killed == [1]
+    assert node.out.hung is not None
 
 
 def test_who_was_killed_for_a_hang_is_known_to_be_and_since_when(node: Node) -> None:

@@ -62,7 +62,7 @@ class Ranks:
 
     def look(self, path: str = "") -> scene.Scene:
         pids = {child.pid for child in self._children}
-        return scene.look(self.processes, self.board, self.fd, pids, path)
+        return scene.look(self.processes, self.board, self.fd, pids, path, is_inside=False)
 
     def close(self) -> None:
         for child in self._children:
@@ -141,9 +141,9 @@ def test_stopped_rank_is_told_from_one_that_something_it_started_was_stopped(ran
         os.kill(helper.pid, signal.SIGSTOP)
         found = {process.pid for process in ranks.processes} | {helper.pid}
         until(lambda: tree.halted(found) == {helper.pid})
-        assert scene.halted(ranks.processes, ranks.board, found) == frozenset()
+        assert scene.halted(ranks.processes, ranks.board, found, is_inside=False) == frozenset()
         os.kill(pid, signal.SIGSTOP)
-        until(lambda: scene.halted(ranks.processes, ranks.board, found) == frozenset({1}))
+        until(lambda: scene.halted(ranks.processes, ranks.board, found, is_inside=False) == frozenset({1}))
     finally:
         helper.kill()
         helper.wait()
