@@ -68,6 +68,12 @@ class AlreadyLed(StateError):
     code = "control.already_led"
 
 
+class HomeMissing(StateError):
+    """Where the database's home should be there is none: never was, or what they share is not mounted now."""
+
+    code = "control.home_missing"
+
+
 class LimitReached(ShoalError):
     """A quota, a rate or a size limit says no. The same request may work later."""
 

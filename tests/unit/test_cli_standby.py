@@ -14,6 +14,7 @@ import pytest
 
 from shoal.cli import standby
 from shoal.cli.standby import _Seat
+from shoal.errors import StateError
 from shoal.settings import Settings
 from shoal.store import Standby
 
@@ -22,6 +23,8 @@ pytestmark = pytest.mark.anyio
 
 class Chair:
     """A lead that becomes free when it is told to."""
+
+    owner: str | None = None
 
     def __init__(self) -> None:
         self.is_free = threading.Event()
@@ -37,8 +40,8 @@ class Chair:
     def meet(self, url: str) -> None:
         return
 
-    def meta(self, name: str) -> None:
-        return None
+    def meta(self, name: str) -> str | None:
+        return self.owner
 
     def close(self) -> None:
         return
@@ -75,6 +78,38 @@ async def test_a_shared_directory_that_is_away_for_a_moment_is_waited_for(
     chair.is_free.set()
     with anyio.fail_after(60):
         assert await seat(chair, settings).wait()
+
+
+async def test_a_shared_directory_that_is_not_mounted_is_waited_for(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks like one of nobody's: its `home-id` is not there, nor anything else."""
+    chair, path = Chair(), settings.home / "home-id"
+    chair.owner = "ab12"
+    chair.is_free.set()
+    own = seat(chair, settings)
+    monkeypatch.setattr(standby, "AGAIN_S", 0.01)
+
+    async def mount() -> None:
+        while own._known.is_well:  # noqa: ASYNC110 - it is another's, who tells nobody
+            await anyio.sleep(0.01)
+        assert not chair.is_waited_for.is_set(), "nor is the lead taken for it"
+        path.write_text("ab12\n")
+
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(mount)
+            assert await own.wait()
+
+
+async def test_a_shared_directory_of_another_database_is_not_waited_for(settings: Settings) -> None:
+    chair = Chair()
+    chair.owner = "ab12"
+    (settings.home / "home-id").write_text("cd34\n")
+    own = seat(chair, settings)
+    with anyio.fail_after(60), pytest.RaisesGroup(pytest.RaisesExc(StateError, match="belongs to another")):
+        await own.wait()
+    own.close()
 
 
 async def test_who_was_asked_to_stop_does_not_lead_when_the_lead_gets_free_meanwhile(

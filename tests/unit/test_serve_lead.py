@@ -10,11 +10,12 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
+import anyio
 import pytest
 
 from shoal.cli import serve, standby
 from shoal.control import ControlPlane
-from shoal.errors import AlreadyLed, StoreUnavailable
+from shoal.errors import AlreadyLed, HomeMissing, SpecError, StoreUnavailable
 from shoal.settings import Settings
 
 pytestmark = pytest.mark.anyio
@@ -46,6 +47,7 @@ class Led(Exception):
 
 
 BLIP = StoreUnavailable("the database does not answer")
+BARE = HomeMissing("this database belongs to another SHOAL_HOME")
 STALE = OSError(errno.ESTALE, "Stale file handle", "/shared/keys")
 Living = Callable[..., Awaitable[None]]
 
@@ -82,7 +84,7 @@ def living(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Living:
     return live
 
 
-@pytest.mark.parametrize("error", [BLIP, STALE, AlreadyLed("another was quicker")])
+@pytest.mark.parametrize("error", [BLIP, STALE, BARE, AlreadyLed("another was quicker")])
 async def test_who_has_stood_by_goes_on_when_what_they_share_is_away_at_its_turn(
     living: Living, error: Exception
 ) -> None:
@@ -95,6 +97,32 @@ async def test_who_has_stood_by_goes_on_when_what_they_share_is_away_at_its_turn
 async def test_a_first_start_ends_and_says_what_is_away(living: Living, error: Exception) -> None:
     with pytest.raises(StoreUnavailable, match=r"does not answer|/shared/keys cannot be used: Stale file"):
         await living(error, is_first=True)
+
+
+async def test_a_first_start_ends_where_the_home_of_its_database_is_not(living: Living) -> None:
+    with pytest.raises(HomeMissing):
+        await living(BARE, is_first=True)
+
+
+@pytest.mark.parametrize("is_deposed", [True, False])
+def test_who_led_before_begins_anew_though_the_shared_directory_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_deposed: bool
+) -> None:
+    (tmp_path / "away").touch()
+    shared = tmp_path / "away" / "shared"
+    settings = Settings(home=tmp_path / "home", shared=shared, database_url="postgresql://db/shoal", port=0)
+
+    def live(*_: object, **__: object) -> None:
+        raise Led
+
+    monkeypatch.setattr(serve, "load_settings", lambda: settings)
+    monkeypatch.setattr(serve, "tune", lambda: None)
+    monkeypatch.setattr(serve, "configure_log", lambda _: None)
+    monkeypatch.setattr(anyio, "run", live)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        monkeypatch.setattr(serve, "listen", lambda *_, **__: (listener, None))
+        with pytest.raises(Led if is_deposed else SpecError):
+            serve._run(is_foreground=True, is_deposed=is_deposed)
 
 
 async def test_what_goes_wrong_in_a_home_of_its_own_is_not_waited_for(living: Living) -> None:

@@ -36,7 +36,7 @@ from shoal.cli.home import (
 from shoal.cli.show import note, print_error
 from shoal.control import ControlPlane
 from shoal.control.authority import load_certificate
-from shoal.errors import AlreadyLed, ShoalError, StateError, StoreUnavailable
+from shoal.errors import AlreadyLed, HomeMissing, ShoalError, StateError, StoreUnavailable
 from shoal.home import last_port
 from shoal.log import configure_log
 from shoal.serving.descriptors import raised
@@ -81,8 +81,8 @@ def _run(*, is_foreground: bool, is_deposed: bool) -> None:
     tune()
     settings = load_settings()
     prepare_home(settings.home)
-    if settings.shared is not None:
-        prepare_home(settings.shared)
+    if settings.shared is not None and not is_deposed:
+        prepare_home(settings.shared)  # who led before stands by for it, too, if it is away now
     with hold(settings.home):
         configure_log(None if is_foreground else settings.log_file)
         listener, taken = listen(settings, is_fixed=bool(os.environ.get("SHOAL_LISTEN")))
@@ -134,9 +134,9 @@ async def _live(
             with listener.dup() as own:
                 await _lead(settings, own, on_ready, step_down)
             return
-        except (AlreadyLed, StoreUnavailable) as error:
+        except (AlreadyLed, StoreUnavailable, HomeMissing) as error:
             # Another was quicker, or what they share went away right then.
-            is_away = isinstance(error, StoreUnavailable)
+            is_away = not isinstance(error, AlreadyLed)
             if settings.shared is None or (is_away and not is_patient):
                 raise
             log.warning("control.does_not_lead", error=error.message)

@@ -15,7 +15,7 @@ from shoal.api.server import make_server, url_of
 from shoal.api.standby import StandbyApp, Waiting
 from shoal.control.elsewhere import cluster_for, refuse_another
 from shoal.control.first import HOME_ID, refuse_strange_home
-from shoal.errors import StateError, StoreUnavailable
+from shoal.errors import HomeMissing, StateError, StoreUnavailable
 from shoal.settings import Settings
 from shoal.store import Lead, Standby
 
@@ -51,8 +51,8 @@ async def may_lead(settings: Settings) -> bool:
 async def stand_by(settings: Settings, listener: socket.socket, on_ready: OnReady) -> bool:
     """Wait until nobody leads, answering on `listener` meanwhile. False: told to end.
 
-    A database or a directory that does not answer is waited for, too. `StateError`: the database is not one
-    that this control plane could ever lead.
+    A database or a directory that does not answer, or is not mounted, is waited for, too. `StateError`: the
+    database is not one that this control plane could ever lead.
     """
     seat = _Seat(settings, Standby(settings.store_url), listener, on_ready)
     try:
@@ -111,7 +111,7 @@ class _Seat:
             _reap()
             try:
                 await anyio.to_thread.run_sync(self._look)
-            except (StoreUnavailable, OSError) as error:
+            except (StoreUnavailable, HomeMissing, OSError) as error:
                 if self._known.is_well:
                     log.warning("standby.sees_nothing", error=str(error))
                 self._known = Waiting(is_well=False)

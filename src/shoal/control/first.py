@@ -8,7 +8,7 @@ from pathlib import Path
 from shoal.control.actor import SHOAL
 from shoal.control.core import Core
 from shoal.control.record import note
-from shoal.errors import StateError
+from shoal.errors import HomeMissing, StateError
 from shoal.identity import mint_token
 from shoal.model.people import Membership, Project, Role, Token, User
 from shoal.store import Store, Tx
@@ -39,28 +39,43 @@ def load_key(home: Path) -> bytes:
 async def claim(store: Store, home: Path) -> None:
     """Tie the database to this home, for good. `StateError`: it belongs to another.
 
-    What runs is known by the spool under its home: seen from anywhere else it would look lost.
+    What runs is known by the spool under its home: seen from anywhere else it would look lost. A home gets an
+    id where the database has none yet, and never else: a directory that is not mounted looks like a new one.
     """
-    path = home / "home-id"
-    if not path.exists():
-        write_private(path, f"{os.urandom(16).hex()}\n".encode())
     owner = await store.read(lambda tx: tx.meta.get(HOME_ID))
     refuse_strange_home(owner, home)
     if owner is None:
-        own = path.read_text(encoding="ascii").strip()
+        own = _id_of(home)
+        if own is None:
+            own = os.urandom(16).hex()
+            write_private(_id_path(home), f"{own}\n".encode())
         await store.write(lambda tx: tx.meta.set(HOME_ID, own))
 
 
 def refuse_strange_home(owner: str | None, home: Path) -> None:
-    """`StateError` unless the database whose home has the id `owner` is this home's, or nobody's yet."""
-    path = home / "home-id"
-    own = path.read_text(encoding="ascii").strip() if path.exists() else "none"
+    """`StateError` unless the database whose home has the id `owner` is this home's, or nobody's yet;
+    `HomeMissing` where this home has no id, as one whose file system is not mounted.
+    """
+    own, path = _id_of(home), _id_path(home)
     if owner not in (None, own):
-        raise StateError(
-            f"this database belongs to another SHOAL_HOME (id {owner}), not to {home} (id {own})",
+        kind = HomeMissing if own is None else StateError
+        raise kind(
+            f"this database belongs to another SHOAL_HOME (id {owner}), not to {home} (id {own or 'none'})",
             hint=f"use the home it was made with; if that is gone for good, `echo {owner} > {path}`; "
             "to stand by for another control plane, share its directory: `--shared DIR`",
         )
+
+
+def _id_path(home: Path) -> Path:
+    return home / "home-id"
+
+
+def _id_of(home: Path) -> str | None:
+    """None: it has none. `OSError`: that cannot be said now."""
+    try:
+        return _id_path(home).read_text(encoding="ascii").strip()
+    except FileNotFoundError:
+        return None
 
 
 async def prepare(core: Core, admin_name: str) -> None:

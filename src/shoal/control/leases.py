@@ -162,12 +162,19 @@ class Leases:
         stopped by its supervisor; never one whose supervisor died before what it had started, or may have,
         nor one who speaks just now.
         """
-        limit, own = fence_s + FENCE_MARGIN_S, attempt.attempt_id
+        limit = fence_s + FENCE_MARGIN_S
         silent = self.silent_nodes(attempt, limit) if self._unsent_s(attempt) > limit else ()
-        silent = tuple(
-            node for node in silent if (own, node, attempt.incarnation(node)) not in self._speaking
-        )
-        return tuple(node for node in silent if node not in attempt.orphaned_nodes)
+        return tuple(node for node in silent if self.is_still_fenced(attempt, node, fence_s))
+
+    def is_still_fenced(self, attempt: Attempt, node: str, fence_s: float) -> bool:
+        """Of one that was among `fenced_nodes`: whether nobody there has spoken since. What others of its
+        attempt were sent meanwhile changes nothing, unless nobody has seen its own share begin.
+        """
+        own, limit = (attempt.attempt_id, node, attempt.incarnation(node)), fence_s + FENCE_MARGIN_S
+        if node in attempt.nodes_to_start and self._unsent_s(attempt) <= limit:
+            return False
+        is_silent = self.silence_s(*own) > limit and own not in self._speaking
+        return is_silent and node not in attempt.orphaned_nodes
 
     def fence_left_s(self, attempt: Attempt, silent: Iterable[str], fence_s: float) -> float:
         """Until the last of these nodes is fenced, if nobody there says a word: no sooner does a gang end."""

@@ -16,6 +16,7 @@ from shoal.control.usage import recall
 from shoal.model.attempt import Attempt, AttemptState, EndReason
 from shoal.model.job import Job
 from shoal.model.moves import Placed, StopAsked
+from shoal.model.node import Node
 from shoal.scheduler import Plan
 from shoal.scheduler.fair import Usage
 from shoal.store import Tx
@@ -42,6 +43,16 @@ class Look(NamedTuple):
     """Before the first plan only, like `usages`: learned from once, since nothing is before all is read."""
 
 
+async def recall_nodes(core: Core) -> None:
+    """Know the nodes as recorded: what is submitted before the first look is judged by them."""
+    _tell_nodes(core, await core.store.read(lambda tx: tx.nodes.all()))
+
+
+def _tell_nodes(core: Core, nodes: list[Node]) -> None:
+    if core.nodes.tell(core.planner, nodes):
+        core.stamps.see(core.nodes.views())
+
+
 async def place(core: Core) -> Cycle:
     """Plan once and record it. What it starts is on disk, and nobody has told the engine yet."""
     work = Stopwatch(core.clock)
@@ -49,8 +60,7 @@ async def place(core: Core) -> Cycle:
     # Not before the look: whoever gets the room of one that ended during it would be recorded beside it.
     now = core.clock.now()
     with work:
-        if core.nodes.tell(core.planner, changes.nodes):
-            core.stamps.see(core.nodes.views())
+        _tell_nodes(core, changes.nodes)
         core.planner.set_windows(changes.windows)
     core.queue.take_in(changes)
     if core.lost:

@@ -115,7 +115,7 @@ async def replace_elsewhere(core: Core, changes: Changes, now: float) -> tuple[s
             return ()
         if not can_replace(core, job, before, outcome) or not _is_still_so(tx, changes, share):
             return ()  # the next look finds the same loss, and other facts
-        if fence_s is not None and outcome.node not in core.leases.fenced_nodes(before, fence_s):
+        if fence_s is not None and not core.leases.is_still_fenced(before, outcome.node, fence_s):
             return ()  # somebody there has spoken since
         record_replacement(core, tx, attempt_id, outcome.node, share, changes.seen, now)
         if share is None or not _can_reach_first(tx, before, outcome, share):

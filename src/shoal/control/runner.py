@@ -21,7 +21,7 @@ from shoal.control.drill_watch import pause_s, watch_drills
 from shoal.control.heal import heal
 from shoal.control.launch import Starting, hand_over, take
 from shoal.control.outlook import learn
-from shoal.control.place import Cycle, place
+from shoal.control.place import Cycle, place, recall_nodes
 from shoal.control.services.turn import tend
 from shoal.control.signals import Signal
 from shoal.control.watch import watch
@@ -100,7 +100,8 @@ async def run_loops(core: Core, changed: Changed) -> AsyncIterator[None]:
     """Recover, then keep the loops running while the block lasts.
 
     What cannot be done at once (a full disk, a database away) is done by the loops as soon as it can. Where
-    the engine takes long to answer, the block begins before they do: silence counts from the first look on.
+    the engine takes long to answer, the block begins before they do: silence counts from the first look on,
+    and what is submitted until then is judged by the nodes that were known before.
     """
     loop = asyncio.get_running_loop()
 
@@ -115,6 +116,7 @@ async def run_loops(core: Core, changed: Changed) -> AsyncIterator[None]:
     core.store.on_commit(on_commit)
     if isinstance(core.engine, SupportsNotice):
         core.engine.notice(on_notice)
+    await _turn(core, "place", lambda: recall_nodes(core))
     has_looked = anyio.Event()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_looping, core, changed, has_looked)

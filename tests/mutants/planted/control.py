@@ -40,8 +40,8 @@ MUTANTS = (
     Mutant(
         "fence_passes_while_somebody_speaks",
         "control/leases.py",
-        "(own, node, attempt.incarnation(node)) not in self._speaking",
-        "own",
+        " and own not in self._speaking",
+        "",
         "P2: who is told to go on is not replaced",
         ("control",),
     ),
@@ -56,8 +56,8 @@ MUTANTS = (
     Mutant(
         "fence_decided_before_its_share_is_given_away",
         "control/replace.py",
-        "if fence_s is not None and outcome.node not in",
-        "if fence_s is None and outcome.node not in",
+        "if fence_s is not None and not core.leases.is_still_fenced(",
+        "if fence_s is None and not core.leases.is_still_fenced(",
         "P2: who was told to go on since the look is not replaced",
         ("control",),
     ),

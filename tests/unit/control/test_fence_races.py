@@ -24,6 +24,7 @@ from shoal.engines.fake import FakeCluster, FakeEngine, VirtualClock
 from shoal.ids import id_factory
 from shoal.model.attempt import Attempt, EndReason
 from shoal.model.job import Job
+from shoal.model.node import NodeState
 from shoal.model.people import Project
 from shoal.settings import Settings
 from shoal.spec import parse_job
@@ -113,6 +114,26 @@ def test_who_speaks_before_its_share_is_given_to_another_node_keeps_it(does_spea
         lab.store.meanwhile("before write", lambda: now(lab.plane.renew(of(before, "n2"))))
     lab.place()
     assert lab.attempt(job).node_names == (("n1", "n2") if does_speak else ("n1", "n3"))
+
+
+@pytest.mark.parametrize("does_speak", [True, False])
+def test_a_share_begun_anew_beside_it_does_not_keep_a_lost_one_from_another_node(does_speak: bool) -> None:
+    """Two are given up at one look; what is handed to the node of the first says nothing of the second."""
+    lab = Lab(num_nodes=4)
+    three = {"nodes": 3, "cpus": 1}
+    job = lab.running(resources=three, retry={"max": 3, "on": ["exit", "signal"]}, fence=f"{FENCE_S:.0f}s")
+    assert lab.attempt(job).node_names == ("n1", "n2", "n3")
+    lab.cluster.cut("n2")
+    lab.cluster.cut("n3")
+    now(lab.plane.set_node_state(ANA, "n3", NodeState.CORDONED))
+    pass_by(lab, FENCE_S + FENCE_MARGIN_S + 1)
+    lab.watch()
+    before = lab.attempt(job)
+    assert [one.node for one in before.replacements] == ["n2"]
+    if does_speak:
+        lab.store.meanwhile("before write", lambda: now(lab.plane.renew(of(before, "n3"))))
+    lab.place()
+    assert lab.attempt(job).node_names == ("n1", "n2", "n3" if does_speak else "n4")
 
 
 def test_who_speaks_after_its_end_is_told_of_it() -> None:

@@ -16,7 +16,7 @@ from shoal.control.core import Core
 from shoal.control.first import asked_token_path, claim, first_token_path, load_key, prepare
 from shoal.control.record import note
 from shoal.engines.fake import FakeCluster, FakeEngine
-from shoal.errors import StateError, StoreUnavailable
+from shoal.errors import HomeMissing, StateError, StoreUnavailable
 from shoal.identity import parse_user_token
 from shoal.ids import id_factory
 from shoal.model.people import Role
@@ -151,14 +151,34 @@ async def test_a_database_belongs_to_the_home_that_opened_it_first(tmp_path: Pat
     store, home, other = open_memory_store(), tmp_path / "home", tmp_path / "other"
     await claim(store, home)
     await claim(store, home)
+    await claim(open_memory_store(), other)
     with pytest.raises(StateError, match=f"another SHOAL_HOME .* not to {other}") as caught:
         await claim(store, other)
+    assert not isinstance(caught.value, HomeMissing)
     assert stat.S_IMODE((home / "home-id").stat().st_mode) == 0o600
     await claim(store, home)
     assert caught.value.hint is not None
     command = caught.value.hint.split("`")[1]
     await anyio.run_process(command)  # what the hint says is what helps
     await claim(store, other)
+
+
+async def test_a_home_that_is_not_mounted_is_given_no_id_of_another(tmp_path: Path) -> None:
+    store, home = open_memory_store(), tmp_path / "home"
+    await claim(store, home)
+    (home / "home-id").rename(tmp_path / "home-id")
+    with pytest.raises(HomeMissing, match=f"not to {home} .id none"):
+        await claim(store, home)
+    assert list(home.iterdir()) == []
+    (tmp_path / "home-id").rename(home / "home-id")
+    await claim(store, home)
+
+
+async def test_a_home_that_cannot_be_read_is_given_no_id(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.symlink_to(home)
+    with pytest.raises(OSError, match="symbolic links"):
+        await claim(open_memory_store(), home)
 
 
 async def test_a_home_may_begin_with_another_database(tmp_path: Path) -> None:

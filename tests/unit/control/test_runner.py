@@ -12,17 +12,18 @@ import pytest
 from shoal.clock import SystemClock
 from shoal.control import ControlPlane
 from shoal.control.core import Core
+from shoal.control.place import recall_nodes
 from shoal.control.runner import Changed
 from shoal.control.turns import Failing
 from shoal.engines.fake import Act, FakeCluster, FakeEngine, Script, always
-from shoal.errors import StoreUnavailable
+from shoal.errors import SpecError, StoreUnavailable
 from shoal.ids import id_factory
 from shoal.model.node import NodeFacts
 from shoal.model.people import Project
 from shoal.settings import Settings
 from shoal.spec import parse_job
 from shoal.store import Tx, open_memory_store
-from tests.support.lab import ANA, SPEC, USER, node_facts
+from tests.support.lab import ANA, SPEC, USER, Lab, node_facts, now
 
 LIMIT_S = 20.0
 
@@ -173,6 +174,38 @@ async def test_a_cluster_that_keeps_the_first_look_keeps_nobody_from_being_heard
             answers.set()
             await until(lambda: _is_over(core, result.jobs[0].job_id))
             assert core.outages.present is None
+
+
+async def test_what_is_submitted_before_the_first_look_is_judged_by_the_nodes_that_were_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    core = core_for(always(Act(run_s=0.0)))
+    await people(core)
+    async with ControlPlane.running(core):
+        pass
+    later = core_for(always(Act(run_s=0.0)))
+    later.store = core.store
+    monkeypatch.setattr("shoal.control.runner.FIRST_LOOK_S", 0.01)
+    monkeypatch.setattr(later.engine, "nodes", anyio.sleep_forever)
+    vast = parse_job({**SPEC, "resources": {"cpus": 10_000}})
+    with anyio.fail_after(LIMIT_S):
+        async with ControlPlane.running(later) as plane:
+            with pytest.raises(SpecError, match="10000"):
+                await plane.submit(ANA, vast, project="lab", owner=USER)
+            assert later.nodes.pools == {"default"}
+
+
+def test_jobs_are_measured_by_the_cluster_also_where_its_nodes_were_known_before_the_first_plan() -> None:
+    lab = Lab(num_nodes=1)
+    lab.running(resources={"cpus": 8})
+    lab.submit(resources={"cpus": 1})
+    lab.restart()
+    lab.place()
+    stamped = lab.core.planner.waiting
+    lab.restart()
+    now(recall_nodes(lab.core))
+    lab.place()
+    assert lab.core.planner.waiting == stamped != []
 
 
 async def _is_over(core: Core, job_id: str) -> bool:

@@ -245,6 +245,16 @@ def test_only_who_looked_for_what_is_left_gives_evidence(
         assert other.raw.startswith("a keeper that did not get its order" if holder else "its keeper")
 
 
+def test_what_is_left_of_a_share_that_an_older_shoal_began_holds_off_its_fence() -> None:
+    """Its agent's record does not say which process it is about: enough to wait, and to end nothing."""
+    left = glimpse("n0", {"state": "left", "pid": 7, "said": ""}, "one")
+    assert (left.stage, left.is_over, left.is_left) == (Stage.UNKNOWN, False, True)
+    assert left.raw == "its keeper, process 7 on n0, is gone, and something of its share does not die"
+    over = glimpse("n0", {"state": "over", "pid": 7, "said": "", "process": ""}, "one")
+    assert (over.is_over, over.is_left) == (False, False)
+    assert over.raw.startswith("its keeper")
+
+
 def test_a_record_that_is_not_believed_is_no_evidence() -> None:
     seen = glimpse("n0", {"state": "hidden", "pid": None, "said": "/tmp/x is not a directory of ours"}, "one")
     assert (seen.stage, seen.is_over, seen.is_left) == (Stage.UNKNOWN, False, False)

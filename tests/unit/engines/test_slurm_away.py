@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -12,7 +13,7 @@ from shoal.engines.base import Sight
 from shoal.engines.fake import VirtualClock
 from shoal.engines.remote import BEHIND_S, HEARD_S, SILENT_S
 from shoal.engines.slurm.client import TIMEOUT_S
-from shoal.engines.slurm.engine import JOBS_S, NODES_S, SlurmEngine
+from shoal.engines.slurm.engine import JOBS_S, NODES_S, SLOW_S, SlurmEngine
 from shoal.engines.slurm.nodes import RawNode
 from shoal.engines.slurm.parse import SlurmFacts
 from shoal.engines.slurm.render import job_name
@@ -268,6 +269,25 @@ async def test_nobody_waits_for_scancel_who_knows_that_slurm_does_not_answer(tmp
     asked, now = slurm.times_asked_in_vain, clock.monotonic()
     assert await stopped(engine) == 0
     assert (slurm.times_asked_in_vain, clock.monotonic()) == (asked, now)
+
+
+@pytest.mark.parametrize("took_s", [0.1, SLOW_S])
+async def test_what_is_stopped_is_cancelled_though_another_question_fails_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, took_s: float
+) -> None:
+    """As where `squeue` is refused, each second anew, and slurmctld is well; one that hangs is left alone."""
+    engine, clock, slurm = with_many(tmp_path)
+
+    def refused() -> list[Any]:
+        clock.advance(took_s)
+        raise AWAY
+
+    monkeypatch.setattr(slurm, "jobs", refused)
+    monkeypatch.setattr(slurm, "nodes", refused)
+    await engine.list_owned()
+    with pytest.raises(EngineUnreachable):
+        await engine.nodes()
+    assert await stopped(engine) == (len(ATTEMPTS) if took_s < SLOW_S else 0)
 
 
 async def test_what_is_buried_while_slurm_is_away_costs_it_one_question_and_is_cancelled_later(

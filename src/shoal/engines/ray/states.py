@@ -20,11 +20,13 @@ def is_about(told: dict[str, Any], holder: str) -> bool:
 
 def glimpse(node: str, told: dict[str, Any], holder: str) -> Glimpse:
     """`told`: of one keeper, by the agent on its node. `holder`: the process that has the order; empty:
-    nobody has. That another one is over is no evidence.
+    nobody has. That another one is over is no evidence. Whose a record of an older Shoal is, is not known: it
+    ends nothing, and what is left of it holds off a fence.
     """
     pid, said = told["pid"], f"; it last said: {told['said']}" if told.get("said") else ""
     is_its = is_about(told, holder)
-    whose = "its keeper" if is_its or not holder else "a keeper that did not get its order"
+    may_be_its = is_its or not told.get("process")
+    whose = "its keeper" if may_be_its or not holder else "a keeper that did not get its order"
     if told["state"] == "running":
         return Glimpse(stage=Stage.RUNNING, raw=f"{whose} is process {pid} on {node}{said}")
     if told["state"] == "over":
@@ -41,7 +43,7 @@ def glimpse(node: str, told: dict[str, Any], holder: str) -> Glimpse:
     is_left = told["state"] == "left"
     what = "is gone, and something of its share does not die" if is_left else "is gone"
     raw = f"{whose}, process {pid} on {node}, {what}{said}"
-    return Glimpse(stage=Stage.UNKNOWN, raw=raw, is_left=is_left and is_its)
+    return Glimpse(stage=Stage.UNKNOWN, raw=raw, is_left=is_left and may_be_its)
 
 
 def restarted(node: str) -> Glimpse:

@@ -50,6 +50,8 @@ PAST_S = 60.0
 """How long it may be until accounting is asked again about what nobody else has a trace of."""
 AGAIN_S = 30.0
 """Between two `scancel` of the same job."""
+SLOW_S = 5.0
+"""A question that failed sooner keeps nobody: what else is asked is tried by itself."""
 
 
 Key = tuple[str, str]
@@ -299,13 +301,16 @@ class SlurmEngine(RemoteEngine):
                 self._cancelled_at |= dict.fromkeys(due, now)
 
     def _refuse_away(self, now: float) -> None:
-        """For as long as the newest question of a kind was in vain, and took until somebody knew that."""
-        for failed, at, took_s in (
-            (self._jobs_failed, self._jobs_at, self._jobs_took),
-            (self._nodes_failed, self._failed_at, self._nodes_took),
-            (self._uncancelled, self._uncancelled_at, self._uncancelled_took),
+        """For as long as the newest question of a kind was in vain, and took until somebody knew that.
+
+        What failed at once is no sign of a Slurm that hangs: `squeue` alone may be refused for days.
+        """
+        for failed, at, took_s, least_s in (
+            (self._jobs_failed, self._jobs_at, self._jobs_took, SLOW_S),
+            (self._nodes_failed, self._failed_at, self._nodes_took, SLOW_S),
+            (self._uncancelled, self._uncancelled_at, self._uncancelled_took, 0.0),
         ):
-            if failed is not None and now - at < max(JOBS_S, took_s):
+            if failed is not None and took_s >= least_s and now - at < max(JOBS_S, took_s):
                 raise failed.with_traceback(None)
 
     def _key(self, order: Order, incarnation: int) -> Key:
