@@ -9,7 +9,8 @@ import pytest
 from shoal.client.handles import JobHandle
 from shoal.engines.remote import SILENT_S
 from shoal.engines.slurm.render import job_name
-from tests.support.cluster_plane import ONE, ClusterPlane, cluster_plane
+from tests.contract.cluster_survival import declared
+from tests.support.cluster_plane import ONE, TWO, ClusterPlane, cluster_plane
 from tests.support.owners_plane import reachable_folder
 from tests.support.real_plane import until
 from tests.support.slurm_lab import Shape, SlurmLab, slurm_lab, what_is_missing
@@ -108,3 +109,22 @@ def test_what_is_given_to_a_node_that_has_just_died_goes_elsewhere(
     assert "DOWN" not in lab.run("scontrol", "show", "node", "n0", "-o")
     lab.start_node("n0")
     plane.ends_well(given, attempts=2)
+
+
+@pytest.mark.parametrize("lab", [Shape(nodes=3, slurmd_timeout_s=1800)], indirect=True)
+def test_a_gang_that_lost_a_machine_and_went_on_leaves_nothing_at_slurm(
+    plane: ClusterPlane, lab: SlurmLab
+) -> None:
+    """Slurm counts on the machine for half an hour, and would wait for it as long."""
+    gang = plane.begun(TWO)
+    first, lost = plane.attempt(gang)["nodes"]
+    lab.crash_node(lost)
+    until(lambda: lost not in plane.nodes_alive(), f"{lost} is not alive", within_s=120.0)
+    declared(plane, lost)
+    until(lambda: lost not in plane.attempt(gang)["nodes"], "another node has its place", within_s=120.0)
+    plane.until_status(gang, "running")
+    plane.goes_on(gang, 1)
+    plane.ends_well(gang)
+    left = ("squeue", "-h", "-t", "R", "-w", first)
+    until(lambda: not lab.run(*left), f"Slurm has nothing running on {first}")
+    lab.start_node(lost)

@@ -63,8 +63,10 @@ def closing(cluster: str, crew: Crew, report: Report | None, seconds: float, *, 
     for address, outcome in crew.failed.items():
         if address in gone or report is None:
             continue
-        at = f"{one_line(outcome.title)}: " if outcome.step else ""
-        lines.append(f"failed: {outcome.label}: {at}{one_line(outcome.detail)}")
+        is_asking = outcome.step is not None and outcome.step.is_asking
+        at = f"{one_line(outcome.title)}: " if outcome.step and not is_asking else ""
+        word = "refused" if is_asking else "failed"
+        lines.append(f"{word}: {outcome.label}: {at}{one_line(outcome.detail)}")
         if outcome.hint:
             lines.append(f"  hint: {one_line(outcome.hint)}")
     num_machines = len({outcome.host for outcome in crew.outcomes})

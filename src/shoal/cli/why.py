@@ -86,15 +86,13 @@ def _num_restarts(attempts: list[dict[str, Any]]) -> int:
 
 
 def _restarts(attempt: dict[str, Any]) -> list[str]:
-    """Why its ranks last began anew where they are, with the traceback if there was one."""
+    """Why its ranks last began anew in this attempt, with the traceback if there was one."""
     count, lines = attempt.get("generation") or 0, lines_of(attempt.get("failure") or "")
     if not count or not lines:
         return []
     times = "once" if count == 1 else f"{count} times"
-    return [
-        f"its ranks began anew {times} where they are, last because {lines[0]}",
-        *(f"  {one}" for one in lines[1:]),
-    ]
+    told = [f"its ranks began anew {times} in this attempt, last because {lines[0]}"]
+    return told if len(lines) == 1 else [*told, "  before that it said", *(f"    {one}" for one in lines[1:])]
 
 
 def _row(attempt: dict[str, Any]) -> tuple[str, ...]:

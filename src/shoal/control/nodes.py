@@ -79,11 +79,9 @@ def _refuse_living(core: Core, holding: Holding, node: Node) -> None:
     name = node.name
     heard = speaking_on(core, holding, name)
     if answers(core, node):
-        is_missed = not heard and any(name in attempt.nodes_left for _, attempt in holding)
-        noticed = "; if it is off, its cluster has yet to notice: say it again in a minute"
         raise StateError(
-            f"node `{name}` answers: what runs there can be stopped, so it is not dead",
-            hint=f"shoal drain {name}{noticed if is_missed else ''}",
+            f"node `{name}` answers, as far as its cluster knows: what runs there can be stopped",
+            hint=f"shoal drain {name}; if it is off, its cluster has yet to notice: say it again in a minute",
         )
     if heard:
         silent_s = min(heard.values())

@@ -84,6 +84,22 @@ async def test_what_was_given_up_is_taken_out_of_slurms_queue_also_where_slurm_d
     assert bench.slurm.cancelled == ([job_name("att_1", 0)], "")
 
 
+async def test_a_gang_that_lost_a_node_and_went_on_leaves_no_job_that_waits_for_it(tmp_path: Path) -> None:
+    bench, nodes = Bench(tmp_path, GANG), ("n0", "n2")
+    desk, bench.slurm.job_state = bench.engine.desk, "RUNNING"
+    for name in GANG:
+        desk.take(Fetch(attempt_id="att_1", node=name, process=name))
+    desk.bury(desk.find("att_1")["n1"], EndKind.LOST, "declared dead by ana")
+    desk.begin_anew(order(node="n2", node_rank=1, nodes=nodes, incarnation=1), None)
+    desk.take(Fetch(attempt_id="att_1", node="n2", incarnation=1, process="n2"))
+    desk.bury(desk.find("att_1")["n0"], EndKind.SUCCEEDED, "")
+    await bench.engine.forget("att_1")
+    assert bench.slurm.cancelled == ([], ""), "one of them runs on"
+    desk.bury(desk.find("att_1")["n2"], EndKind.SUCCEEDED, "")
+    await bench.engine.forget("att_1")
+    assert sorted(bench.slurm.cancelled[0]) == [job_name("att_1", 0), job_name("att_1", 1)]
+
+
 async def test_whom_slurm_starts_after_it_was_taken_back_gets_no_order(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.slurm.state, bench.slurm.reason = "IDLE+DRAIN", UNAVAILABLE

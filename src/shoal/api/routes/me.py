@@ -77,7 +77,7 @@ async def show_status(request: Request, query: Annotated[NoQuery, Query()]) -> R
             "draining": states[NodeState.DRAINING],
             "drained": states[NodeState.DRAINED],
             "dead": states[NodeState.DEAD],
-            "silent": sum(not node.facts.answers for node in there),
+            "silent": sum(not node.facts.answers and node.state is not NodeState.DEAD for node in there),
             "closed": sum(node.is_closed for node in there),
             "gone": len(nodes) - len(there),
         },

@@ -276,7 +276,17 @@ class SlurmEngine(RemoteEngine):
             for (name, _), job in self._jobs.items()
             if name.startswith(prefix) and stage_of(job.state) is Stage.QUEUED
         }
-        await self._cancel(queued | unbegun, attempt_id)
+        await self._cancel(queued | unbegun | self._unfinished(attempt_id), attempt_id)
+
+    def _unfinished(self, attempt_id: str) -> set[str]:
+        """Its jobs, where one of its shares was replaced and all of it is over: a job that lost a node and
+        went on does not end by itself, as its `srun` waits for that node.
+        """
+        shares = self.desk.find(attempt_id).values()
+        newest = max((share.order.incarnation for share in shares), default=0)
+        if newest == 0 or not all(share.outcome is not None for share in shares):
+            return set()
+        return {job_name(attempt_id, number) for number in range(newest + 1)}
 
     async def _cancel(self, names: Collection[str], attempt_id: str) -> None:
         """Not more often than now and then: what does not end by it is asked about again and again.
