@@ -81,7 +81,8 @@ def _refuse_living(core: Core, holding: Holding, node: Node) -> None:
     if answers(core, node):
         raise StateError(
             f"node `{name}` answers, as far as its cluster knows: what runs there can be stopped",
-            hint=f"shoal drain {name}; if it is off, its cluster has yet to notice: say it again in a minute",
+            hint=f"stop it with `shoal drain {name}`; if the node is off, its cluster has yet to notice:"
+            " say it again in a minute",
         )
     if heard:
         silent_s = min(heard.values())

@@ -127,8 +127,8 @@ def test_who_declares_a_node_dead_that_its_cluster_counts_on_is_told_to_say_it_a
     lab.running()
     with pytest.raises(StateError, match="as far as its cluster knows") as refused:
         decide(lab, "n1", NodeState.DEAD)
-    told = "if it is off, its cluster has yet to notice: say it again in a minute"
-    assert refused.value.hint == f"shoal drain n1; {told}"
+    told = "if the node is off, its cluster has yet to notice: say it again in a minute"
+    assert refused.value.hint == f"stop it with `shoal drain n1`; {told}"
 
 
 def test_what_an_engine_said_before_it_was_away_keeps_no_node_from_being_declared_dead() -> None:
