@@ -88,7 +88,7 @@ def closing(cluster: str, crew: Crew, report: Report | None, seconds: float, *, 
         lines.append(f"cluster {cluster}: {changed}; {looked} looked at {where}")
     elif is_dry:
         # Each was looked at as it is now: what a package brings along needs no step of its own afterwards.
-        lines.append(f"cluster {cluster}: at most {things} would be changed {where}")
+        lines.append(f"cluster {cluster}: at most {things} would be changed on {machines}")
         lines.append("next  the same command without `--dry-run`")
     else:
         lines.append(f"cluster {cluster}: {things} changed {where}")
