@@ -119,9 +119,10 @@ class _Seat:
         self._server.should_exit = True
 
     def _look(self) -> None:
-        self._see_leader()
         self._standby.meet(self._settings.url_for_supervisors)
         self._is_free = _is_free(self._settings, self._standby, WAIT_S)
+        if not self._is_free:
+            self._see_leader()  # last: who could not have the lead, its directory being away say, is not well
 
     def _see_leader(self) -> None:
         lead = self._standby.leader()

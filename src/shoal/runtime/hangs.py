@@ -97,7 +97,9 @@ class Pace:
         """What the ranks do, where the silence is too long for it: a hang. None: all is well."""
         if not self._has_looked or not (self._is_known or self._has_stepped):
             return None
-        doing = Doing.NOTHING if self.is_idle(now, worked_s) else Doing.WORK
+        # Of one step alone nobody knows the length: who waits in the second has the time of who works.
+        is_idle = self.longest_s > 0.0 and self.is_idle(now, worked_s)
+        doing = Doing.NOTHING if is_idle else Doing.WORK
         kinds = [Doing.STOPPED, doing] if is_stopped else [doing]
         return next((kind for kind in kinds if now - self.since > self.limit_s(kind)), None)
 
@@ -117,7 +119,8 @@ class Pace:
         """A silence beyond this limit was called a hang, for what they did: in later groups a longer one is
         none, up to a bound.
         """
-        doubted_s = min(DOUBT * limit_s, MOST_DOUBTED_S[doing])
+        most_s = max(MOST_DOUBTED_S[doing], DOUBT * FACTOR[doing] * self.longest_s)
+        doubted_s = min(DOUBT * limit_s, most_s)
         self._doubted_s[doing] = max(self._doubted_s[doing], doubted_s)
 
     def leave_s(self, doing: Doing, *, is_hang: bool) -> float:

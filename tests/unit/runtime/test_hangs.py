@@ -60,12 +60,23 @@ def test_nothing_is_known_before_the_first_steps() -> None:
     assert verdict(Pace(), 3600.0, is_stopped=True) is None
 
 
-def test_second_step_is_waited_for_as_long_as_the_others_of_the_first_few() -> None:
+def test_who_waits_in_the_second_step_has_the_time_of_who_works() -> None:
+    """The first may have taken as long, and nobody has timed it."""
     pace = paced(1, 0.0)
-    assert verdict(pace, UNKNOWN_LEAST_S[Doing.NOTHING] - 1) is None
-    assert verdict(pace, UNKNOWN_LEAST_S[Doing.NOTHING] + 1) is Doing.NOTHING
-    assert verdict(pace, BUSY_S - 1, work=1.0) is None
+    assert verdict(pace, BUSY_S - 1) is None
+    assert verdict(pace, BUSY_S + 1) is Doing.WORK
     assert verdict(pace, UNKNOWN_LEAST_S[Doing.STOPPED] + 1, is_stopped=True) is Doing.STOPPED
+
+
+@pytest.mark.parametrize("doing", list(Doing))
+def test_a_verdict_on_long_steps_is_doubted_too(doing: Doing) -> None:
+    pace = paced(MIN_STEPS, 500.0)
+    first_s = pace.limit_s(doing)
+    pace.doubt(doing, first_s)
+    doubted_s = pace.limit_s(doing)
+    assert doubted_s == 2 * first_s
+    pace.doubt(doing, doubted_s)
+    assert pace.limit_s(doing) == doubted_s, "not without end"
 
 
 def test_group_that_has_made_few_steps_may_hang_all_the_same() -> None:

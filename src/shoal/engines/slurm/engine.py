@@ -279,14 +279,16 @@ class SlurmEngine(RemoteEngine):
         await self._cancel(queued | unbegun | self._unfinished(attempt_id), attempt_id)
 
     def _unfinished(self, attempt_id: str) -> set[str]:
-        """Its jobs, where one of its shares was replaced and all of it is over: a job that lost a node and
-        went on does not end by itself, as its `srun` waits for that node.
+        """The jobs that Slurm still has of it, where a share was replaced on another node and all of it is
+        over: a job that lost a node and went on does not end by itself, as its `srun` waits for that node.
         """
         shares = self.desk.find(attempt_id).values()
-        newest = max((share.order.incarnation for share in shares), default=0)
-        if newest == 0 or not all(share.outcome is not None for share in shares):
+        newest = max((share.order for share in shares), key=lambda order: order.incarnation, default=None)
+        has_left = newest is not None and any(share.order.node not in newest.nodes for share in shares)
+        if not has_left or any(share.outcome is None for share in shares):
             return set()
-        return {job_name(attempt_id, number) for number in range(newest + 1)}
+        prefix = job_prefix(attempt_id)
+        return {name for (name, _), job in self._jobs.items() if name.startswith(prefix) and job.is_active}
 
     async def _cancel(self, names: Collection[str], attempt_id: str) -> None:
         """Not more often than now and then: what does not end by it is asked about again and again.
