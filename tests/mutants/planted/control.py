@@ -80,8 +80,8 @@ MUTANTS = (
     Mutant(
         "orphans_are_fenced",
         "control/leases.py",
-        "return tuple(node for node in silent if node not in attempt.orphaned_nodes)",
-        "return silent",
+        "return is_silent and node not in attempt.orphaned_nodes",
+        "return is_silent",
         "P3: no fence passes where nobody is left to keep it",
         ("control",),
     ),

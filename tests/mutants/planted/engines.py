@@ -273,9 +273,17 @@ MUTANTS = (
     Mutant(
         "what_is_not_listed_stays_in_the_queue",
         "engines/slurm/engine.py",
-        "await self._cancel(queued | unbegun, attempt_id)",
-        "await self._cancel(queued, attempt_id)",
+        "await self._cancel(queued | unbegun | self._unfinished(attempt_id), attempt_id)",
+        "await self._cancel(queued | self._unfinished(attempt_id), attempt_id)",
         "P2: what was given up does not come later",
+        ("engine",),
+    ),
+    Mutant(
+        "gang_that_lost_a_node_stays_at_slurm",
+        "engines/slurm/engine.py",
+        "if not has_left or any(share.outcome is None for share in shares):",
+        "if has_left or any(share.outcome is None for share in shares):",
+        "P5: what is over holds nothing",
         ("engine",),
     ),
     Mutant(
