@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from shoal.control.services import tables
 from shoal.log import configure_log
 from tests.support.world import World, open_world
 
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with open_world(tmp_path_factory.mktemp("world")) as opened:
+    with open_world(tmp_path_factory.mktemp("world")) as opened, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tables, "SPREAD_S", 0.05)  # no data plane listens that could confirm anything
         yield opened
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
+import pytest
+
 from shoal.clock import SystemClock
-from shoal.control import ControlPlane
+from shoal.control import ControlPlane, runner
 from shoal.control.core import Core
 from shoal.engines.fake import Act, FakeCluster, FakeEngine, Script, always
 from shoal.ids import id_factory
@@ -59,9 +61,19 @@ async def open_plane(
     )
     try:
         if is_running:
-            async with ControlPlane.running(core) as plane:
-                yield plane
+            with _quick_turns():
+                async with ControlPlane.running(core) as plane:
+                    yield plane
         else:
             yield ControlPlane(core)
     finally:
         await store.close()
+
+
+@contextmanager
+def _quick_turns() -> Iterator[None]:
+    """The fake engine tells nobody of what happened there: it is looked at often, so that no test waits."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "WATCH_EVERY_S", 0.1)
+        patch.setattr(runner, "SERVE_EVERY_S", 0.1)
+        yield
