@@ -42,8 +42,13 @@ def test_signal_that_was_not_ours_is_reported_as_such(start: Start) -> None:
 def test_missing_executable_is_said_in_words(start: Start) -> None:
     outcome = start(an_order(run="no-such-program --x")).run()
     assert (outcome.kind, outcome.exit_code) == (EndKind.EXITED, 127)
-    assert "program not found" in outcome.message
-    assert "no-such-program" in outcome.message
+    assert outcome.message.startswith("rank 0 exited with code 127: program `no-such-program` not found\n")
+
+
+def test_executable_that_setup_misses_is_said_in_words(start: Start) -> None:
+    outcome = start(an_order(setup="no-such-program --x", run="echo never")).run()
+    assert (outcome.kind, outcome.exit_code) == (EndKind.SETUP_FAILED, 127)
+    assert "exited with code 127: program `no-such-program` not found\n" in outcome.message
 
 
 def test_setup_runs_once_before_the_ranks_in_the_same_directory(start: Start) -> None:

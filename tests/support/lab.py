@@ -31,7 +31,7 @@ from shoal.engines.fake import (
 from shoal.ids import id_factory
 from shoal.model.attempt import Attempt
 from shoal.model.job import Job
-from shoal.model.node import Gpu, NodeFacts
+from shoal.model.node import Gpu, Node, NodeFacts, NodeState
 from shoal.model.people import Project, Role, User
 from shoal.settings import Settings
 from shoal.spec import parse_job
@@ -227,6 +227,10 @@ class Lab:
     def retry(self, job: Job, **given: Any) -> Job:
         return now(self.plane.retry_job(ANA, job.job_id, **given))
 
+    def decide(self, name: str, state: NodeState, because: str = "", key: str | None = None) -> Node:
+        """What an operator says about a node."""
+        return now(self.plane.set_node_state(ANA, name, state, because, key=key)).node
+
     # What is recorded.
 
     def read(self, fn: Callable[[Tx], T]) -> T:
@@ -246,6 +250,11 @@ class Lab:
     def status(self, job: Job) -> str:
         found = self.job(job)
         return str(found.outcome or self.attempt(job).state)
+
+    def node(self, name: str) -> Node:
+        found = self.read(lambda tx: tx.nodes.get(name))
+        assert found is not None
+        return found
 
     def events(self, kind: str = "") -> list[Event]:
         return [e for e in self.read(lambda tx: tx.events.page(0, limit=10_000)) if e.kind.startswith(kind)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -229,6 +230,16 @@ def test_accounts_and_qos_are_told_and_must_be_the_users(
     ):
         refused = shell(*CONNECT, *words)
         assert (refused.code, said in refused.err) == (2, True), refused.err
+
+
+def test_while_slurm_is_asked_that_is_said_and_not_among_the_data(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    done = shell(*CONNECT, "--json")
+    assert (done.code, done.json()["nodes"]) == (0, 1), done.err
+    assert done.err.startswith("asking Slurm for its nodes")
+    assert done.err.endswith("\r\x1b[K"), "the line is gone when it is over"
 
 
 def test_what_is_not_connected_is_nothing_to_ask_about(shell: Shell) -> None:

@@ -69,6 +69,19 @@ def test_it_is_written_down_with_the_path_of_the_token_and_not_the_token(shell: 
     assert json.loads((shell.home / "options.json").read_text())["engine"] == "ray"
 
 
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_while_ray_is_asked_that_is_said_and_not_among_the_data(
+    shell: Shell, ray: Ray, monkeypatch: pytest.MonkeyPatch, is_ours: bool
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(head_module.Head, "ensure", lambda _: "10.0.0.1:6379")
+    done = shell(*(("connect", "ray") if is_ours else ray.words), "--json")
+    assert (done.code, json.loads(done.out)["nodes"]) == (0, 1), done.err
+    told = "starting a Ray here and asking it for its nodes" if is_ours else "asking Ray for its nodes"
+    assert done.err.startswith(told)
+    assert done.err.endswith("\r\x1b[K"), "the line is gone when it is over"
+
+
 def test_a_shared_directory_is_whole_and_is_there(
     shell: Shell, ray: Ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

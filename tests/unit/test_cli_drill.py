@@ -6,6 +6,7 @@ import fcntl
 import json
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from shoal.cli import daemon, drill
-from shoal.cli.drill_words import begun, report, row
+from shoal.cli.drill_words import begun, measuring, report, row
 from shoal.errors import StateError
 from shoal.home import LOCK
 from tests.support.cli import Shell
@@ -131,6 +132,25 @@ def test_flags_of_a_drill_are_asked_for(shell: Shell, fake: FakeServer) -> None:
     assert asked.json() == {
         "kind": "hang", "rank": 3, "window_s": 5.0, "within_s": 120.0, "is_forced": True
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["kill-rank", "kill-control"])
+def test_what_is_waited_for_and_how_long_is_said_on_one_line(kind: str) -> None:
+    goal = "all jobs are heard" if kind == "kill-control" else "the next step"
+    told = measuring({**DRILL, "kind": kind}, window_s=20.0, within_s=120.0)
+    assert told == f"measuring for 20 s, and until {goal} (at most 120 s)"
+    assert len(f"{told}: 120 s so far") < 80
+
+
+def test_while_a_job_is_measured_that_is_said_and_not_among_the_data(
+    shell: Shell, fake: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    fake.answers["POST", f"/v1/jobs/job_{17:026d}/drills"] = DRILL
+    fake.answers["GET", "/v1/drills"] = {"items": [{**DRILL, "result": RESULT}], "next_cursor": None}
+    done = shell("drill", "kill-rank", f"job_{17:026d}", "--window", "5s", "--within", "1m", "--json")
+    assert (done.code, done.json()["id"]) == (0, "drl_1")
+    assert done.err.startswith("measuring for 5 s, and until the next step (at most 60 s)")
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ from shoal.cli.cluster_words import counted
 from shoal.cli.elsewhere import refuse_elsewhere, remember_same
 from shoal.cli.flags import JsonFlag
 from shoal.cli.home import load_remembered, prepare_home, remember
-from shoal.cli.show import print_json
+from shoal.cli.progress import long_work
+from shoal.cli.show import note, print_json
 from shoal.client.credentials import write_private
 from shoal.errors import SpecError, StateError
 from shoal.home import holder, home_from_env
@@ -111,7 +112,10 @@ def slurm(
         as_owners=as_owners,
         system_accounts=tuple(name for name in system_accounts.split(",") if name),
     )
-    found = ask_slurm(config, as_root=as_root)
+    with long_work("asking Slurm for its nodes"):
+        found = ask_slurm(config, as_root=as_root)
+    if found.remark:
+        note(f"note: {found.remark}")
     refuse_elsewhere(home, found.config.cluster_id, is_same=same_cluster)
     address = nodes_on or f"{_address_towards(found.nodes[0].address)}:{NODES_PORT}"
     file = _keep(home, "slurm", FILE, found.config, address)
@@ -182,7 +186,9 @@ def ray(
         has_shared_trust=shared_trust,
     )
     refuse_elsewhere(home, config.cluster_id, is_same=same_cluster)
-    version, found = _ask_ray(config, home, as_root=as_root)
+    doing = "asking Ray for its nodes" if address else "starting a Ray here and asking it for its nodes"
+    with long_work(doing):
+        version, found = _ask_ray(config, home, as_root=as_root)
     asked_at = nodes_on or f"{_address_towards(found[0].address)}:{NODES_PORT}"
     file = _keep(home, "ray", FILE, config, asked_at)
     if same_cluster:
@@ -191,11 +197,7 @@ def ray(
     if json:
         print_json(facts)
     else:
-        nodes = counted(facts["alive"], "node")
-        print(f"Ray {version}: {nodes}, {facts['cpus']:g} CPUs, {facts['gpus']} GPUs")
-        whose = "all projects" if shared_trust else f"project {project}"
-        print(f"nodes will ask at {asked_at}, over TLS; for jobs of {whose}: all in one Ray trust each other")
-        _say_next(config.shared)
+        _say_ray(config, facts)
     return 0
 
 
@@ -255,6 +257,15 @@ def _ask_ray(config: RayConfig, home: Path, *, as_root: bool) -> tuple[str, list
     return version, [node.facts for node in nodes]
 
 
+def _say_ray(config: RayConfig, facts: dict[str, Any]) -> None:
+    nodes = counted(facts["alive"], "node")
+    print(f"Ray {facts['version']}: {nodes}, {facts['cpus']:g} CPUs, {facts['gpus']} GPUs")
+    whose = "all projects" if config.has_shared_trust else f"project {config.project}"
+    asked_at = f"nodes will ask at {facts['nodes_on']}, over TLS"
+    print(f"{asked_at}; for jobs of {whose}: all in one Ray trust each other")
+    _say_next(config.shared)
+
+
 @app.command
 def local(*, same_cluster: SameCluster = False, json: JsonFlag = False) -> int:
     """Run work on this machine again."""
@@ -265,7 +276,8 @@ def local(*, same_cluster: SameCluster = False, json: JsonFlag = False) -> int:
     is_shared = load_settings(load_remembered(home)).shared is not None
     machine = this_machine(is_shared=is_shared)
     refuse_elsewhere(home, machine, is_same=same_cluster)
-    has_stopped = Head(home / "ray", "").stop()
+    with long_work("stopping the Ray of our own, if it runs"):
+        has_stopped = Head(home / "ray", "").stop()
     _remember(home, {"engine": "local", "nodes_on": "none"})
     if same_cluster:
         remember_same(home, machine)

@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal.cli.show import note
 from shoal.errors import SpecError
 
 if TYPE_CHECKING:
@@ -51,13 +50,13 @@ def refuse_missing(shared: str) -> None:
         raise _missing(shared)
 
 
-def refuse_missing_at(door: Door, shared: str, *, ssh: str, rest: str) -> None:
-    """The same, where Slurm is asked; by REST that may be another machine than this one."""
+def refuse_missing_at(door: Door, shared: str, *, ssh: str, rest: str) -> str:
+    """The same, where Slurm is asked; by REST that may be another machine than this one, and is remarked."""
     if not shared or door.has_folder(shared):
-        return
+        return ""
     if not rest:
         raise _missing(shared, f" on {ssh}" if ssh else "")
-    note(f"note: there is no directory {shared} on this machine; it must be on every node, and here")
+    return f"there is no directory {shared} on this machine; it must be on every node, and here"
 
 
 def _missing(shared: str, where: str = "") -> SpecError:

@@ -40,6 +40,8 @@ class Found(NamedTuple):
     """Whether its word that a job is over can be evidence."""
     account: str
     """The Unix account of all jobs; empty: each job's owner's."""
+    remark: str
+    """What is amiss and no reason to refuse; empty: nothing."""
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -80,7 +82,7 @@ def ask_slurm(config: SlurmConfig, *, as_root: bool) -> Found:
         _refuse_all_but_root(door, config, as_root=as_root)
     elif facts.is_root and (facts.refuses_root or not as_root):
         _refuse_root(config, can_be_root=not facts.refuses_root)
-    refuse_missing_at(door, config.shared, ssh=config.ssh, rest=config.rest)
+    remark = refuse_missing_at(door, config.shared, ssh=config.ssh, rest=config.rest)
     known = door.associations()
     associations.refuse_unknown(
         known,
@@ -104,7 +106,7 @@ def ask_slurm(config: SlurmConfig, *, as_root: bool) -> Found:
             hint="see its partitions with `sinfo`",
         )
     account = "" if config.as_owners else door.asker()
-    return Found(config, version, nodes, parts, known, facts.has_cgroups, account)
+    return Found(config, version, nodes, parts, known, facts.has_cgroups, account, remark)
 
 
 def say_slurm(found: Found, facts: dict[str, Any]) -> None:

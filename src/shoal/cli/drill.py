@@ -12,9 +12,10 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter
 
 from shoal.cli import daemon
-from shoal.cli.drill_words import begun, report, row
+from shoal.cli.drill_words import begun, measuring, report, row
 from shoal.cli.flags import JobRef, JsonFlag, connect, one_job
-from shoal.cli.show import at_work, print_folded, print_json, print_table
+from shoal.cli.progress import long_work
+from shoal.cli.show import print_folded, print_json, print_table
 from shoal.client.connection import Connection
 from shoal.client.credentials import env_for_home, read_server_file
 from shoal.errors import SpecError, StateError
@@ -98,8 +99,7 @@ def kill_control(*, flags: Measure = MEASURE) -> int:
         drill = shoal.drills.of_cluster("kill-control", **flags.times())
         _say_begun(drill, json=flags.json)
         server = _kill_server(home)
-        with at_work("waiting for the control plane ..."):
-            _start_again(server["pid"], is_managed=bool(server.get("is_foreground")))
+        _start_again(server["pid"], is_managed=bool(server.get("is_foreground")))
         return _finish(shoal, drill, flags)
 
 
@@ -138,8 +138,9 @@ def _say_begun(drill: dict[str, Any], *, json: bool) -> None:
 
 def _finish(shoal: Connection, drill: dict[str, Any], flags: Measure) -> int:
     """Wait for the result and print it. 0 only where the job went on."""
-    patience_s = sum(flags.times().values()) + float(drill["for_s"] or 0.0) * 2 + MARGIN_S
-    with at_work("waiting for the next step ..."):
+    times = flags.times()
+    patience_s = sum(times.values()) + float(drill["for_s"] or 0.0) * 2 + MARGIN_S
+    with long_work(measuring(drill, **times)):
         ended = shoal.drills.wait(drill, patience_s)
     if flags.json:
         print_json(ended)
@@ -180,12 +181,13 @@ def _start_again(killed: int, *, is_managed: bool) -> None:
     """Where a service manager does it, that is waited for; not for ever: a terminal starts nothing again."""
     home = home_from_env()
     deadline = time.monotonic() + RESTART_S
-    while (pid := holder(home)) == killed or (is_managed and pid is None):
-        if time.monotonic() > deadline:
-            if pid is None:
-                break
-            raise StateError(f"process {killed} still runs after {RESTART_S:g} s", hint="shoal doctor")
-        time.sleep(daemon.POLL_S)
+    with long_work(f"waiting for who starts the control plane again (at most {RESTART_S:g} s)"):
+        while (pid := holder(home)) == killed or (is_managed and pid is None):
+            if time.monotonic() > deadline:
+                if pid is None:
+                    break
+                raise StateError(f"process {killed} still runs after {RESTART_S:g} s", hint="shoal doctor")
+            time.sleep(daemon.POLL_S)
     daemon.start()
 
 

@@ -23,6 +23,15 @@ def begun(drill: dict[str, Any]) -> str:
     return f"drill {one_line(drill['id'])}: {one_line(DOES[drill['kind']].format(**drill))}"
 
 
+def measuring(drill: dict[str, Any], window_s: float, within_s: float) -> str:
+    """What is waited for, and for how long: a job that has made its next step is still measured.
+
+    Short: with the seconds behind it, it is to fit on one line of a terminal.
+    """
+    goal = "all jobs are heard" if drill["kind"] == "kill-control" else "the next step"
+    return f"measuring for {window_s:g} s, and until {goal} (at most {within_s:g} s)"
+
+
 def report(drill: dict[str, Any]) -> list[str]:
     """The result, a fact a line. What is not known of a job that did not go on is not told."""
     result = drill["result"]

@@ -15,8 +15,10 @@ import msgspec
 
 from shoal.control.actor import SHOAL, Actor
 from shoal.control.core import Core
+from shoal.engines.base import SupportsOwnQueue
 from shoal.scheduler.calibration import Interval
-from shoal.scheduler.outlook import Basis, Outlook, outlooks
+from shoal.scheduler.changes import START_IT
+from shoal.scheduler.outlook import Basis, Outlook, handed_on, outlooks
 from shoal.scheduler.predict import Span, predict
 from shoal.scheduler.sooner import all_changes
 
@@ -40,8 +42,11 @@ async def look_ahead_and_around(core: Core, actor: Actor, attempt_id: str) -> Ou
         if found is None:
             return None
         now, snapshot, policy = core.clock.now(), core.planner.snapshot(), core.planner.policy
-        spread = core.stamps.spread
-        tried = await anyio.to_thread.run_sync(lambda: all_changes(snapshot, policy, now, attempt_id, spread))
+        spread, cluster = core.stamps.spread, _own_queue(core)
+        start_it = f"have it handed to {cluster}" if cluster else START_IT
+        tried = await anyio.to_thread.run_sync(
+            lambda: all_changes(snapshot, policy, now, attempt_id, spread, start_it)
+        )
     return msgspec.structs.replace(found, changes=tried.changes, not_looked=tried.not_looked)
 
 
@@ -58,7 +63,13 @@ async def _look_ahead(core: Core, attempt_ids: Collection[str]) -> dict[str, Out
         if outlook.basis is Basis.SCENARIOS:
             interval = Interval((outlook.earliest or now) - now, (outlook.latest or inf) - now)
             core.foreseen.say(attempt_id, spans[attempt_id], interval, now)
-    return found
+    cluster = _own_queue(core)
+    return {own: handed_on(told, cluster) if cluster else told for own, told in found.items()}
+
+
+def _own_queue(core: Core) -> str | None:
+    """The cluster that starts what it is given in a turn of its own; None: what is placed starts."""
+    return core.engine.own_queue if isinstance(core.engine, SupportsOwnQueue) else None
 
 
 async def learn(core: Core) -> None:

@@ -281,6 +281,14 @@ class SupportsClearing(Protocol):
 
 
 @runtime_checkable
+class SupportsOwnQueue(Protocol):
+    """An engine with a queue of its own: what it is given may have to wait there for jobs of others."""
+
+    own_queue: str
+    """Whose queue that is, for people: `Slurm`."""
+
+
+@runtime_checkable
 class SupportsPrune(Protocol):
     """An engine that keeps things of ended attempts on a disk of ours, and can throw them away."""
 

@@ -12,6 +12,13 @@ from shoal.wire import MAX_OUTCOME_MESSAGE, EndKind, Recovery
 
 _NO_GPU_MEMORY = re.compile(r"OutOfMemoryError: (?:CUDA|HIP) out of memory|CUDA error: out of memory")
 """As PyTorch says it. To start again would end the same way."""
+_MISSING = re.compile(
+    r"([^\s:'\u2018\u2019]+)['\u2019]?: (?:command not found|not found|No such file or directory)$",
+    re.MULTILINE,
+)
+"""A program, as bash, dash and env say it."""
+_INSTEAD = {"python": "; say `python3`, or name an environment's by its path: `/DIR/bin/python`"}
+"""A bare Debian has no `python`."""
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
 
@@ -43,12 +50,14 @@ class Hang(msgspec.Struct, frozen=True, kw_only=True):
 SUCCEEDED = Ending(kind=EndKind.SUCCEEDED)
 
 
-def of_rank(rank: int, status: int, *, is_out_of_memory: bool, grace_s: float) -> Ending:
+def of_rank(
+    rank: int, status: int, *, is_out_of_memory: bool, grace_s: float, last_words: str = ""
+) -> Ending:
     """The ending of a rank that did not end well. `status` is `waitpid`'s."""
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
     code = None if number is not None else os.waitstatus_to_exitcode(status)
     kind = EndKind.EXITED if number is None else EndKind.SIGNALED
-    how = f"rank {rank} {describe(status)}"
+    how = f"rank {rank} {describe(status, last_words)}"
     if is_out_of_memory:
         kind = EndKind.OUT_OF_MEMORY
         how = f"rank {rank} ran out of memory: the limit was hit and the kernel killed a process ({how})"
@@ -98,32 +107,40 @@ def recovered(recovery: Recovery) -> str:
     )
 
 
-def of_setup(what: str, status: int) -> Ending:
+def of_setup(what: str, status: int, last_words: str = "") -> Ending:
     """The ending of a share whose ranks were never started."""
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
     code = None if number is not None else os.waitstatus_to_exitcode(status)
-    return Ending(
-        kind=EndKind.SETUP_FAILED, message=f"{what} {describe(status)}", exit_code=code, signal=number
-    )
+    told = f"{what} {describe(status, last_words)}"
+    return Ending(kind=EndKind.SETUP_FAILED, message=told, exit_code=code, signal=number)
 
 
-def describe(status: int) -> str:
-    """`exited with code 3`, `was killed by signal 11 (SIGSEGV)`."""
+def describe(status: int, last_words: str = "") -> str:
+    """`exited with code 3`, `was killed by signal 11 (SIGSEGV)`. A program that a shell did not find is
+    named, as far as the process's last words tell.
+    """
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         return f"was killed by signal {number} ({signal_name(number)})"
     code = os.waitstatus_to_exitcode(status)
-    return f"exited with code {code}{_meaning(code)}"
+    return f"exited with code {code}{_meaning(code, last_words)}"
 
 
-def _meaning(code: int) -> str:
+def _meaning(code: int, last_words: str) -> str:
     """What a shell means by its exit code: above 128 it passes on the signal that killed its program."""
     if code == NOT_FOUND:
-        return ": program not found"
+        return _not_found(last_words)
     if code == NOT_EXECUTABLE:
         return ": program cannot be run"
     known = code - 128 in set(signal.Signals)
     return f", as after signal {code - 128} ({signal_name(code - 128)})" if known else ""
+
+
+def _not_found(last_words: str) -> str:
+    named = _MISSING.findall(last_words)
+    if not named:
+        return ": program not found"
+    return f": program `{named[-1]}` not found{_INSTEAD.get(named[-1], '')}"
 
 
 def signal_name(number: int) -> str:

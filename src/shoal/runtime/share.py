@@ -392,15 +392,22 @@ class ShareRun:
     def _end_of(self, process: Process, status: int, failure: str | None, what: str) -> Ending:
         if failure is not None:
             return Ending(kind=EndKind.SETUP_FAILED, message=f"{what} failed: {failure}")
-        if process.rank is None:
-            return ending.of_setup(what, status)
         self._watcher.catch_up(process)
+        last_words = process.words.text()
+        if process.rank is None:
+            return ending.of_setup(what, status, last_words)
         was_killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
         is_oom = self._confinement is not None and self._confinement.has_run_out_of_memory(
             was_killed=was_killed
         )
-        end = ending.of_rank(process.rank, status, is_out_of_memory=is_oom, grace_s=self._order.grace_s)
-        return ending.of_device(end, process.words.text())
+        end = ending.of_rank(
+            process.rank,
+            status,
+            is_out_of_memory=is_oom,
+            grace_s=self._order.grace_s,
+            last_words=last_words,
+        )
+        return ending.of_device(end, last_words)
 
     def _stop(self, end: Ending) -> None:
         """SIGTERM to whatever still runs, then wait for it, at most the grace. Killing is `_bury`'s."""

@@ -41,12 +41,16 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     """About when, in a likely future; None: now."""
 
 
+START_IT = "start it"
+"""What a change would do, in words."""
 Told = tuple[str, str]
 """The setting, and what to say of it beside that."""
 Idea = tuple[Request, Callable[[Allocation], Told]]
 
 
-def changes(snapshot: Snapshot, policy: Policy, now: float, attempt_id: str) -> tuple[Change, ...]:
+def changes(
+    snapshot: Snapshot, policy: Policy, now: float, attempt_id: str, start_it: str = START_IT
+) -> tuple[Change, ...]:
     """At most `MOST_TOLD`; none for a job that starts now anyway or does not wait."""
     waiting = next((one for one in snapshot.candidates if one.attempt_id == attempt_id), None)
     if waiting is None or waiting.unmet or waiting.not_before > now:
@@ -61,16 +65,18 @@ def changes(snapshot: Snapshot, policy: Policy, now: float, attempt_id: str) -> 
         _elastic(waiting, rehearsal),
         _fewer(waiting, rehearsal),
     )
-    tried = (_first_that_works(waiting, alike, rehearsal) for alike in ideas)
+    tried = (_first_that_works(waiting, alike, rehearsal, start_it) for alike in ideas)
     return tuple(islice((change for change in tried if change is not None), MOST_TOLD))
 
 
-def _first_that_works(waiting: Candidate, ideas: Iterator[Idea], rehearsal: Rehearsal) -> Change | None:
+def _first_that_works(
+    waiting: Candidate, ideas: Iterator[Idea], rehearsal: Rehearsal, start_it: str
+) -> Change | None:
     for request, tell in ideas:
         given = rehearsal.start(waiting, request)
         if given is not None:
             setting, aside = tell(given)
-            said = f"`{setting}` would start it now"
+            said = f"`{setting}` would {start_it} now"
             return Change(setting=setting, sentence=f"{said} ({aside})" if aside else said, request=request)
     return None
 

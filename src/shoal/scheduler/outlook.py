@@ -137,6 +137,14 @@ def within_promise(interval: Interval, firm_at: float | None, now: float) -> Int
     return Interval(min(interval.low_s, high_s), high_s)
 
 
+def handed_on(found: Outlook, cluster: str) -> Outlook:
+    """The same outlook where a cluster has a queue of its own: nobody here knows what others have in it."""
+    if found.basis is Basis.NOTHING:
+        return found
+    then = f"that is when Shoal hands it to {cluster}, which starts it when the jobs of others there let it"
+    return msgspec.structs.replace(found, sentence=f"{found.sentence}; {then}")
+
+
 _UNMET = "nobody can say when it starts: it waits for other jobs to end first"
 _UNKNOWN = (
     "nobody can say when it starts: what it waits for has no known end, or is too far ahead in the queue"

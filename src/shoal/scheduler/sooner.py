@@ -13,7 +13,7 @@ import msgspec
 
 from shoal.model.request import Request
 from shoal.scheduler.ahead import RunTime, look_ahead
-from shoal.scheduler.changes import MOST_FACTS, MOST_TOLD, Change, changes
+from shoal.scheduler.changes import MOST_FACTS, MOST_TOLD, START_IT, Change, changes
 from shoal.scheduler.policy import Policy
 from shoal.scheduler.predict import FACTS_A_START, MOST_WORK, Expect, num_facts
 from shoal.scheduler.rehearsal import resubmitted
@@ -33,25 +33,41 @@ class Tried(NamedTuple):
     """Which changes were not looked for, and why; None: all were."""
 
 
-def all_changes(snapshot: Snapshot, policy: Policy, now: float, attempt_id: str, expect: Expect) -> Tried:
-    """Those that start it now, and if they are few, those that start it sooner."""
+def all_changes(
+    snapshot: Snapshot,
+    policy: Policy,
+    now: float,
+    attempt_id: str,
+    expect: Expect,
+    start_it: str = START_IT,
+) -> Tried:
+    """Those that start it now, and if they are few, those that start it sooner.
+
+    `start_it`: what that comes to where a cluster starts it in a turn of its own.
+    """
     waiting = next((one for one in snapshot.candidates if one.attempt_id == attempt_id), None)
     if waiting is None or waiting.unmet:
         return Tried(())
     facts = f"{num_facts(snapshot):,} nodes, running and waiting jobs are too many"
     if num_facts(snapshot) > MOST_FACTS:
         return Tried((), f"no changes were tried: {facts} to copy for it")
-    at_once = changes(snapshot, policy, now, attempt_id)
+    at_once = changes(snapshot, policy, now, attempt_id, start_it)
     if len(at_once) == MOST_TOLD:
         return Tried(at_once)
     if _max_starts(snapshot) <= 0:
         return Tried(at_once, f"only changes that would start it now were tried: {facts} to play a future of")
-    later = sooner(snapshot, policy, now, waiting, expect, MOST_TOLD)
+    later = sooner(snapshot, policy, now, waiting, expect, MOST_TOLD, start_it)
     return Tried((*at_once, *without(later, at_once))[:MOST_TOLD])
 
 
 def sooner(
-    snapshot: Snapshot, policy: Policy, now: float, waiting: Candidate, expect: Expect, most: int
+    snapshot: Snapshot,
+    policy: Policy,
+    now: float,
+    waiting: Candidate,
+    expect: Expect,
+    most: int,
+    start_it: str = START_IT,
 ) -> tuple[Change, ...]:
     """At most `most`; none where the futures are too much work."""
     max_starts = _max_starts(snapshot)
@@ -73,7 +89,10 @@ def sooner(
     for setting, request in _ideas(waiting.request):
         at = starts_at(resubmitted(waiting, request, now, last))
         if at is not None and at <= by_then:
-            found.append(_change(setting, request, at, as_it_is, now))
+            when = f"would {start_it} {_when(at, as_it_is, now)}"
+            found.append(
+                Change(setting=setting, sentence=f"`{setting}` {when}", request=request, starts_at=at)
+            )
     return tuple(sorted(found, key=lambda change: change.starts_at or now)[:most])
 
 
@@ -100,12 +119,9 @@ def _ideas(asked: Request) -> Iterator[tuple[str, Request]]:
         yield f"nodes: {half}", replace(asked, min_nodes=half, max_nodes=half)
 
 
-def _change(setting: str, request: Request, at: float, as_it_is: float, now: float) -> Change:
+def _when(at: float, as_it_is: float, now: float) -> str:
     told, instead_of = clock_time(at, now), clock_time(as_it_is, now)
-    when = f"about {told} instead of {instead_of}" if told and instead_of else "sooner"
-    return Change(
-        setting=setting, sentence=f"`{setting}` would start it {when}", request=request, starts_at=at
-    )
+    return f"about {told} instead of {instead_of}" if told and instead_of else "sooner"
 
 
 def _middle(expect: Expect, now: float) -> RunTime:

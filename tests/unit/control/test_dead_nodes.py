@@ -10,19 +10,9 @@ from shoal.engines.base import Observation
 from shoal.engines.fake import Act, always
 from shoal.errors import StateError
 from shoal.model.attempt import EndReason
-from shoal.model.node import Node, NodeState
+from shoal.model.node import NodeState
 from shoal.wire import Phase, Renewal
 from tests.support.lab import ANA, Lab, now
-
-
-def decide(lab: Lab, name: str, state: NodeState) -> Node:
-    return now(lab.plane.set_node_state(ANA, name, state)).node
-
-
-def node(lab: Lab, name: str) -> Node:
-    found = lab.read(lambda tx: tx.nodes.get(name))
-    assert found is not None
-    return found
 
 
 def test_an_operators_word_that_a_node_is_dead_is_evidence() -> None:
@@ -33,12 +23,12 @@ def test_an_operators_word_that_a_node_is_dead_is_evidence() -> None:
     lab.cluster.power_off(lost)
     lab.turn()
     with pytest.raises(StateError, match=f"{job.reference} there has been silent for 0 s") as refused:
-        decide(lab, lost, NodeState.DEAD)
+        lab.decide(lost, NodeState.DEAD)
     assert f"if it is off, say so in 21 s: `shoal nodes declare-dead {lost}`" in (refused.value.hint or "")
     lab.clock.advance(QUIET_S + 1)
     lab.turn()
     assert lab.status(job) == "running"
-    decide(lab, lost, NodeState.DEAD)
+    lab.decide(lost, NodeState.DEAD)
     lab.heal()
     first = lab.attempts(job)[0]
     assert (first.reason, first.message) == (EndReason.LOST, f"{lost}: declared dead by ana")
@@ -55,7 +45,7 @@ def test_the_living_rest_of_a_gang_is_stopped_when_a_node_of_it_is_declared_dead
     lab.cluster.power_off("n1")
     lab.clock.advance(QUIET_S + 1)
     lab.heal()
-    decide(lab, "n1", NodeState.DEAD)
+    lab.decide("n1", NodeState.DEAD)
     lab.heal()
     assert lab.status(job) == "stopping"
     lab.watch()
@@ -72,7 +62,7 @@ def test_a_dead_node_that_answers_again_is_asked_what_runs_there() -> None:
     lab.cluster.cut(late)
     lab.clock.advance(QUIET_S + 1)
     lab.heal()
-    decide(lab, late, NodeState.DEAD)
+    lab.decide(late, NodeState.DEAD)
     lab.cluster.heal(late)
     lab.heal()
     assert lab.status(job) == "stopping"
@@ -91,7 +81,7 @@ def test_a_job_on_its_way_to_a_dead_node_is_not_given_up_before_its_submission_i
     lab.cluster.cut(lost)
     lab.clock.advance(QUIET_S + 1)
     lab.heal()
-    decide(lab, lost, NodeState.DEAD)
+    lab.decide(lost, NodeState.DEAD)
     lab.core.submitting.add(attempt.attempt_id)
     lab.heal()
     assert lab.attempt(job) == attempt
@@ -105,12 +95,12 @@ def test_nothing_is_placed_on_a_dead_node_until_it_is_resumed() -> None:
     lab.heal()
     lab.cluster.power_off("n1")
     lab.heal()
-    decide(lab, "n1", NodeState.DEAD)
+    lab.decide("n1", NodeState.DEAD)
     lab.cluster.power_on("n1")
     job = lab.submit()
     lab.turn()
     assert lab.status(job) == "queued"
-    decide(lab, "n1", NodeState.READY)
+    lab.decide("n1", NodeState.READY)
     lab.turn()
     assert lab.status(job) == "running"
 
@@ -119,14 +109,14 @@ def test_a_node_that_answers_is_not_declared_dead() -> None:
     lab = Lab(num_nodes=1)
     lab.heal()
     with pytest.raises(StateError, match="answers"):
-        decide(lab, "n1", NodeState.DEAD)
+        lab.decide("n1", NodeState.DEAD)
 
 
 def test_who_declares_a_node_dead_that_its_cluster_counts_on_is_told_to_say_it_again() -> None:
     lab = Lab(num_nodes=1)
     lab.running()
     with pytest.raises(StateError, match="as far as its cluster knows") as refused:
-        decide(lab, "n1", NodeState.DEAD)
+        lab.decide("n1", NodeState.DEAD)
     told = "if the node is off, its cluster has yet to notice: say it again in a minute"
     assert refused.value.hint == f"stop it with `shoal drain n1`; {told}"
 
@@ -137,9 +127,9 @@ def test_what_an_engine_said_before_it_was_away_keeps_no_node_from_being_declare
     lab.engine.lose_all()
     lab.cluster.power_off("n1")
     lab.turn()
-    assert node(lab, "n1").facts.is_alive, "as it last said"
+    assert lab.node("n1").facts.is_alive, "as it last said"
     with pytest.raises(StateError, match=f"{job.reference} there has been silent for 0 s"):
-        decide(lab, "n1", NodeState.DEAD)
+        lab.decide("n1", NodeState.DEAD)
     lab.clock.advance(QUIET_S + 1)
     lab.turn()
     told = lab.plane.explain(lab.job(job), lab.attempts(job))
@@ -147,7 +137,7 @@ def test_what_an_engine_said_before_it_was_away_keeps_no_node_from_being_declare
     assert "`shoal nodes declare-dead n1`" in (told.hint or "")
     with pytest.raises(StateError, match=f"still holds {job.reference}"):
         now(lab.plane.remove_node(ANA, "n1"))
-    decide(lab, "n1", NodeState.DEAD)
+    lab.decide("n1", NodeState.DEAD)
     lab.heal()
     first = lab.attempts(job)[0]
     assert (first.reason, first.message) == (EndReason.LOST, "n1: declared dead by ana")
@@ -160,7 +150,7 @@ def test_who_speaks_on_a_node_contradicts_its_death_while_the_engine_is_away() -
     lab.engine.lose_all()
     lab.clock.advance(QUIET_S + 1)
     lab.turn()
-    decide(lab, "n1", NodeState.DEAD)
+    lab.decide("n1", NodeState.DEAD)
     lab.core.leases.heard(lab.attempt(job).attempt_id, "n1")
     lab.heal()
     assert (lab.status(job), len(lab.attempts(job))) == ("running", 1)
@@ -181,10 +171,10 @@ def test_who_speaks_on_a_node_that_its_cluster_has_closed_or_calls_down_contradi
     lab.cluster.facts[where] = msgspec.structs.replace(facts, is_alive=False, closed=closed)
     lab.turn()
     with pytest.raises(StateError, match=f"{job.reference} there has been silent for 0 s") as refused:
-        decide(lab, where, NodeState.DEAD)
+        lab.decide(where, NodeState.DEAD)
     assert f"`shoal drain {where}`" in (refused.value.hint or "")
     lab.clock.advance(QUIET_S + 1)
-    decide(lab, where, NodeState.DEAD)
+    lab.decide(where, NodeState.DEAD)
     lab.core.leases.heard(lab.attempt(job).attempt_id, where)
     lab.heal()
     assert (lab.status(job), len(lab.attempts(job))) == ("running", 1), "it spoke before it was replaced"
@@ -199,7 +189,7 @@ def test_a_node_on_which_another_job_is_heard_from_is_not_declared_dead_for_a_si
     lab.clock.advance(QUIET_S + 1)
     lab.core.leases.heard(lab.attempt(well).attempt_id, "n1")
     with pytest.raises(StateError) as refused:
-        decide(lab, "n1", NodeState.DEAD)
+        lab.decide("n1", NodeState.DEAD)
     assert well.reference in refused.value.message
     assert silent.reference not in refused.value.message
 
@@ -264,7 +254,7 @@ def test_what_waits_in_the_queue_of_an_engine_that_is_away_speaks_for_no_node() 
     assert lab.core.leases.waits(lab.attempt(job).attempt_id)
     lab.engine.lose_all()
     lab.heal()
-    assert decide(lab, "n1", NodeState.DEAD).state is NodeState.DEAD
+    assert lab.decide("n1", NodeState.DEAD).state is NodeState.DEAD
 
 
 def test_who_waited_at_the_last_look_and_speaks_since_contradicts_the_death_of_his_node() -> None:
@@ -276,7 +266,7 @@ def test_who_waited_at_the_last_look_and_speaks_since_contradicts_the_death_of_h
     renewal = Renewal(attempt_id=own.attempt_id, epoch=own.epoch, node="n1", phase=Phase.PREPARING)
     now(lab.plane.renew(renewal))
     with pytest.raises(StateError, match="may be alive"):
-        decide(lab, "n1", NodeState.DEAD)
+        lab.decide("n1", NodeState.DEAD)
 
 
 def test_a_cluster_that_has_suspended_a_share_speaks_for_nobody_on_its_node() -> None:
@@ -294,7 +284,7 @@ def test_a_cluster_that_has_suspended_a_share_speaks_for_nobody_on_its_node() ->
     lab.clock.advance(15)
     lab.turn()
     with pytest.raises(StateError, match="silent for 15 s") as refused:
-        decide(lab, "n1", NodeState.DEAD)
+        lab.decide("n1", NodeState.DEAD)
     assert "in 6 s" in (refused.value.hint or "")
     lab.clock.advance(QUIET_S - 14)
     lab.turn()

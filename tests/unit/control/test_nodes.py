@@ -10,20 +10,10 @@ from shoal.control.outage import Outage, in_short
 from shoal.engines.fake import Act, Verb, always
 from shoal.errors import NotFound, SpecError, StateError
 from shoal.model.attempt import EndReason
-from shoal.model.node import Node, NodeFacts, NodeState
+from shoal.model.node import NodeFacts, NodeState
 from shoal.scheduler import Why
 from shoal.store import KeyReused
 from tests.support.lab import ANA, Lab, now
-
-
-def decide(lab: Lab, name: str, state: NodeState, because: str = "", key: str | None = None) -> Node:
-    return now(lab.plane.set_node_state(ANA, name, state, because, key=key)).node
-
-
-def node(lab: Lab, name: str) -> Node:
-    found = lab.read(lambda tx: tx.nodes.get(name))
-    assert found is not None
-    return found
 
 
 def test_the_nodes_an_engine_has_are_found_and_recorded_once() -> None:
@@ -31,13 +21,13 @@ def test_the_nodes_an_engine_has_are_found_and_recorded_once() -> None:
     lab.heal()
     lab.heal()
     assert [event.node for event in lab.events("node.added")] == ["n1", "n2"]
-    assert node(lab, "n1").facts == lab.cluster.facts["n1"]
+    assert lab.node("n1").facts == lab.cluster.facts["n1"]
 
 
 def test_what_was_decided_about_a_node_is_recorded_with_who_and_why() -> None:
     lab = Lab()
     lab.heal()
-    changed = decide(lab, "n1", NodeState.CORDONED, "bad NVLink")
+    changed = lab.decide("n1", NodeState.CORDONED, "bad NVLink")
     assert (changed.state, changed.by, changed.because) == (NodeState.CORDONED, "ana", "bad NVLink")
     (event,) = lab.events("node.cordoned")
     assert event.data == {"from": "ready", "to": "cordoned", "because": "bad NVLink"}
@@ -46,27 +36,27 @@ def test_what_was_decided_about_a_node_is_recorded_with_who_and_why() -> None:
 def test_a_node_nobody_knows_cannot_be_decided_about() -> None:
     lab = Lab()
     with pytest.raises(NotFound, match="no node `n9`"):
-        decide(lab, "n9", NodeState.CORDONED)
+        lab.decide("n9", NodeState.CORDONED)
 
 
 def test_a_decision_with_the_same_key_is_made_once() -> None:
     lab = Lab()
     lab.heal()
-    decide(lab, "n1", NodeState.CORDONED, key="k")
-    decide(lab, "n1", NodeState.READY)
-    assert decide(lab, "n1", NodeState.CORDONED, key="k").state is NodeState.READY
+    lab.decide("n1", NodeState.CORDONED, key="k")
+    lab.decide("n1", NodeState.READY)
+    assert lab.decide("n1", NodeState.CORDONED, key="k").state is NodeState.READY
     with pytest.raises(KeyReused):
-        decide(lab, "n2", NodeState.CORDONED, key="k")
+        lab.decide("n2", NodeState.CORDONED, key="k")
 
 
 def test_a_cordoned_node_keeps_its_work_and_takes_no_more() -> None:
     lab = Lab(num_nodes=1)
     job = lab.running()
-    decide(lab, "n1", NodeState.CORDONED)
+    lab.decide("n1", NodeState.CORDONED)
     waiting = lab.submit()
     lab.turn()
     assert (lab.status(job), lab.status(waiting)) == ("running", "queued")
-    decide(lab, "n1", NodeState.READY)
+    lab.decide("n1", NodeState.READY)
     lab.turn()
     assert lab.status(waiting) == "running"
 
@@ -75,7 +65,7 @@ def test_a_drain_moves_the_work_and_costs_no_retry() -> None:
     lab = Lab()
     job = lab.running()
     (left,) = lab.attempt(job).node_names
-    decide(lab, left, NodeState.DRAINING)
+    lab.decide(left, NodeState.DRAINING)
     lab.turn()
     first, second = lab.attempts(job)
     assert (first.reason, first.message) == (EndReason.PREEMPTED, f"stopped by the drain of {left}")
@@ -86,20 +76,20 @@ def test_a_drain_moves_the_work_and_costs_no_retry() -> None:
 def test_a_drain_is_over_when_the_last_job_has_left_and_not_before() -> None:
     lab = Lab(num_nodes=1, script=always(Act(run_s=None, stop_s=30)))
     lab.running(grace="60s")
-    decide(lab, "n1", NodeState.DRAINING, "bad fan")
+    lab.decide("n1", NodeState.DRAINING, "bad fan")
     lab.turn()
     lab.heal()
-    assert node(lab, "n1").state is NodeState.DRAINING
+    assert lab.node("n1").state is NodeState.DRAINING
     lab.clock.advance(31)
     lab.watch()
     lab.heal()
     lab.heal()
-    drained = node(lab, "n1")
+    drained = lab.node("n1")
     assert (drained.state, drained.by, drained.because) == (NodeState.DRAINED, "ana", "bad fan")
     assert [event.data["to"] for event in lab.events("node.drain")] == ["draining", "drained"]
     lab.place()
     assert lab.runs() == []
-    assert decide(lab, "n1", NodeState.READY).takes_work
+    assert lab.decide("n1", NodeState.READY).takes_work
     lab.turn()
     assert len(lab.runs()) == 1
 
@@ -107,7 +97,7 @@ def test_a_drain_is_over_when_the_last_job_has_left_and_not_before() -> None:
 def test_a_gang_is_moved_when_one_of_its_nodes_is_drained() -> None:
     lab = Lab(num_nodes=3)
     job = lab.running(resources={"nodes": 2, "cpus": 1})
-    decide(lab, "n1", NodeState.DRAINING)
+    lab.decide("n1", NodeState.DRAINING)
     lab.turn()
     assert lab.attempt(job).node_names == ("n2", "n3")
 
@@ -115,7 +105,7 @@ def test_a_gang_is_moved_when_one_of_its_nodes_is_drained() -> None:
 def test_a_drained_job_that_fits_nowhere_else_waits_and_says_for_what() -> None:
     lab = Lab(num_nodes=1)
     job = lab.running()
-    decide(lab, "n1", NodeState.DRAINING, "new cooling")
+    lab.decide("n1", NodeState.DRAINING, "new cooling")
     lab.turn()
     assert lab.status(job) == "queued"
     told = lab.plane.explain(lab.job(job), lab.attempts(job))
@@ -127,7 +117,7 @@ def test_an_attempt_placed_while_its_node_is_drained_is_not_started_there() -> N
     lab = Lab(num_nodes=1)
     lab.heal()
     job = lab.submit()
-    lab.store.meanwhile("before write", lambda: decide(lab, "n1", NodeState.DRAINING))
+    lab.store.meanwhile("before write", lambda: lab.decide("n1", NodeState.DRAINING))
     lab.place()
     assert lab.status(job) == "queued"
     assert lab.cluster.native_ids == {}
@@ -168,7 +158,7 @@ def test_a_node_the_engine_lists_no_more_is_kept_as_silent() -> None:
     lab.heal()
     del lab.cluster.facts["n2"]
     lab.heal()
-    assert not node(lab, "n2").facts.is_alive
+    assert not lab.node("n2").facts.is_alive
 
 
 def without(lab: Lab, name: str, seconds: float = GONE_S) -> None:
@@ -203,8 +193,8 @@ def test_a_node_that_is_gone_for_long_counts_for_no_job_and_is_named() -> None:
     lab.clock.advance(MOST_S)
     lab.heal()
     lab.place()
-    assert node(lab, "n2").is_gone
-    assert "`shoal nodes remove n2`" in node(lab, "n2").remarks[-1]
+    assert lab.node("n2").is_gone
+    assert "`shoal nodes remove n2`" in lab.node("n2").remarks[-1]
     assert never_fits(lab, nodes=2, cpus=8).endswith("has 1; n2 would do, which the cluster lists no more")
     told = lab.plane.explain(lab.job(waiting), lab.attempts(waiting))
     assert told is not None
@@ -216,17 +206,17 @@ def test_a_node_that_is_gone_for_long_counts_for_no_job_and_is_named() -> None:
 def test_a_node_that_is_listed_again_is_what_it_was() -> None:
     lab = Lab()
     lab.heal()
-    decide(lab, "n2", NodeState.CORDONED, "bad fan")
+    lab.decide("n2", NodeState.CORDONED, "bad fan")
     facts = lab.cluster.facts["n2"]
     without(lab, "n2", FORGOTTEN_S)
-    assert (node(lab, "n2").is_gone, node(lab, "n2").state) == (True, NodeState.CORDONED)
-    decide(lab, "n2", NodeState.READY)
-    decide(lab, "n2", NodeState.CORDONED, "worse fan")
+    assert (lab.node("n2").is_gone, lab.node("n2").state) == (True, NodeState.CORDONED)
+    lab.decide("n2", NodeState.READY)
+    lab.decide("n2", NodeState.CORDONED, "worse fan")
     lab.place()
     lab.cluster.facts["n2"] = facts
     lab.cluster.cut("n2")
     lab.heal()
-    assert (node(lab, "n2").is_gone, node(lab, "n2").facts.is_alive) == (False, False), "silent is not gone"
+    assert (lab.node("n2").is_gone, lab.node("n2").facts.is_alive) == (False, False), "silent is not gone"
     lab.place()
     lab.submit(resources={"nodes": 2, "cpus": 8})
     assert [event.kind for event in lab.events("node.") if event.node == "n2"][-4:] == [
@@ -252,7 +242,7 @@ def test_a_node_that_something_may_run_on_is_not_gone() -> None:
     lab = Lab()
     job = lab.running(resources={"nodes": 2, "cpus": 1})
     without(lab, "n2", FORGOTTEN_S)
-    assert (node(lab, "n2").is_gone, lab.status(job)) == (False, "running")
+    assert (lab.node("n2").is_gone, lab.status(job)) == (False, "running")
     written: list[bool] = []
     lab.store.meanwhile("before write", lambda: written.append(True))
     lab.heal()
@@ -279,13 +269,13 @@ def test_a_look_that_was_not_answered_or_named_nobody_makes_no_node_gone() -> No
     lab.heal()
     lab.clock.advance(GONE_S)
     lab.heal()
-    assert not node(lab, "n2").is_gone, "two answers say nothing about the time between them"
+    assert not lab.node("n2").is_gone, "two answers say nothing about the time between them"
     lab.restart()
     absent(lab, GONE_S - MOST_S)
-    assert not node(lab, "n2").is_gone, "who starts counts anew"
+    assert not lab.node("n2").is_gone, "who starts counts anew"
     lab.clock.advance(MOST_S)
     lab.heal()
-    assert node(lab, "n2").is_gone
+    assert lab.node("n2").is_gone
 
 
 def test_a_node_that_is_listed_for_a_moment_begins_to_be_absent_anew() -> None:
@@ -295,7 +285,7 @@ def test_a_node_that_is_listed_for_a_moment_begins_to_be_absent_anew() -> None:
     lab.cluster.facts["n2"] = facts
     lab.heal()
     without(lab, "n2", GONE_S - MOST_S)
-    assert not node(lab, "n2").is_gone
+    assert not lab.node("n2").is_gone
 
 
 def test_an_engine_that_cannot_be_asked_changes_no_node() -> None:
@@ -309,10 +299,10 @@ def test_an_engine_that_cannot_be_asked_changes_no_node() -> None:
 def test_new_facts_do_not_undo_what_an_operator_decided() -> None:
     lab = Lab()
     lab.heal()
-    decide(lab, "n1", NodeState.CORDONED, "bad fan")
+    lab.decide("n1", NodeState.CORDONED, "bad fan")
     lab.cluster.facts["n1"] = msgspec.structs.replace(lab.cluster.facts["n1"], cpus=4.0)
     lab.heal()
-    assert (node(lab, "n1").state, node(lab, "n1").facts.cpus) == (NodeState.CORDONED, 4.0)
+    assert (lab.node("n1").state, lab.node("n1").facts.cpus) == (NodeState.CORDONED, 4.0)
 
 
 def test_a_node_that_is_gone_can_be_removed_and_is_new_when_it_comes_back() -> None:
@@ -327,7 +317,7 @@ def test_a_node_that_is_gone_can_be_removed_and_is_new_when_it_comes_back() -> N
     assert [event.actor for event in lab.events("node.removed")] == [str(ANA)]
     lab.cluster.heal("n1")
     lab.heal()
-    assert node(lab, "n1").facts.is_alive
+    assert lab.node("n1").facts.is_alive
 
 
 def test_a_node_that_answers_or_holds_work_is_not_removed() -> None:
@@ -360,7 +350,7 @@ def test_an_engine_that_answers_again_is_believed_again() -> None:
     lab.heal()
     assert away(lab) is None
     with pytest.raises(StateError, match="answers"):
-        decide(lab, "n1", NodeState.DEAD)
+        lab.decide("n1", NodeState.DEAD)
 
 
 def test_who_was_restarted_during_an_outage_does_not_say_that_the_nodes_are_as_of_its_start() -> None:

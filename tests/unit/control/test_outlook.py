@@ -56,6 +56,22 @@ def test_gang_is_told_what_would_start_it_now() -> None:
     assert [change.setting for change in around(lab, attempt_id).changes] == ["nodes: 2..3", "nodes: 2"]
 
 
+def test_where_a_cluster_has_a_queue_of_its_own_nothing_is_said_to_start_that_is_handed_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lab = Lab(num_nodes=3)
+    monkeypatch.setattr(lab.engine, "own_queue", "Slurm", raising=False)
+    lab.running(resources=WHOLE, time_limit="1h")
+    said = around(lab, waiting(lab, resources={**WHOLE, "nodes": 3}))
+    assert [change.sentence for change in said.changes] == [
+        "`nodes: 2..3` would have it handed to Slurm now (on 2 nodes)",
+        "`nodes: 2` would have it handed to Slurm now",
+    ]
+    assert said.sentence.startswith("starts between ")
+    then = "that is when Shoal hands it to Slurm, which starts it when the jobs of others there let it"
+    assert said.sentence.endswith(f"; {then}")
+
+
 def test_job_that_runs_or_is_not_there_has_no_outlook(full: Lab) -> None:
     (held,) = full.core.planner.snapshot().holdings
     assert anyio.run(look_ahead_and_around, full.core, ANA, held.attempt_id) is None

@@ -1,4 +1,4 @@
-"""The engine that tests of this room share."""
+"""The engine and the clock that tests of this room share."""
 
 from __future__ import annotations
 
@@ -12,9 +12,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from shoal.engines.fake import VirtualClock
 from shoal.engines.local import engine as engine_module
 from shoal.runtime import spool
 from tests.support.local_engine import STAND_IN, Local
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock(1_800_000_000.0)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from shoal.engines.base import SupportsCheckpoints, SupportsPrune
 from shoal.engines.checkpoint_folder import CheckpointFolder
 from shoal.engines.fake import VirtualClock
-from tests.unit.engines.test_remote_looks import Lent
+from tests.support.lent import Lent
 
 pytestmark = pytest.mark.anyio
 

@@ -26,11 +26,6 @@ def heir(process: str, after: int = 0) -> Fetch:
 
 
 @pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock(1_800_000_000.0)
-
-
-@pytest.fixture
 def lost(tmp_path: Path, clock: VirtualClock) -> Desk:
     """Whose one share was lost, and whose keeper said that it stays."""
     made = Desk(tmp_path, clock)

@@ -2,90 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from pathlib import Path
 
-import anyio
 import msgspec
 import pytest
 
 from shoal.engines.base import CANNOT_ASK, Sight, Submission
 from shoal.engines.boots import Boot
 from shoal.engines.cluster_id import DESK, all_left
-from shoal.engines.desk import DeskShare
 from shoal.engines.fake import VirtualClock
-from shoal.engines.glimpses import Glimpse, Glimpses, Stage
+from shoal.engines.glimpses import Glimpse, Stage
 from shoal.engines.remote import (
-    BEHIND_S,
     HEARD_S,
     LATE_S,
     MAX_PAUSE_S,
     SILENT_S,
-    STARTS_AT_ONCE,
     Asked,
-    Reach,
-    RemoteEngine,
 )
-from shoal.errors import EngineRefused, EngineUnreachable, StateError
-from shoal.model.node import NodeFacts
+from shoal.errors import EngineUnreachable, StateError
 from shoal.runtime import spool
-from shoal.wire import EndKind, Order, Summons
+from shoal.wire import EndKind
+from tests.support.lent import Lent
 from tests.unit.engines.test_desk_terms import ORDER, fetch, told
 
 pytestmark = pytest.mark.anyio
-
-
-class Lent(RemoteEngine):
-    """A cluster whose controller can go away."""
-
-    name = "lent"
-    is_away = False
-    is_full = False
-    names: tuple[str, ...] = ("n1", "n2")
-    refusal = ""
-
-    def __init__(self, home: Path, clock: VirtualClock, shared: str = "") -> None:
-        reach = Reach(urls=("https://login:1",), ca="ca", shared=shared)
-        super().__init__(home, clock=clock, reach=reach)
-        self.ended: list[str] = []
-        self.seen: Glimpses = {}
-
-    async def start(self, summons: Summons, orders: tuple[Order, ...]) -> None:
-        if self.is_full:
-            raise EngineUnreachable("sbatch said: job submit limit")
-        if self.refusal:
-            raise EngineRefused(self.refusal)
-
-    async def look(self, shares: Collection[DeskShare]) -> Glimpses:
-        if self.is_away:
-            raise EngineUnreachable("squeue: unable to contact slurm controller")
-        return self.seen
-
-    async def end(self, attempt_id: str) -> None:
-        if self.is_away:
-            raise EngineUnreachable("scancel: unable to contact slurm controller")
-        self.ended.append(attempt_id)
-
-    async def nodes(self) -> list[NodeFacts]:
-        return self.reached(
-            [NodeFacts(name=n, cpus=4.0, memory_bytes=8 << 30, disk_bytes=1 << 30) for n in self.names]
-        )
-
-
-@pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock(1_800_000_000.0)
-
-
-GANG = Submission(
-    attempt_id="att_1",
-    epoch=1,
-    orders=tuple(
-        msgspec.structs.replace(ORDER, node=node, node_rank=rank, nodes=("n1", "n2"))
-        for rank, node in enumerate(("n1", "n2"))
-    ),
-    ticket="t",
-)
 
 
 @pytest.fixture
@@ -356,52 +296,6 @@ async def test_a_node_whose_work_is_suspended_is_not_called_silent_for_that(
     assert [node.is_alive for node in await engine.nodes()] == [False, True]
 
 
-def of_pair(*places: tuple[str, int]) -> Submission:
-    """The attempt with shares on these nodes, of these incarnations."""
-    nodes = tuple(node for node, _ in places)
-    orders = tuple(
-        msgspec.structs.replace(ORDER, node=node, node_rank=rank, nodes=nodes, incarnation=incarnation)
-        for rank, (node, incarnation) in enumerate(places)
-    )
-    return Submission(attempt_id="att_1", epoch=1, orders=orders, ticket="t")
-
-
-@pytest.fixture
-async def pair(tmp_path: Path, clock: VirtualClock) -> Lent:
-    """Two shares run, and that of n2 is heard from no more."""
-    engine = Lent(tmp_path, clock)
-    engine.names = ("n1", "n2", "n3")
-    await engine.submit(of_pair(("n1", 0), ("n2", 0)))
-    for node in ("n1", "n2"):
-        engine.desk.take(msgspec.structs.replace(fetch(node), node=node))
-    clock.advance(HEARD_S)
-    engine.desk.hear(msgspec.structs.replace(told("n1"), node="n1"), b"")
-    return engine
-
-
-async def test_a_silent_share_that_was_replaced_elsewhere_keeps_its_node_from_work_no_longer(
-    pair: Lent, clock: VirtualClock
-) -> None:
-    await pair.submit(of_pair(("n1", 0), ("n3", 2)))
-    seen = {one.node: one.sight for one in await pair.list_owned()}
-    assert seen == {"n1": Sight.ALIVE, "n2": Sight.ENDED, "n3": Sight.PENDING}
-    clock.advance(SILENT_S)
-    assert [node.name for node in await pair.nodes() if node.is_alive] == ["n2", "n3"]
-    await pair.submit(of_pair(("n1", 0), ("n2", 3)))
-    assert pair.desk.find("att_1")["n2"].order.incarnation == 3
-
-
-async def test_a_silent_share_is_replaced_on_its_own_node_and_one_that_speaks_is_not(
-    pair: Lent, clock: VirtualClock
-) -> None:
-    with pytest.raises(EngineUnreachable, match="n1 still has the share"):
-        await pair.submit(of_pair(("n1", 1), ("n2", 0)))
-    await pair.submit(of_pair(("n1", 0), ("n2", 1)))
-    assert pair.desk.find("att_1")["n2"].is_waiting
-    with pytest.raises(StateError, match="another process"):
-        pair.desk.hear(msgspec.structs.replace(told("n2"), node="n2"), b"")
-
-
 def asked(clock: VirtualClock) -> Asked:
     return Asked(clock.monotonic(), clock.monotonic())
 
@@ -453,153 +347,3 @@ async def test_a_date_that_an_older_version_left_is_no_evidence(
     again = Lent(tmp_path, clock)
     share = again.desk.find("att_1")["n1"]
     assert not await again.has_rebooted(share, booted(9000.0), asked(clock))
-
-
-@pytest.mark.parametrize("is_restarted", [False, True])
-async def test_what_is_refused_beside_others_that_began_is_lost_and_ends_nobody_else(
-    tmp_path: Path, clock: VirtualClock, is_restarted: bool
-) -> None:
-    engine = Lent(tmp_path, clock)
-    await engine.submit(GANG)
-    engine.desk.take(fetch("one"))
-    engine = Lent(tmp_path, clock) if is_restarted else engine
-    engine.desk.take(fetch("one"))
-    engine.refusal = "sbatch said: Requested node configuration is not available"
-    clock.advance(MAX_PAUSE_S)
-    engine.desk.take(fetch("one"))
-    assert await engine.submit(GANG) == "lent:att_1"
-    began, refused = await engine.list_owned()
-    assert (began.sight, refused.sight) == (Sight.ALIVE, Sight.ENDED)
-    assert refused.outcome is not None
-    assert refused.outcome.kind is EndKind.LOST
-    assert refused.outcome.message == f"lent refused it: {engine.refusal}"
-
-
-async def test_what_is_refused_before_anybody_began_was_never_there(
-    tmp_path: Path, clock: VirtualClock
-) -> None:
-    engine = Lent(tmp_path, clock)
-    engine.refusal = "sbatch said: Requested node configuration is not available"
-    with pytest.raises(EngineRefused, match="not available"):
-        await engine.submit(GANG)
-    assert await engine.list_owned() == []
-
-
-def running(*nodes: str) -> Glimpses:
-    return {("att_1", node): Glimpse(stage=Stage.RUNNING, raw="Slurm job 7 is RUNNING") for node in nodes}
-
-
-async def test_a_share_whose_keeper_gave_up_beside_others_that_began_is_lost(
-    tmp_path: Path, clock: VirtualClock
-) -> None:
-    engine = Lent(tmp_path, clock)
-    await engine.submit(GANG)
-    engine.seen = running("n1", "n2")
-    clock.advance(BEHIND_S)
-    await engine.list_owned()
-    engine.desk.take(fetch("one"))
-    told = "Slurm job 7 is RUNNING; others of it have begun, and nobody has come for this order"
-    for second in range(int(BEHIND_S)):
-        _, late = await engine.list_owned()
-        assert (late.sight, late.raw == told) == (Sight.PENDING, second >= HEARD_S)
-        clock.advance(1.0)
-    _, late = await engine.list_owned()
-    assert late.outcome is not None
-    assert (late.outcome.kind, late.outcome.message) == (EndKind.LOST, f"{told} in 360 s")
-    with pytest.raises(StateError):  # one that comes yet
-        engine.desk.take(msgspec.structs.replace(fetch("two"), node="n2"))
-
-
-async def test_a_share_that_is_stranded_beside_others_that_began_is_lost(
-    tmp_path: Path, clock: VirtualClock
-) -> None:
-    engine = Lent(tmp_path, clock)
-    await engine.submit(GANG)
-    engine.desk.take(fetch("one"))
-    stranded = Glimpse(raw="no answer", stranded="`n2` did not answer for 45 s")
-    engine.seen = running("n1") | {("att_1", "n2"): stranded}
-    await engine.list_owned()
-    clock.advance(BEHIND_S - 1.0)
-    _, late = await engine.list_owned()
-    assert late.sight is Sight.PENDING
-    clock.advance(1.0)
-    _, late = await engine.list_owned()
-    assert late.outcome is not None
-    assert (late.outcome.kind, "no answer" in late.outcome.message) == (EndKind.LOST, True)
-
-
-@pytest.mark.parametrize("stage", [Stage.QUEUED, Stage.SUSPENDED, Stage.UNKNOWN])
-async def test_a_share_that_the_cluster_does_not_run_is_not_left_behind(
-    tmp_path: Path, clock: VirtualClock, stage: Stage
-) -> None:
-    engine = Lent(tmp_path, clock)
-    await engine.submit(GANG)
-    engine.desk.take(fetch("one"))
-    engine.seen = running("n1", "n2")
-    await engine.list_owned()
-    clock.advance(BEHIND_S - 1.0)
-    engine.seen = running("n1") | {("att_1", "n2"): Glimpse(stage=stage)}
-    await engine.list_owned()
-    engine.seen = running("n1", "n2")
-    for _ in range(2):  # it counts from here again
-        _, late = await engine.list_owned()
-        assert late.sight is Sight.PENDING
-        clock.advance(BEHIND_S - 1.0)
-
-
-async def test_a_share_alone_waits_for_its_keeper_however_long(tmp_path: Path, clock: VirtualClock) -> None:
-    engine = Lent(tmp_path, clock)
-    await engine.submit(GANG)
-    engine.seen = running("n1", "n2")
-    for _ in range(3):
-        clock.advance(BEHIND_S)
-        assert [seen.sight for seen in await engine.list_owned()] == [Sight.PENDING] * 2
-
-
-class Held(Lent):
-    """Whoever starts something of ana's is stopped by her, until she lets go."""
-
-    def __init__(self, home: Path, clock: VirtualClock) -> None:
-        super().__init__(home, clock)
-        self.let_go = anyio.Event()
-        self.started: list[str] = []
-
-    async def start(self, summons: Summons, orders: tuple[Order, ...]) -> None:
-        self.started.append(summons.attempt_id)
-        if orders[0].owner.startswith("ana"):
-            await self.let_go.wait()
-
-
-def owned(attempt_id: str, owner: str) -> Submission:
-    mine = msgspec.structs.replace(ORDER, attempt_id=attempt_id, owner=owner)
-    return Submission(attempt_id=attempt_id, epoch=1, orders=(mine,), ticket="t")
-
-
-async def test_an_owner_whose_start_hangs_holds_up_their_own_alone(
-    tmp_path: Path, clock: VirtualClock
-) -> None:
-    engine = Held(tmp_path, clock)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(engine.submit, owned("att_1", "ana"))
-        tasks.start_soon(engine.submit, owned("att_2", "ana"))
-        while len(engine.desk.shares()) < 2:  # noqa: ASYNC110 - as long as it takes
-            await anyio.sleep(0.01)
-        with anyio.fail_after(10.0):
-            await engine.submit(owned("att_3", "bo"))
-        assert len(engine.started) == 2
-        engine.let_go.set()
-    assert sorted(engine.started) == ["att_1", "att_2", "att_3"]
-
-
-async def test_only_so_many_starts_are_under_way_at_once(tmp_path: Path, clock: VirtualClock) -> None:
-    engine = Held(tmp_path, clock)
-    async with anyio.create_task_group() as tasks:
-        for number in range(STARTS_AT_ONCE + 2):
-            tasks.start_soon(engine.submit, owned(f"att_{number}", f"ana-{number}"))
-        with anyio.fail_after(10.0):
-            while len(engine.started) < STARTS_AT_ONCE or len(engine.desk.shares()) < STARTS_AT_ONCE + 2:  # noqa: ASYNC110
-                await anyio.sleep(0.01)
-        await anyio.wait_all_tasks_blocked()
-        assert len(engine.started) == STARTS_AT_ONCE
-        engine.let_go.set()
-    assert len(engine.started) == STARTS_AT_ONCE + 2

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shoal.engines.base import CANNOT_ASK, Sight, Submission
+from shoal.engines.base import CANNOT_ASK, Sight, Submission, SupportsOwnQueue
 from shoal.engines.fake import VirtualClock
 from shoal.engines.remote import Reach
 from shoal.engines.slurm.accounts import Account
@@ -50,6 +50,12 @@ async def test_another_slurm_behind_the_same_door_says_nothing_about_our_jobs(tm
     slurm.cluster = "lab"  # and one of its controllers is another by now
     clock.advance(JOBS_S)
     assert [facts.name for facts in await engine.nodes()] == ["n0"]
+
+
+async def test_slurm_is_known_to_have_a_queue_of_its_own(tmp_path: Path) -> None:
+    engine = engine_on(tmp_path, VirtualClock(), PaperSlurm())
+    assert isinstance(engine, SupportsOwnQueue), "what is handed to it may have to wait for jobs of others"
+    assert engine.own_queue == "Slurm"
 
 
 @pytest.mark.parametrize("has_shared", [True, False])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shoal.runtime.ending import recovered
+from shoal.runtime.ending import describe, recovered
 from shoal.wire import Recovery
 
 
@@ -21,3 +21,36 @@ def test_one_is_not_told_as_many(kept: int, spares: int, lost: int, words: str) 
     times: dict[str, Any] = {"failed_at": 0.0, "formed_s": 0.1, "joined_s": 0.2, "stepped_s": 0.25}
     told = Recovery(generation=1, node="n1", kept=kept, spares=spares, steps_lost=lost, first_step=9, **times)
     assert recovered(told) == f"group 1 made its first step 0.25 s after the failure, {words}"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "/bin/bash: line 1: train: command not found",
+        "/bin/sh: 1: train: not found",
+        "env: \u2018train\u2019: No such file or directory",
+        "/usr/bin/env: 'train': No such file or directory",
+        "train: command not found",
+        "lint: not found\n/work/run.sh: line 7: train: command not found\ngiving up",
+    ],
+)
+def test_program_that_a_shell_did_not_find_is_named(said: str) -> None:
+    assert describe(127 << 8, said) == "exited with code 127: program `train` not found"
+
+
+def test_who_has_no_python_is_told_what_to_say_instead() -> None:
+    told = describe(127 << 8, "/bin/bash: line 1: python: command not found")
+    assert told.startswith("exited with code 127: program `python` not found; say `python3`, or ")
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "words"),
+    [
+        (127, "", ": program not found"),
+        (127, "ValueError: key: it was not found", ": program not found"),
+        (127, "bash: line 1: ./x.py: cannot execute: required file not found", ": program not found"),
+        (3, "/bin/bash: line 1: python: command not found", ""),
+    ],
+)
+def test_no_program_is_named_that_nobody_missed(code: int, said: str, words: str) -> None:
+    assert describe(code << 8, said) == f"exited with code {code}{words}"

@@ -10,7 +10,7 @@ from shoal.model.people import Devices
 from shoal.scheduler import Basis, Candidate, Outlook, Promise, UnmetDependency
 from shoal.scheduler.calibration import COVERAGE, Calibration
 from shoal.scheduler.devices import ProjectView
-from shoal.scheduler.outlook import outlooks
+from shoal.scheduler.outlook import handed_on, outlooks
 from shoal.scheduler.predict import Span
 from tests.support.clusters import NOW, job, nodes, request, snapshot
 
@@ -59,6 +59,13 @@ def test_interval_says_how_many_starts_it_goes_by_and_that_it_is_a_guess_where_t
     assert enough.sentence.endswith("(90 % sure, from 40 starts)")
     assert (few.num_starts, enough.num_starts) == (39, 40)
     assert few.coverage == enough.coverage == COVERAGE
+
+
+def test_start_that_nobody_can_tell_is_not_said_to_be_when_a_cluster_gets_the_job() -> None:
+    unknown = told(WAITING)
+    assert (unknown.basis, handed_on(unknown, "Slurm")) == (Basis.NOTHING, unknown)
+    known = handed_on(told(WAITING, Span(0.0, 0.0, 540.0)), "Slurm")
+    assert "; that is when Shoal hands it to Slurm, which starts it when " in known.sentence
 
 
 def test_cluster_that_is_too_large_to_look_ahead_in_says_so() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shoal.scheduler import Candidate, Holding, Policy, Snapshot
-from shoal.scheduler.changes import Change
+from shoal.scheduler.changes import START_IT, Change
 from shoal.scheduler.expectation import Spread
 from shoal.scheduler.sooner import sooner, without
 from tests.support.clusters import ALL_GPUS, NOW, holding, job, node, nodes, request, snapshot
@@ -16,8 +16,8 @@ def at_its_limit(work: Candidate | Holding) -> Spread:
     return Spread(expected_s=HOUR, limit_s=limit_s, runs=(limit_s or HOUR,) * 1000)
 
 
-def told(facts: Snapshot, most: int = 3) -> list[str]:
-    found = sooner(facts, Policy(), NOW, facts.candidates[0], at_its_limit, most)
+def told(facts: Snapshot, most: int = 3, start_it: str = START_IT) -> list[str]:
+    found = sooner(facts, Policy(), NOW, facts.candidates[0], at_its_limit, most, start_it)
     return [change.sentence for change in found]
 
 
@@ -39,6 +39,8 @@ def test_job_that_names_a_kind_is_told_that_the_other_is_free_first() -> None:
     held = (busy("node-01", 1, 1.0), busy("h", 2, 5.0))
     facts = snapshot((*nodes(1), node("h", kind="H100")), (job(1, request(gpus=8, kind="H100")),), held)
     assert told(facts) == ["`gpus: 8` would start it about 09:00 UTC instead of 13:00 UTC"]
+    handed = told(facts, start_it="have it handed to Slurm")
+    assert handed == ["`gpus: 8` would have it handed to Slurm about 09:00 UTC instead of 13:00 UTC"]
 
 
 def test_what_saves_little_is_not_told() -> None:

@@ -62,6 +62,7 @@ class SlurmEngine(RemoteEngine):
     """One per home. A lost share is begun anew in a job of its own, named after attempt and incarnation."""
 
     name = "slurm"
+    own_queue = "Slurm"
     devices_from = "CUDA_VISIBLE_DEVICES"
     to_share = (
         "`shoal down`, then `shoal connect slurm` with the flags that it had and `--shared DIR`, "
