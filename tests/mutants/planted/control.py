@@ -126,6 +126,14 @@ MUTANTS = (
         ("sim",),
     ),
     Mutant(
+        "a_new_cluster_knows_its_nodes_after_its_first_plan",
+        "control/runner.py",
+        '    await _turn(core, "place", lambda: recall_nodes(core))  # of a new',
+        "    # of a new",
+        "P4: a job that can never fit is refused at submit, also at the very first",
+        ("control",),
+    ),
+    Mutant(
         "a_node_is_let_go_with_what_runs_there",
         "control/refresh.py",
         "if name in held or node is None:",
