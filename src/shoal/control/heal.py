@@ -68,7 +68,7 @@ async def _move(core: Core, job: Job, attempt: Attempt, node: Node) -> None:
 
 
 def _stop(core: Core, tx: Tx, attempt_id: str, name: str) -> Attempt | None:
-    """Unless the node was resumed since the look, or has nothing of it any more. None: nothing was changed."""
+    """Unless the node was resumed since the look, or has nothing of it any more: None, then."""
     node, attempt = tx.nodes.get(name), tx.attempts.get(attempt_id)
     if node is None or node.state not in MOVING or attempt is None or name not in attempt.nodes_left:
         return None

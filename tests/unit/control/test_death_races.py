@@ -157,7 +157,7 @@ async def test_what_is_read_while_it_is_being_buried_tells_nobody_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The end is decided and not committed yet: a read still finds an attempt that runs."""
-    core, _, clock, attempt = await on_disk(tmp_path, silent_s=QUIET_S + 1)
+    core, _, _, attempt = await on_disk(tmp_path, silent_s=QUIET_S + 1)
     await heal(core)
     await set_node_state(core, ANA, "n1", NodeState.DEAD, "", None)
     is_decided, may_commit = threading.Event(), threading.Event()

@@ -225,7 +225,10 @@ async def test_what_can_never_fit_is_told_so_as_soon_as_a_slow_cluster_answers_f
             attempts = await core.store.read(lambda tx: tx.attempts.of_job(job.job_id))
             told = plane.explain(job, attempts)
             assert told is not None
-            assert told.sentence == "it waits for the Fake, which has not answered since this control plane started"
+            assert (
+                told.sentence
+                == "it waits for the Fake, which has not answered since this control plane started"
+            )
             answers.set()
 
             async def is_impossible() -> bool:
