@@ -84,7 +84,7 @@ async def test_a_shared_directory_that_is_away_for_a_moment_is_waited_for(
 async def test_a_shared_directory_that_stays_away_is_told_of_once_and_whoever_waits_for_it_is_not_well(
     chair: Chair, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was well at every other moment, when it had asked the database who leads, and told of it each time."""
+    """It was well at every other moment, having asked the database who leads, and told of it each time."""
     looks = iter([OSError(errno.ESTALE, "Stale file handle")] * 5)
     known = []
 
