@@ -36,7 +36,7 @@ SUITES: dict[str, tuple[str, ...]] = {
     ),
     "spool": (*PYTEST, "tests/unit/runtime/test_spool.py", "tests/unit/runtime/test_tree.py"),
     "burial": (*PYTEST, "tests/unit/runtime/test_burial.py", "tests/unit/runtime/test_places.py"),
-    "renewal": (*PYTEST, "tests/unit/runtime/test_renewal.py"),
+    "renewal": (*PYTEST, "tests/unit/runtime/test_renewal.py", "tests/unit/runtime/test_names.py"),
     "supervisor": (
         *PYTEST,
         "tests/e2e/test_supervisor_claims.py",

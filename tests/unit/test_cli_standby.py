@@ -11,6 +11,7 @@ from typing import cast
 
 import anyio
 import pytest
+from structlog.testing import capture_logs
 
 from shoal.cli import standby
 from shoal.cli.standby import _Seat
@@ -78,6 +79,28 @@ async def test_a_shared_directory_that_is_away_for_a_moment_is_waited_for(
     chair.is_free.set()
     with anyio.fail_after(60):
         assert await seat(chair, settings).wait()
+
+
+async def test_a_shared_directory_that_stays_away_is_told_of_once_and_whoever_waits_for_it_is_not_well(
+    chair: Chair, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was well at every other moment, having asked the database who leads, and told of it each time."""
+    looks = iter([OSError(errno.ESTALE, "Stale file handle")] * 5)
+    known = []
+
+    def refuse(*_: object) -> None:
+        known.append(own._known.is_well)
+        if error := next(looks, None):
+            raise error
+
+    monkeypatch.setattr(standby, "refuse_strange_home", refuse)
+    monkeypatch.setattr(standby, "AGAIN_S", 0.0)
+    chair.is_free.set()
+    own = seat(chair, settings)
+    with anyio.fail_after(60), capture_logs() as logged:
+        assert await own.wait()
+    assert known == [True, *[False] * 5]
+    assert [line["event"] for line in logged].count("standby.sees_nothing") == 1
 
 
 async def test_a_shared_directory_that_is_not_mounted_is_waited_for(

@@ -48,6 +48,8 @@ class Lost(NamedTuple):
     outcome: NodeOutcome
     fence_s: float | None = None
     """There is no other evidence of it than that this has passed: see `Leases.fenced_nodes`."""
+    is_declared: bool = False
+    """There is no other than an operator's word: see `is_still_dead`."""
 
 
 class Core:

@@ -27,7 +27,10 @@ def explain(core: Core, job: Job, attempts: Sequence[Attempt]) -> Explanation | 
     """
     *earlier, attempt = attempts
     if attempt.state is AttemptState.QUEUED:
-        told = core.planner.explain(attempt.attempt_id, core.clock.now()) or _not_planned(job, attempt)
+        told = core.planner.explain(attempt.attempt_id, core.clock.now())
+        if _is_first_answer_awaited(core) and (told is None or told.why is Why.NO_NODES):
+            return _with_history(_unanswered(core, job, attempt), earlier)
+        told = told or _not_planned(job, attempt)
         if told.why is Why.DEPENDENCY:
             return told
         return _with_history(core.nodes.with_gone(told, job.request), earlier)
@@ -80,6 +83,24 @@ def _not_planned(job: Job, attempt: Attempt) -> Explanation:
         job_id=job.job_id,
         why=Why.BEHIND,
         sentence="it is about to be looked at: the scheduler has not planned since it was queued",
+    )
+
+
+def _is_first_answer_awaited(core: Core) -> bool:
+    return core.outages.present is not None and not core.outages.present.has_answered
+
+
+def _unanswered(core: Core, job: Job, attempt: Attempt) -> Explanation:
+    """What nobody could look at is not `no nodes`, and no plan is about to be made without it."""
+    cluster = core.engine.name.capitalize()
+    return Explanation(
+        attempt_id=attempt.attempt_id,
+        job_id=job.job_id,
+        why=Why.NO_NODES,
+        sentence=f"it waits for the {cluster}, which has not answered since this control plane started",
+        details=("whether it can ever run there is looked at when that answers",),
+        hint="`shoal status` says since when, and to operators why",
+        facts={"in_short": "cluster away"},
     )
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from shoal.control.actor import SHOAL
 from shoal.control.core import Core
-from shoal.control.nodes import answers, speaking_on
+from shoal.control.nodes import answers, is_still_dead
 from shoal.control.record import note
 from shoal.control.refresh import refresh_nodes
 from shoal.control.replace import record_end
@@ -21,6 +21,8 @@ from shoal.model.node import Node, NodeState
 from shoal.store import Tx
 from shoal.wire import EndKind, NodeOutcome
 
+MOVING = (NodeState.DRAINING, NodeState.DEAD)
+"""What runs on a node that is one of these is to go on elsewhere."""
 MOVE_SERVERS_S = 300.0
 """So long a drain waits for a service to start another replica elsewhere."""
 
@@ -29,7 +31,7 @@ async def heal(core: Core) -> None:
     """One look at the nodes."""
     await refresh_nodes(core)
     nodes = {node.name: node for node in await core.store.read(lambda tx: tx.nodes.all())}
-    moving = {n for n, node in nodes.items() if node.state in (NodeState.DRAINING, NodeState.DEAD)}
+    moving = {n for n, node in nodes.items() if node.state in MOVING}
     if not moving:
         return
     for job, attempt in await core.store.read(lambda tx: tx.attempts.holding()):
@@ -60,10 +62,18 @@ async def _move(core: Core, job: Job, attempt: Attempt, node: Node) -> None:
         return
     if attempt.state is AttemptState.STOPPING or _is_being_moved(core, job, attempt, node):
         return
-    stop = StopAsked(reason=EndReason.PREEMPTED, by=f"the drain of {node.name}")
-    after = await core.store.write(lambda tx: core.recorder.advance(tx, attempt.attempt_id, stop))
+    after = await core.store.write(lambda tx: _stop(core, tx, attempt.attempt_id, node.name))
     if after is not None and after.state is AttemptState.STOPPING:
         await cancel(core, job, after)
+
+
+def _stop(core: Core, tx: Tx, attempt_id: str, name: str) -> Attempt | None:
+    """Unless the node was resumed since the look, or has nothing of it any more: None, then."""
+    node, attempt = tx.nodes.get(name), tx.attempts.get(attempt_id)
+    if node is None or node.state not in MOVING or attempt is None or name not in attempt.nodes_left:
+        return None
+    stop = StopAsked(reason=EndReason.PREEMPTED, by=f"the drain of {name}")
+    return core.recorder.advance(tx, attempt_id, stop)
 
 
 def _is_being_moved(core: Core, job: Job, attempt: Attempt, node: Node) -> bool:
@@ -81,22 +91,28 @@ async def _bury(core: Core, attempt: Attempt, node: Node) -> None:
         return
     core.submitting.add(attempt.attempt_id)
     try:
-        if not await _answers(core, node.name):
-            gone = _declared(core, attempt, node)
-            await core.store.write(
-                lambda tx: record_end(core, tx, attempt.attempt_id, gone, is_found_again=True)
-            )
+        if not await _is_alive(core, node.name):
+            await core.store.write(lambda tx: _end(core, tx, attempt, node.name))
             core.placer.set()
     finally:
         core.submitting.discard(attempt.attempt_id)
 
 
-async def _answers(core: Core, name: str) -> bool:
-    """Whether the engine sees it now, or somebody there speaks."""
+async def _is_alive(core: Core, name: str) -> bool:
+    """Whether the engine sees it now."""
     with contextlib.suppress(EngineUnreachable):
-        if any(facts.is_alive and facts.name == name for facts in await core.engine.nodes()):
-            return True
-    return bool(speaking_on(core, await core.store.read(lambda tx: tx.attempts.holding()), name))
+        return any(facts.is_alive and facts.name == name for facts in await core.engine.nodes())
+    return False
+
+
+def _end(core: Core, tx: Tx, attempt: Attempt, name: str) -> None:
+    """Asked where it is recorded: whoever has spoken there since the look was told to go on, and an operator
+    may have taken his word back.
+    """
+    node = tx.nodes.get(name)
+    if node is not None and is_still_dead(core, tx, name):
+        gone = _declared(core, attempt, node)
+        record_end(core, tx, attempt.attempt_id, gone, is_found_again=True, is_declared=True)
 
 
 def _declared(core: Core, attempt: Attempt, node: Node) -> NodeOutcome:

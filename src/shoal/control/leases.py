@@ -91,10 +91,11 @@ class Leases:
                 del self._speaking[share]
 
     def is_overdue(self, attempt_id: str, node: str, incarnation: int = 0) -> bool:
-        """Silent for so long that its end by a fence, whichever it has, may be being recorded now. Who speaks
-        then is answered by a write: that comes before the end, which then is none, or after it.
+        """Wordless for so long that its end may be being recorded now: by a fence, whichever it has, or by an
+        operator's word. Who speaks then is answered by a write: that comes before the end, which then is
+        none, or after it.
         """
-        return self.silence_s(attempt_id, node, incarnation) > FENCE_MARGIN_S
+        return self._unspoken_s((attempt_id, node, incarnation)) > QUIET_S
 
     def knows(self, attempt_id: str, node: str, incarnation: int = 0) -> bool:
         """Whether there was a sign of life."""
@@ -151,10 +152,14 @@ class Leases:
 
     def wordless_s(self, attempt: Attempt, node: str) -> float:
         """Seconds since somebody there spoke for himself, or since it is followed if nobody did. What waits
-        in the cluster's own queue, and never spoke, is nobody.
+        in the cluster's own queue, and never spoke, is nobody; who speaks just now does not wait.
         """
-        now, share = self._clock.monotonic(), (attempt.attempt_id, node, attempt.incarnation(node))
-        is_nobody = share not in self._spoke and (attempt.attempt_id, node) in self._waits
+        share = attempt.attempt_id, node, attempt.incarnation(node)
+        return 0.0 if share in self._speaking else self._unspoken_s(share)
+
+    def _unspoken_s(self, share: tuple[str, str, int]) -> float:
+        now = self._clock.monotonic()
+        is_nobody = share not in self._spoke and share[:2] in self._waits
         return inf if is_nobody else now - self._spoke.get(share, self._followed.get(share, now))
 
     def fenced_nodes(self, attempt: Attempt, fence_s: float) -> tuple[str, ...]:

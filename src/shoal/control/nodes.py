@@ -99,8 +99,18 @@ def answers(core: Core, node: Node) -> bool:
     return node.facts.is_alive and core.outages.present is None
 
 
+def is_still_dead(core: Core, tx: Tx, name: str) -> bool:
+    """Whether an operator's word stands that nothing runs there: asked in the transaction that goes by it."""
+    node = tx.nodes.get(name)
+    if node is None or node.state is not NodeState.DEAD or answers(core, node):
+        return False
+    return not speaking_on(core, tx.attempts.holding(), name)
+
+
 def speaking_on(core: Core, holding: Holding, name: str) -> dict[str, float]:
-    """The jobs whose supervisors on that node spoke lately, and for how long they have said nothing since."""
+    """The jobs whose supervisors on that node spoke lately, and for how long they have said nothing since.
+    Who is just being answered has said something now.
+    """
     return {
         job.reference: wordless_s
         for job, attempt in holding

@@ -10,6 +10,7 @@ import msgspec
 
 from shoal.control.core import Core, Lost
 from shoal.control.decision import record_replacement
+from shoal.control.nodes import is_still_dead
 from shoal.control.orders import max_restarts
 from shoal.control.queue import Changes, have_projects_changed
 from shoal.model.attempt import Attempt, AttemptState, EndReason, NodeShare
@@ -33,13 +34,14 @@ def record_end(
     *,
     is_found_again: bool = False,
     fence_s: float | None = None,
+    is_declared: bool = False,
 ) -> Attempt | None:
     """A share is over: begin another in its place if it was lost and that can be, else its attempt ends.
 
     Returns the attempt after it. Whoever calls this sees to it that `launch` is called for an attempt that
     has nodes to start; after a crash the watch does. Where only another node could take the share nothing is
     recorded yet if the caller finds the same end again at its next look: that is for the next plan.
-    `fence_s`: see `Lost`; that it has passed, the caller has asked in this transaction.
+    `fence_s`, `is_declared`: see `Lost`; that it is still so, the caller has asked in this transaction.
     """
     before = tx.attempts.get(attempt_id)
     event: AttemptEvent = NodeEnded(outcome)
@@ -48,7 +50,7 @@ def record_end(
         if job is not None and can_replace(core, job, before, outcome):
             share = _in_place(tx, job, before, outcome)
             if share is None and is_found_again:
-                core.lost[attempt_id] = Lost(outcome, fence_s)
+                core.lost[attempt_id] = Lost(outcome, fence_s, is_declared)
                 return before
             event = event if share is None else Regrouped(before.generation, outcome, share)
     return core.recorder.advance(tx, attempt_id, event)
@@ -103,7 +105,7 @@ async def replace_elsewhere(core: Core, changes: Changes, now: float) -> tuple[s
 
     The planner must stand as of `changes`: the decision is recorded with that, and can be made again.
     """
-    attempt_id, (outcome, fence_s) = core.lost.popitem()
+    attempt_id, (outcome, fence_s, is_declared) = core.lost.popitem()
     snapshot = core.planner.snapshot()
     share = replacement(snapshot, core.planner.policy, attempt_id, outcome.node, now)
     held = next((one.allocation for one in snapshot.holdings if one.attempt_id == attempt_id), ())
@@ -117,6 +119,8 @@ async def replace_elsewhere(core: Core, changes: Changes, now: float) -> tuple[s
             return ()  # the next look finds the same loss, and other facts
         if fence_s is not None and not core.leases.is_still_fenced(before, outcome.node, fence_s):
             return ()  # somebody there has spoken since
+        if is_declared and not is_still_dead(core, tx, outcome.node):
+            return ()  # or the operator has taken his word back
         record_replacement(core, tx, attempt_id, outcome.node, share, changes.seen, now)
         if share is None or not _can_reach_first(tx, before, outcome, share):
             told = f"{outcome.message}; no other node could take its place at once"

@@ -101,7 +101,8 @@ async def run_loops(core: Core, changed: Changed) -> AsyncIterator[None]:
 
     What cannot be done at once (a full disk, a database away) is done by the loops as soon as it can. Where
     the engine takes long to answer, the block begins before they do: silence counts from the first look on,
-    and what is submitted until then is judged by the nodes that were known before.
+    and what is submitted until then is judged by the nodes that were known before, where there were any: else
+    `why` says that nobody could, and then what came of it.
     """
     loop = asyncio.get_running_loop()
 
@@ -133,6 +134,7 @@ async def run_loops(core: Core, changed: Changed) -> AsyncIterator[None]:
 async def _looping(core: Core, changed: Changed, has_looked: anyio.Event) -> None:
     """Nothing is decided before it was looked at what there is, and what runs."""
     await _turn(core, "heal", lambda: heal(core))
+    await _turn(core, "place", lambda: recall_nodes(core))  # of a new cluster, the first that are known
     await _turn(core, "watch", lambda: watch(core))
     has_looked.set()
     async with anyio.create_task_group() as tasks:

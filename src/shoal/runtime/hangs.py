@@ -139,5 +139,5 @@ class Pace:
         return self._count >= MIN_STEPS
 
     def told(self, silent_s: float) -> str:
-        longest = f"the longest before took {self.longest_s:.1f} s"
+        longest = f"the longest before took {self.longest_s:.1f} s" if self.longest_s else "none was timed"
         return f"no step for {silent_s:.1f} s after step {self.step}; {longest}"

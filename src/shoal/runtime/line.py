@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Self
 
 from shoal.clock import BootClock
+from shoal.runtime.names import Names
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -24,13 +25,13 @@ MAX_HEAD = 1 << 16
 """Of an answer, beside its body."""
 PORTS = {"http": 80, "https": 443}
 CLOCK = BootClock()
+NAMES = Names()
 
 
 class Line:
     """`OSError` from anything here: there is no connection, or its time or its size is used up.
 
-    The time counts from the beginning, and anew from each `allow`. Only the look-up of a name is not in it:
-    that takes as long as the system's resolver does.
+    The time counts from the beginning, the look-up of a name included, and anew from each `allow`.
     """
 
     def __init__(self, url: str, trust: ssl.SSLContext | None, timeout_s: float, num_bytes: int) -> None:
@@ -93,7 +94,7 @@ class Line:
 
     def _connected(self) -> socket.socket:
         """To the first address of the host that takes us. None of them gets the time of all others."""
-        found = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+        found = NAMES.addresses(self._host, self._port, self._left_s())
         last = OSError(f"`{self._host}` has no address")
         for place, (family, kind, protocol, _, address) in enumerate(found):
             link = socket.socket(family, kind, protocol)

@@ -20,7 +20,7 @@ class Why(StrEnum):
     ARRAY_LIMIT = "array_limit"
     """Its array already has as many elements running as it allows."""
     NO_NODES = "no_nodes"
-    """There is no node at all."""
+    """There is no node at all, or none is known: the cluster has not answered yet."""
     NEVER_FITS = "never_fits"
     """No set of nodes of this cluster, all free, could hold it."""
     NODES_CLOSED = "nodes_closed"

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import http.client
+import io
 import socket
 import ssl
 import urllib.parse
 from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from shoal.loopback import Stranger, is_loopback, serving, sockets_of
 
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
 ANSWER_S = 5.0
+"""For all of the head of an answer, and for as much of its body as comes at no `LEAST_RATE`."""
+LEAST_RATE = 256 << 10
+"""Bytes in a second: a table may take as long as it is long, and no longer by being sent byte by byte."""
 MAX_TABLE_BYTES = 256 << 20
 LOCK = "server.lock"
 TABLE, REPORTS = "/v1/serving/table?wait_s=3", "/v1/serving/reports"
@@ -44,7 +53,8 @@ class Server:
     def talk(
         self, method: str, where: str, body: bytes | None = None, headers: dict[str, str] | None = None
     ) -> tuple[int, bytes]:
-        """One request, to a URL or to a path at the home's control plane. Blocks. May be sent twice.
+        """One request, to a URL or to a path at the home's control plane. Blocks, however it is answered, for
+        a time that only the length of the answer adds to. May be sent twice.
 
         `OSError` (also for one that is no control plane), `ValueError`, `HTTPException`: nobody answered.
         """
@@ -94,12 +104,61 @@ class Server:
             self._link = None
 
 
+class _Answer(http.client.HTTPResponse):
+    """One that has a time for all of its head, and a pace for its body: `http.client` has a time for each
+    read alone, and reads `100 Continue` for ever.
+    """
+
+    def __init__(self, sock: socket.socket, *given: Any, **named: Any) -> None:
+        super().__init__(sock, *given, **named)
+        self._ear = _Ear(sock, self.fp)
+        self.fp = io.BufferedReader(self._ear)
+
+    def begin(self) -> None:
+        super().begin()
+        self._ear.pace(LEAST_RATE)
+
+
+class _Ear(io.RawIOBase):
+    """`TimeoutError` from a read: what was to be heard by now did not come."""
+
+    def __init__(self, link: socket.socket, file: io.BufferedIOBase) -> None:
+        self._link = link
+        self._file = file
+        """While this is open, so is the link, also where `http.client` is done with it after the head."""
+        self._until = monotonic() + ANSWER_S
+        self._rate: int | None = None
+
+    def pace(self, rate: int) -> None:
+        """From now on the time is as long as what is heard, at this many bytes a second."""
+        self._until, self._rate = monotonic() + ANSWER_S, rate
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        left_s = self._until - monotonic()
+        if left_s <= 0:
+            raise TimeoutError("the time for the answer is over")
+        self._link.settimeout(min(left_s, ANSWER_S))
+        heard = self._link.recv_into(buffer)
+        self._until += heard / self._rate if self._rate else 0.0
+        return heard
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
 def _link(parts: urllib.parse.SplitResult, told: ServerFile | None) -> http.client.HTTPConnection:
     host = parts.hostname or ""
     if parts.scheme != "https":
-        return http.client.HTTPConnection(host, parts.port, timeout=ANSWER_S)
-    trust = ssl.create_default_context(cafile=told.tls_cert if told else None)
-    return http.client.HTTPSConnection(host, parts.port, timeout=ANSWER_S, context=trust)
+        link = http.client.HTTPConnection(host, parts.port, timeout=ANSWER_S)
+    else:
+        trust = ssl.create_default_context(cafile=told.tls_cert if told else None)
+        link = http.client.HTTPSConnection(host, parts.port, timeout=ANSWER_S, context=trust)
+    link.response_class = _Answer
+    return link
 
 
 def _refuse_strangers(link: socket.socket, pid: int, home: Path) -> None:

@@ -281,8 +281,16 @@ MUTANTS = (
     Mutant(
         "gang_that_lost_a_node_stays_at_slurm",
         "engines/slurm/engine.py",
-        "if not has_left or any(share.outcome is None for share in shares):",
-        "if has_left or any(share.outcome is None for share in shares):",
+        "if is_of_one_job or any(share.outcome is None for share in shares):",
+        "if not is_of_one_job or any(share.outcome is None for share in shares):",
+        "P5: what is over holds nothing",
+        ("engine",),
+    ),
+    Mutant(
+        "gang_that_went_on_after_a_restart_stays_at_slurm",
+        "engines/slurm/engine.py",
+        "is_of_one_job = all(share.launch == 0 for share in shares)",
+        "is_of_one_job = len({share.order.nodes for share in shares}) == 1",
         "P5: what is over holds nothing",
         ("engine",),
     ),

@@ -95,4 +95,20 @@ MUTANTS = (
         "P1: a failure is refused by the answer to it alone",
         ("renewal",),
     ),
+    Mutant(
+        "a_resolver_that_hangs_keeps_renewals",
+        "runtime/line.py",
+        "NAMES.addresses(self._host, self._port, self._left_s())",
+        "socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)",
+        "P3: no healthy rank is ended by a fence because a name server is away",
+        ("renewal",),
+    ),
+    Mutant(
+        "every_renewal_waits_for_a_resolver_that_hangs",
+        "runtime/names.py",
+        "asked.since + PATIENCE_S - CLOCK.monotonic() if is_known else timeout_s",
+        "timeout_s",
+        "P3: no healthy rank is ended by a fence because a name server is away",
+        ("renewal",),
+    ),
 )

@@ -118,6 +118,14 @@ MUTANTS = (
         ("serving",),
     ),
     Mutant(
+        "a_table_byte_by_byte_is_waited_for",
+        "serving/server.py",
+        "        self._link.settimeout(min(left_s, ANSWER_S))\n",
+        "        self._link.settimeout(ANSWER_S)\n        self._until = monotonic() + ANSWER_S\n",
+        "who answers without end holds no data plane",
+        ("serving",),
+    ),
+    Mutant(
         "cap_is_one_more",
         "serving/balancer.py",
         "            if outstanding < replica.cap:\n",

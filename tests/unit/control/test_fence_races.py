@@ -145,7 +145,9 @@ def test_who_speaks_after_its_end_is_told_of_it() -> None:
         now(lab.plane.renew(of(ended)))
 
 
-async def on_disk(home: Path) -> tuple[Core, FakeCluster, VirtualClock, Attempt]:
+async def on_disk(
+    home: Path, silent_s: float = FENCE_S + FENCE_MARGIN_S + 1
+) -> tuple[Core, FakeCluster, VirtualClock, Attempt]:
     """The same, with a store whose writer has a thread of its own."""
     clock = VirtualClock()
     cluster = FakeCluster([node_facts("n1")], clock=clock, script=FOREVER)
@@ -170,7 +172,7 @@ async def on_disk(home: Path) -> tuple[Core, FakeCluster, VirtualClock, Attempt]
     await watch(core)
     [(_, attempt)] = await core.store.read(lambda tx: tx.attempts.holding())
     cluster.cut("n1")
-    clock.advance(FENCE_S + FENCE_MARGIN_S + 1)
+    clock.advance(silent_s)
     return core, cluster, clock, attempt
 
 

@@ -20,12 +20,14 @@ from shoal.errors import SpecError, StoreUnavailable
 from shoal.ids import id_factory
 from shoal.model.node import NodeFacts
 from shoal.model.people import Project
+from shoal.scheduler import Why
 from shoal.settings import Settings
 from shoal.spec import parse_job
 from shoal.store import Tx, open_memory_store
 from tests.support.lab import ANA, SPEC, USER, Lab, node_facts, now
 
 LIMIT_S = 20.0
+VAST = parse_job({**SPEC, "resources": {"cpus": 10_000}})
 
 
 def core_for(script: Script) -> Core:
@@ -187,12 +189,53 @@ async def test_what_is_submitted_before_the_first_look_is_judged_by_the_nodes_th
     later.store = core.store
     monkeypatch.setattr("shoal.control.runner.FIRST_LOOK_S", 0.01)
     monkeypatch.setattr(later.engine, "nodes", anyio.sleep_forever)
-    vast = parse_job({**SPEC, "resources": {"cpus": 10_000}})
     with anyio.fail_after(LIMIT_S):
         async with ControlPlane.running(later) as plane:
             with pytest.raises(SpecError, match="10000"):
-                await plane.submit(ANA, vast, project="lab", owner=USER)
+                await plane.submit(ANA, VAST, project="lab", owner=USER)
             assert later.nodes.pools == {"default"}
+
+
+async def test_what_can_never_fit_is_refused_from_the_first_moment_of_a_cluster() -> None:
+    """Its nodes were looked at before anybody is answered; the first plan comes after that."""
+    core = core_for(always(Act(run_s=0.0)))
+    await people(core)
+    with anyio.fail_after(LIMIT_S):
+        async with ControlPlane.running(core) as plane:
+            with pytest.raises(SpecError, match="10000"):
+                await plane.submit(ANA, VAST, project="lab", owner=USER)
+
+
+async def test_what_can_never_fit_is_told_so_as_soon_as_a_slow_cluster_answers_for_the_first_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    core = core_for(always(Act(run_s=0.0)))
+    await people(core)
+    monkeypatch.setattr("shoal.control.runner.FIRST_LOOK_S", 0.01)
+    answers, look = anyio.Event(), core.engine.nodes
+
+    async def nodes() -> list[NodeFacts]:
+        await answers.wait()
+        return await look()
+
+    monkeypatch.setattr(core.engine, "nodes", nodes)
+    with anyio.fail_after(LIMIT_S):
+        async with ControlPlane.running(core) as plane:
+            job = (await plane.submit(ANA, VAST, project="lab", owner=USER)).jobs[0]
+            attempts = await core.store.read(lambda tx: tx.attempts.of_job(job.job_id))
+            told = plane.explain(job, attempts)
+            assert told is not None
+            assert (
+                told.sentence
+                == "it waits for the Fake, which has not answered since this control plane started"
+            )
+            answers.set()
+
+            async def is_impossible() -> bool:
+                told = plane.explain(job, attempts)
+                return told is not None and told.why is Why.NEVER_FITS and "10000" in told.sentence
+
+            await until(is_impossible)
 
 
 def test_jobs_are_measured_by_the_cluster_also_where_its_nodes_were_known_before_the_first_plan() -> None:

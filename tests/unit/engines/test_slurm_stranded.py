@@ -100,6 +100,25 @@ async def test_a_gang_that_lost_a_node_and_went_on_leaves_no_job_that_waits_for_
     assert bench.slurm.cancelled == ([job_name("att_1", 0)], "")
 
 
+@pytest.mark.parametrize("is_kept", [True, False])
+async def test_a_gang_that_went_on_after_the_restart_of_a_node_leaves_no_job_either(
+    tmp_path: Path, is_kept: bool
+) -> None:
+    """`is_kept`: only its supervisor was lost. The job ends with its keepers, and is left alone."""
+    bench = Bench(tmp_path, GANG)
+    desk, bench.slurm.job_state = bench.engine.desk, "RUNNING"
+    for name in GANG:
+        desk.take(Fetch(attempt_id="att_1", node=name, process=name))
+    desk.bury(desk.find("att_1")["n1"], EndKind.LOST, "it was restarted")
+    desk.begin_anew(order(node="n1", node_rank=1, nodes=GANG, incarnation=1), None)
+    anew = Fetch(attempt_id="att_1", node="n1", incarnation=1, process="another")
+    desk.take(Fetch(attempt_id="att_1", node="n1", process="n1", after=0) if is_kept else anew)
+    for share in desk.find("att_1").values():
+        desk.bury(share, EndKind.SUCCEEDED, "")
+    await bench.engine.forget("att_1")
+    assert bench.slurm.cancelled == (([], "") if is_kept else ([job_name("att_1", 0)], ""))
+
+
 async def test_whom_slurm_starts_after_it_was_taken_back_gets_no_order(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.slurm.state, bench.slurm.reason = "IDLE+DRAIN", UNAVAILABLE

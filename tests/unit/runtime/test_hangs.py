@@ -68,6 +68,11 @@ def test_who_waits_in_the_second_step_has_the_time_of_who_works() -> None:
     assert verdict(pace, UNKNOWN_LEAST_S[Doing.STOPPED] + 1, is_stopped=True) is Doing.STOPPED
 
 
+def test_what_was_never_timed_is_not_said_to_have_taken_no_time() -> None:
+    assert paced(1, 0.0).told(1800.0).endswith("; none was timed")
+    assert paced(2, 3.0).told(60.0).endswith("; the longest before took 3.0 s")
+
+
 @pytest.mark.parametrize("doing", list(Doing))
 def test_a_verdict_on_long_steps_is_doubted_too(doing: Doing) -> None:
     pace = paced(MIN_STEPS, 500.0)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -87,6 +90,57 @@ def test_token_goes_to_the_process_that_holds_the_home_and_to_no_other(home: Pat
         Server("secret", elsewhere).talk("GET", TABLE)
     assert control.seen == []
     control.end()
+
+
+HEAD, LONG_BODY = b"HTTP/1.1 200 OK\r\ncontent-length: 400\r\n\r\n", b"x" * 400
+
+
+def slowly(*pieces: bytes, every_s: float) -> str:
+    """Where somebody answers one request with these, one after the other."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def answer() -> None:
+        with contextlib.suppress(OSError), listener, listener.accept()[0] as link:
+            link.recv(1 << 16)
+            for piece in pieces:
+                link.sendall(piece)
+                time.sleep(every_s)
+
+    threading.Thread(target=answer, daemon=True).start()
+    return f"http://127.0.0.1:{listener.getsockname()[1]}/"
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [bytes([one]) for one in HEAD + LONG_BODY],
+        [HEAD, *(bytes([one]) for one in LONG_BODY)],
+        [b"HTTP/1.1 100 Continue\r\n\r\n"] * 400,
+        [b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n", *[b"1\r\n", b"x\r\n"] * 200],
+    ],
+    ids=["a head byte by byte", "a body byte by byte", "heads without end", "chunk by chunk"],
+)
+def test_who_answers_without_end_holds_nobody(monkeypatch: pytest.MonkeyPatch, pieces: list[bytes]) -> None:
+    monkeypatch.setattr("shoal.serving.server.ANSWER_S", 0.3)
+    where, began = slowly(*pieces, every_s=0.02), time.monotonic()
+    with pytest.raises((TimeoutError, http.client.HTTPException)):
+        Server("").talk("GET", where)
+    assert time.monotonic() - began < 2.0
+
+
+def test_a_long_table_may_take_as_long_as_it_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.serving.server.ANSWER_S", 0.3)
+    monkeypatch.setattr("shoal.serving.server.LEAST_RATE", 200)
+    where, began = slowly(HEAD, *(b"x" * 50 for _ in range(8)), every_s=0.15), time.monotonic()
+    server = Server("")
+    assert server.talk("GET", where) == (200, LONG_BODY)
+    assert time.monotonic() - began > 0.6
+    server.close()
+
+
+def test_an_answer_is_heard_to_its_end_from_who_closes_the_connection_after_it() -> None:
+    where = slowly(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n", b"to", b" the end", every_s=0.01)
+    assert Server("").talk("GET", where) == (200, b"to the end")
 
 
 def test_nobody_there_is_an_error_that_changes_nothing(home: Path) -> None:

@@ -280,13 +280,13 @@ class SlurmEngine(RemoteEngine):
         await self._cancel(queued | unbegun | self._unfinished(attempt_id), attempt_id)
 
     def _unfinished(self, attempt_id: str) -> set[str]:
-        """The jobs that Slurm still has of it, where a share was replaced on another node and all of it is
-        over: a job that lost a node and went on does not end by itself, as its `srun` waits for that node.
+        """The jobs that Slurm still has of it, where a share was begun anew by another job of Slurm's, on
+        another node or on the same one after a restart, and all of it is over: a job that lost a node and
+        went on does not end by itself, as its `srun` waits for that node.
         """
         shares = self.desk.find(attempt_id).values()
-        newest = max((share.order for share in shares), key=lambda order: order.incarnation, default=None)
-        has_left = newest is not None and any(share.order.node not in newest.nodes for share in shares)
-        if not has_left or any(share.outcome is None for share in shares):
+        is_of_one_job = all(share.launch == 0 for share in shares)  # keepers that stay take the next order
+        if is_of_one_job or any(share.outcome is None for share in shares):
             return set()
         prefix = job_prefix(attempt_id)
         return {name for (name, _), job in self._jobs.items() if name.startswith(prefix) and job.is_active}

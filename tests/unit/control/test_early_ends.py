@@ -1,0 +1,97 @@
+"""A gang of which one node is done before the others: whatever becomes of that node, the others go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from shoal.control.leases import FENCE_MARGIN_S, QUIET_S
+from shoal.engines.fake import Act
+from shoal.model.attempt import EndReason
+from shoal.model.job import Job
+from shoal.model.node import NodeState
+from tests.support.lab import ANA, Lab, now
+from tests.unit.control.test_fences_and_limits import carry_renewals
+
+FENCE_S = 60.0
+LATE_S = 600.0
+MANY = {"max": 3, "on": ["exit", "signal"]}
+
+
+def done_on_n1(retry: dict[str, object] | None) -> tuple[Lab, Job]:
+    """Of n1, n2 and n3 the first is done."""
+    lab = Lab(num_nodes=4, script=lambda order: Act(run_s=5.0 if order.node == "n1" else LATE_S))
+    more = {"retry": retry} if retry else {}
+    job = lab.running(resources={"nodes": 3, "cpus": 1}, fence=f"{FENCE_S:.0f}s", **more)
+    assert lab.attempt(job).node_names == ("n1", "n2", "n3")
+    live(lab, 6.0)
+    assert lab.attempt(job).nodes_left == ("n2", "n3")
+    return lab, job
+
+
+def live(lab: Lab, seconds: float) -> None:
+    """All that happens meanwhile, every few seconds."""
+    end = lab.clock.monotonic() + seconds
+    while lab.clock.monotonic() < end:
+        lab.clock.advance(min(5.0, end - lab.clock.monotonic()))
+        carry_renewals(lab)
+        lab.turn()
+
+
+def lose(lab: Lab) -> None:
+    lab.cluster.power_off("n1")
+
+
+def cut(lab: Lab) -> None:
+    lab.cluster.cut("n1")
+
+
+def declare_dead(lab: Lab) -> None:
+    lab.cluster.cut("n1")
+    live(lab, QUIET_S + 1)
+    now(lab.plane.set_node_state(ANA, "n1", NodeState.DEAD))
+
+
+def come_back_bare(lab: Lab) -> None:
+    lab.cluster.power_off("n1")
+    live(lab, QUIET_S + 1)
+    lab.cluster.power_on("n1")
+
+
+def drain(lab: Lab) -> None:
+    now(lab.plane.set_node_state(ANA, "n1", NodeState.DRAINING))
+
+
+def vanish(lab: Lab) -> None:
+    del lab.cluster.facts["n1"]
+
+
+def begin_another_plane(lab: Lab) -> None:
+    lab.cluster.cut("n1")
+    lab.restart()
+
+
+@pytest.mark.parametrize("retry", [None, MANY])
+@pytest.mark.parametrize(
+    "happening", [lose, cut, declare_dead, come_back_bare, drain, vanish, begin_another_plane]
+)
+def test_a_node_that_was_done_costs_its_gang_nothing(
+    happening: Callable[[Lab], None], retry: dict[str, object] | None
+) -> None:
+    lab, job = done_on_n1(retry)
+    happening(lab)
+    live(lab, FENCE_S + FENCE_MARGIN_S + QUIET_S)
+    own = lab.attempt(job)
+    assert (lab.status(job), own.epoch, own.generation) == ("running", 1, 0), "not before all have ended"
+    assert [node for _, node in lab.runs()] == ["n2", "n3"]
+    live(lab, LATE_S)
+    assert (lab.status(job), lab.attempt(job).epoch) == ("succeeded", 1)
+
+
+def test_a_gang_with_a_node_that_was_done_does_not_succeed_when_another_is_lost() -> None:
+    lab, job = done_on_n1(MANY)
+    lab.cluster.power_off("n2")
+    live(lab, FENCE_S + FENCE_MARGIN_S + QUIET_S)
+    assert lab.job(job).outcome is None
+    assert lab.attempts(job)[0].reason is not EndReason.SUCCEEDED
