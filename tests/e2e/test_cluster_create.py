@@ -124,7 +124,24 @@ def a_job_on_two_nodes_finishes_with_shoal(desk: Desk) -> None:
     words = ("run", "--nodes", "2", "--workdir", str(work), "--", "/usr/bin/python3", "two.py")
     text = desk.run(*words, code=0).stdout
     assert any(f" met {name} at {desk.lab.address(name)}" in text for name in NAMES), text
+    a_machine_that_leaves_is_off_the_list_of_shoal_at_once(desk)
     desk.run("down", code=0)
+
+
+def a_machine_that_leaves_is_off_the_list_of_shoal_at_once(desk: Desk) -> None:
+    """And is refused, without a trace, while a job runs there."""
+    drains = "grep -c 'update_node: node node-d reason set to: leaves' /var/log/slurm/slurmctld.log || true"
+    job = desk.as_user("sbatch --parsable -w node-d -o /dev/null --wrap 'sleep 600'").strip()
+    refused = desk.type("remove", "node-d", code=5)
+    assert f"refused: node-d: Slurm's job {job} runs there" in refused
+    assert "cluster lab: stopped; nothing was changed" in refused
+    assert desk.lab.ssh("node-a", drains).stdout.strip() == "0"
+    desk.lab.ssh("node-a", f"scancel {job}")
+    assert "shoal nodes remove" not in desk.type("remove", "node-d")
+    assert desk.lab.ssh("node-a", drains).stdout.strip() != "0"
+    assert "node-d" not in desk.run("nodes", code=0).stdout
+    desk.ask("add", desk.lab.address("node-d"))
+    desk.await_states(dict.fromkeys(NAMES, "idle"))
 
 
 def a_machine_with_gpus_is_added_under_a_running_job(desk: Desk) -> None:
