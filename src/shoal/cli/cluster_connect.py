@@ -33,6 +33,8 @@ def connect_shoal(inventory: Inventory, facts: Mapping[str, Facts]) -> str:
     from shoal.cli.main import run_command
     from shoal.cluster.objections import unlike_users
 
+    if said := _told_of_shared(inventory):
+        return said
     words = _connecting(inventory)
     if is_root_login(inventory, facts):
         words[words.index("--ssh") + 1] = f"USER@{inventory.controller.address}"
@@ -45,8 +47,6 @@ def connect_shoal(inventory: Inventory, facts: Mapping[str, Facts]) -> str:
     if is_connected(inventory):
         return ""
     if holder(home_from_env()) is not None:
-        if _has_taken_note(inventory):
-            return "-- Shoal here is up, and has that from its next start on: `shoal down`, then `shoal up`"
         create = f"`shoal cluster create --name {inventory.cluster}`"
         return f"-- Shoal runs here, and takes note of it after `shoal down`, {create}, `shoal up`"
     note("-- connecting Shoal to it")
@@ -58,20 +58,25 @@ def connect_shoal(inventory: Inventory, facts: Mapping[str, Facts]) -> str:
     return f"-- Shoal was not connected to it {why}. To try again: `shoal {typed}`"
 
 
-def _has_taken_note(inventory: Inventory) -> bool:
-    """Whether it is this cluster that Shoal works on, and only the shared directory was new to it. That is
-    kept for its next start: until then nobody reads it.
+def _told_of_shared(inventory: Inventory) -> str:
+    """Tell a Shoal of this home that is up, and works there, of a shared directory that is new to it; what to
+    say then. One that had none takes it up as it is, one that had another at its next start.
     """
     import msgspec
 
     from shoal.client.credentials import write_private
     from shoal.engines.slurm.config import FILE
 
-    if not is_connected(inventory, but_for_shared=True) or (config := _connected()) is None:
-        return False
-    told = msgspec.structs.replace(config, shared=inventory.shared or "")
+    config, shared = _connected(), inventory.shared or ""
+    if config is None or not works_there(inventory) or shared in {"", config.shared}:
+        return ""
+    if holder(home_from_env()) is None:
+        return ""
+    told = msgspec.structs.replace(config, shared=shared)
     write_private(home_from_env() / FILE, msgspec.json.encode(told).decode() + "\n")
-    return True
+    if not config.shared:
+        return f"-- Shoal here takes {shared} up within half a minute, for jobs from then on"
+    return f"-- Shoal here has {shared} from its next start on: `shoal down`, then `shoal up`"
 
 
 def forget_nodes(inventory: Inventory, nodes: list[str]) -> str:
@@ -199,11 +204,14 @@ def _connected() -> SlurmConfig | None:
         return None
 
 
-def is_connected(inventory: Inventory, *, but_for_shared: bool = False) -> bool:
+def is_connected(inventory: Inventory) -> bool:
     """Whether this home's Shoal has this very cluster, reached this way, for its work."""
     if (config := _connected()) is None:
         return False
     host = inventory.controller
     ssh = f"{host.user}@{host.address}" if host.user else host.address
-    is_same_way = (config.ssh, list(config.ssh_options)) == (ssh, _ssh_options(inventory))
-    return is_same_way and (but_for_shared or config.shared == (inventory.shared or ""))
+    return (config.ssh, list(config.ssh_options), config.shared) == (
+        ssh,
+        _ssh_options(inventory),
+        inventory.shared or "",
+    )

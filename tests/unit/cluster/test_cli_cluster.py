@@ -440,18 +440,22 @@ def test_a_shoal_that_is_up_forgets_a_node_that_has_left(
     assert ("`shoal nodes remove b`" in removed.err) is (refusals == 99)
 
 
-def test_a_shared_directory_is_noted_for_a_shoal_that_is_up(
-    shell: Shell, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("user", ["ana", "root"])
+def test_a_shared_directory_is_told_to_a_shoal_that_is_up(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, user: str
 ) -> None:
+    """Whoever made the cluster, and as whomever it was connected: one command is enough."""
     connected(shell, monkeypatch)
-    assert connect_shoal(made("ana"), {}) == ""
-    said = connect_shoal(made("ana").model_copy(update={"shared": "/srv/shared"}), {})
-    assert said.endswith("has that from its next start on: `shoal down`, then `shoal up`")
-    assert load_config(shell.home).shared == "/srv/shared"
+    assert "/srv" not in connect_shoal(made(user), {})
+    first, second = (made(user).model_copy(update={"shared": shared}) for shared in ("/srv/one", "/srv/two"))
+    assert connect_shoal(first, {}).startswith("-- Shoal here takes /srv/one up within half a minute")
+    assert load_config(shell.home).shared == "/srv/one"
     assert load_config(shell.home).heads == ("a",)
-    other = made("bo").model_copy(update={"shared": "/srv/other"})
-    assert "`shoal cluster create --name lab`" in connect_shoal(other, {}), "as somebody else"
-    assert load_config(shell.home).shared == "/srv/shared"
+    assert connect_shoal(second, {}).endswith("from its next start on: `shoal down`, then `shoal up`")
+    assert load_config(shell.home).shared == "/srv/two"
+    (shell.home / "options.json").write_text('{"engine": "local"}')
+    assert "/srv/two up" not in connect_shoal(first, {}), "it works elsewhere"
+    assert load_config(shell.home).shared == "/srv/two"
 
 
 def test_a_shoal_that_would_start_jobs_again_is_not_fought(
