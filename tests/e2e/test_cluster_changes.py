@@ -133,9 +133,16 @@ def newer_packages_are_installed_under_a_running_job(desk: Desk) -> None:
 
 def machines_leave_dead_or_alive(desk: Desk, theirs: str) -> None:
     lab = desk.lab
+    lab.ssh("node-a", "scontrol update nodename=node-b state=drain reason=leaves")  # by one that was cut off
     busy = desk.ask("remove", "node-b", code=5)
-    assert "runs there" in next(step["detail"] for step in busy["steps"] if step["state"] == "failed")
-    assert desk.states()["node-b"] == "mix"  # refused, it takes jobs as before
+    said = next(step["detail"] for step in busy["steps"] if step["state"] == "failed")
+    assert "runs there" in said
+    assert said.endswith("node-b was drained, and takes jobs again")
+    assert desk.states()["node-b"].rstrip("*") == "mix"  # refused, it takes jobs as before
+    lab.ssh("node-a", "scontrol update nodename=node-b state=drain reason='bad fan'")
+    desk.ask("remove", "node-b", code=5)
+    assert desk.states()["node-b"].rstrip("*") == "drng"  # somebody else's drain
+    lab.ssh("node-a", "scontrol update nodename=node-b state=resume")
     lab.ssh("node-a", "scancel -n keep")
     desk.as_user("salloc -w node-c --no-shell")
     lab.stop("node-c")
@@ -163,6 +170,7 @@ def test_what_was_killed_anywhere_goes_on_when_it_is_typed_again(desk: Desk) -> 
     for _ in range(6):
         desk.kill("destroy", "--yes", "--force", after_s=luck.uniform(0.5, 5))
     if "no cluster yet" not in desk.type():
+        assert "destroy did not finish" in desk.type("show")
         desk.ask("destroy", "--yes")
     assert [traces(lab, name) for name in names] == [[], []]
     assert lab.ssh("node-a", "cat /etc/hosts").stdout == hosts

@@ -8,6 +8,7 @@ in `test_cluster_changes.py`.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,9 @@ def test_four_bare_machines_become_a_cluster_that_works_and_are_themselves_again
     one_machine_failed_half_way_and_the_rest_works(desk, made)
 
     lab.ssh("node-c", "chmod +x /usr/sbin/slurmd")
+    desk.run("up", code=0)
     mended = desk.ask("create", "--shared", "/srv/shared")
+    a_shoal_that_is_up_takes_the_shared_directory_up(desk)
     changed = {step["name"] for step in mended["steps"] if step["state"] == "changed"}
     assert changed == {"node-a", "node-c"}  # node-a: the mark in /srv/shared
     desk.await_states(dict.fromkeys(NAMES, "idle"))
@@ -114,9 +117,19 @@ def one_machine_failed_half_way_and_the_rest_works(desk: Desk, made: dict[str, A
     assert listening[3] == "127.0.0.1:3306"
 
 
+def a_shoal_that_is_up_takes_the_shared_directory_up(desk: Desk) -> None:
+    job = desk.home.parent / "keeps" / "job.yaml"
+    job.parent.mkdir()
+    job.write_text('name: keeps\nrun: test -d "$SHOAL_CHECKPOINT_DIR"\ncheckpoint: {}\n')
+    deadline = time.monotonic() + 60
+    while (done := desk.typed("run", str(job))).returncode != 0:
+        assert "no directory that all nodes share" in done.stderr, done.stdout + done.stderr
+        assert time.monotonic() < deadline
+        time.sleep(1)
+
+
 def a_job_on_two_nodes_finishes_with_shoal(desk: Desk) -> None:
     """The guide's own. `create` has connected Shoal; names lead to the machines, not to loopback."""
-    desk.run("up", code=0)
     work = desk.home.parent / "work"
     work.mkdir()
     (program,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
@@ -124,7 +137,26 @@ def a_job_on_two_nodes_finishes_with_shoal(desk: Desk) -> None:
     words = ("run", "--nodes", "2", "--workdir", str(work), "--", "/usr/bin/python3", "two.py")
     text = desk.run(*words, code=0).stdout
     assert any(f" met {name} at {desk.lab.address(name)}" in text for name in NAMES), text
+    a_machine_that_leaves_is_off_the_list_of_shoal_at_once(desk)
     desk.run("down", code=0)
+
+
+def a_machine_that_leaves_is_off_the_list_of_shoal_at_once(desk: Desk) -> None:
+    """And is refused, without a trace, while a job runs there."""
+    drains = "grep -c 'update_node: node node-d reason set to: leaves' /var/log/slurm/slurmctld.log || true"
+    job = desk.as_user("sbatch --parsable -w node-d -o /dev/null --wrap 'sleep 600'").strip()
+    is_running = f"squeue -h -j {job} -t running -o %i | grep -q ."
+    desk.lab.ssh("node-a", f"timeout 60 sh -c 'until {is_running}; do sleep 0.2; done'")
+    refused = desk.type("remove", "node-d", code=5)
+    assert f"refused: node-d: Slurm's job {job} runs there" in refused
+    assert "cluster lab: stopped; nothing was changed" in refused
+    assert desk.lab.ssh("node-a", drains).stdout.strip() == "0"
+    desk.lab.ssh("node-a", f"scancel {job}")
+    assert "shoal nodes remove" not in desk.type("remove", "node-d")
+    assert desk.lab.ssh("node-a", drains).stdout.strip() != "0"
+    assert "node-d" not in desk.run("nodes", code=0).stdout
+    desk.ask("add", desk.lab.address("node-d"))
+    desk.await_states(dict.fromkeys(NAMES, "idle"))
 
 
 def a_machine_with_gpus_is_added_under_a_running_job(desk: Desk) -> None:

@@ -106,7 +106,7 @@ class PaperMachine:
 
 def never(_: str) -> int:
     """Nothing is so already, and every change works."""
-    return 0 if _.startswith(("set -eu", "was=")) or "exit 0; sleep 1" in _ or "sacctmgr -i" in _ else 1
+    return 0 if _.startswith(("set -eu", "refuse() {")) or "exit 0; sleep 1" in _ or "sacctmgr -i" in _ else 1
 
 
 class Paper:

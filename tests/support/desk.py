@@ -64,9 +64,9 @@ class Desk:
     def _environment(self) -> dict[str, str]:
         return {**os.environ, "SHOAL_HOME": str(self.home), "COLUMNS": "200"}
 
-    def run(self, *words: str, code: int) -> subprocess.CompletedProcess[str]:
-        """Type a command. It must end with this exit code."""
-        done = subprocess.run(
+    def typed(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """A command, and how it ended."""
+        return subprocess.run(
             [sys.executable, "-m", "shoal.cli.main", *words],
             env=self._environment,
             cwd=ROOT,
@@ -75,6 +75,10 @@ class Desk:
             check=False,
             timeout=600,
         )
+
+    def run(self, *words: str, code: int) -> subprocess.CompletedProcess[str]:
+        """Type a command. It must end with this exit code."""
+        done = self.typed(*words)
         tail = (done.stdout + done.stderr)[-4000:]
         wrong = [line for line in done.stdout.splitlines() if "FAILED" in line or '"detail": "' in line]
         assert done.returncode == code, (

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
-from shoal.cli.cluster_connect import connect_shoal, goodbye, refuse_fight
+from shoal.cli.cluster_connect import connect_shoal, forget_nodes, goodbye, refuse_fight
 from shoal.cli.cluster_inventory import alone, apart, made_before, reached, save_or_drop, saved, wanted
-from shoal.cli.cluster_words import as_json, closing, counted, planned, told
+from shoal.cli.cluster_words import as_json, closing, counted, planned, state_of, told, unfinished
 from shoal.cli.flags import JsonFlag
 from shoal.cli.show import note, print_json, print_table
 from shoal.errors import EngineRefused, EngineUnreachable, ShoalError, StateError
@@ -69,6 +69,8 @@ def clusters(*, json: JsonFlag = False) -> int:
     else:
         rows = [(item.cluster, item.controller.label, str(len(item.hosts))) for item in found]
         print_table(("CLUSTER", "CONTROLLER", "MACHINES"), rows, elastic="CONTROLLER")
+        for said in filter(None, map(unfinished, found)):
+            note(said)
     return 0
 
 
@@ -84,12 +86,11 @@ def show(*, cluster: Cluster = None, json: JsonFlag = False) -> int:
         found = host.found
         gpus = ", ".join(f"{len(g.files)} {g.kind or 'gpu'}" for g in found.gpus) if found else ""
         shape = (str(found.cpus), f"{found.memory_mib} MiB", gpus or "-") if found else ("-", "-", "-")
-        state = "joined" if found else "left, not cleaned" if host.is_unclean else "not joined"
-        rows.append((host.label, host.address, state, *shape, host.switch, " ".join(host.roles)))
+        rows.append((host.label, host.address, state_of(host), *shape, host.switch, " ".join(host.roles)))
     heads = ("NAME", "ADDRESS", "STATE", "CPUS", "MEMORY", "GPUS", "SWITCH", "ROLES")
     print_table(heads, rows, elastic="ROLES", spare=("SWITCH",))
-    if not any(host.found for host in inventory.hosts):
-        note("-- `shoal cluster create` has not ended well yet: typed again, it goes on where it was")
+    if said := unfinished(inventory):
+        note(said)
     note(f"-- {path}")
     return 0
 
@@ -204,20 +205,18 @@ def remove(
 
     with alone(is_dry=dry_run):
         inventory, path = saved(cluster)
+        going = [inventory.host(ref.strip()) for ref in hosts.split(",")]
 
         async def work(crew: Crew, wishes: Wishes) -> Report:
-            refs = [ref.strip() for ref in hosts.split(",")]
-            return await take_out(crew, inventory, refs, wishes)
+            return await take_out(crew, inventory, going, wishes)
 
         order = Order(dry=dry_run, json=json, forced=force, packages=packages)
         code = order.carry_out(inventory, path, work)
-        if not (code or dry_run or json):
-            left = [inventory.host(ref.strip()) for ref in hosts.split(",")]
-            typed = "; ".join(f"`shoal nodes remove {host.label}`" for host in left if host.found)
-            if not typed:  # they were no nodes
-                return code
-            note(f"-- a Shoal connected to it counts on it for ten minutes more, or until told: {typed}")
-        return code
+        nodes = {host.label for host in going if host.found} if not dry_run else set()
+        nodes -= {host.label for host in saved(inventory.cluster)[0].members}
+    if nodes and (said := forget_nodes(inventory, sorted(nodes))) and not json:
+        note(said)
+    return code
 
 
 @app.command
@@ -262,12 +261,14 @@ def destroy(
             )
         if force and not dry_run:
             refuse_fight(inventory)
+        if not dry_run:
+            save_or_drop(inventory.going(), path)  # cut off from here on, what was begun is known
 
         async def work(crew: Crew, wishes: Wishes) -> Report:
             return await take_down(crew, inventory, wishes)
 
         order = Order(dry=dry_run, json=json, forced=force, packages=packages)
-        code = order.carry_out(inventory, path, work)
+        code = order.carry_out(inventory, path, work, before=inventory)
     if not (code or dry_run or json) and (said := goodbye(inventory)):
         note(said)
     return code

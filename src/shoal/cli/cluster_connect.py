@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import shlex
 import sys
+import time
 from collections.abc import Mapping
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from typing import TYPE_CHECKING
 
 from shoal.cli.show import note
 from shoal.cli.text import one_line
-from shoal.errors import SpecError, StateError
+from shoal.errors import NotFound, ShoalError, SpecError, StateError
 from shoal.home import holder, home_from_env
 
 if TYPE_CHECKING:
+    from shoal.client.connection import Connection
     from shoal.cluster.facts import Facts
     from shoal.cluster.inventory import Inventory
     from shoal.engines.slurm.config import SlurmConfig
+
+NOTICED_S = 30.0
+"""A control plane asks Slurm for its nodes every ten seconds, or later where the answer takes long."""
 
 
 def connect_shoal(inventory: Inventory, facts: Mapping[str, Facts]) -> str:
@@ -28,6 +33,8 @@ def connect_shoal(inventory: Inventory, facts: Mapping[str, Facts]) -> str:
     from shoal.cli.main import run_command
     from shoal.cluster.objections import unlike_users
 
+    if said := _told_of_shared(inventory):
+        return said
     words = _connecting(inventory)
     if is_root_login(inventory, facts):
         words[words.index("--ssh") + 1] = f"USER@{inventory.controller.address}"
@@ -40,9 +47,8 @@ def connect_shoal(inventory: Inventory, facts: Mapping[str, Facts]) -> str:
     if is_connected(inventory):
         return ""
     if holder(home_from_env()) is not None:
-        return (
-            "-- Shoal runs here, and takes note of it after `shoal down`, `shoal cluster create`, `shoal up`"
-        )
+        create = f"`shoal cluster create --name {inventory.cluster}`"
+        return f"-- Shoal runs here, and takes note of it after `shoal down`, {create}, `shoal up`"
     note("-- connecting Shoal to it")
     with redirect_stdout(sys.stderr):
         code = run_command(words)
@@ -50,6 +56,62 @@ def connect_shoal(inventory: Inventory, facts: Mapping[str, Facts]) -> str:
         return ""
     why = f"(exit code {code}); the cluster itself works"
     return f"-- Shoal was not connected to it {why}. To try again: `shoal {typed}`"
+
+
+def _told_of_shared(inventory: Inventory) -> str:
+    """Tell a Shoal of this home that is up, and works there, of a shared directory that is new to it; what to
+    say then. One that had none takes it up as it is, one that had another at its next start.
+    """
+    import msgspec
+
+    from shoal.client.credentials import write_private
+    from shoal.engines.slurm.config import FILE
+
+    config, shared = _connected(), inventory.shared or ""
+    if config is None or not works_there(inventory) or shared in {"", config.shared}:
+        return ""
+    if holder(home_from_env()) is None:
+        return ""
+    told = msgspec.structs.replace(config, shared=shared)
+    write_private(home_from_env() / FILE, msgspec.json.encode(told).decode() + "\n")
+    if not config.shared:
+        return f"-- Shoal here takes {shared} up within half a minute, for jobs from then on"
+    return f"-- Shoal here has {shared} from its next start on: `shoal down`, then `shoal up`"
+
+
+def forget_nodes(inventory: Inventory, nodes: list[str]) -> str:
+    """Have this home's Shoal, if it is up and works there, forget nodes that have left; what to say about it.
+
+    It does so once it has asked Slurm again, and that lists them no more: waits for that.
+    """
+    if holder(home_from_env()) is not None and works_there(inventory):
+        from shoal.cli.flags import connect
+
+        note(f"-- taking {', '.join(nodes)} off the list of Shoal here, once it has asked Slurm again")
+        deadline = time.monotonic() + NOTICED_S
+        with suppress(ShoalError), connect() as shoal:
+            nodes = [node for node in nodes if not _is_forgotten(shoal, node, deadline)]
+        if not nodes:
+            return ""
+    typed = ", ".join(f"`shoal nodes remove {node}`" for node in nodes)
+    return (
+        f"-- a Shoal connected to it shows {', '.join(nodes)} as silent in ten seconds or so, as gone after"
+        f" ten minutes, for a day; to have it off its list as soon as it is silent: {typed}"
+    )
+
+
+def _is_forgotten(shoal: Connection, node: str, deadline: float) -> bool:
+    while True:
+        try:
+            shoal.remove_node(node)
+        except NotFound:
+            return True
+        except StateError:  # it answered at the last look, or something there has not quite ended
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(1)
+        else:
+            return True
 
 
 def is_root_login(inventory: Inventory, facts: Mapping[str, Facts]) -> bool:

@@ -34,11 +34,11 @@ def alone(*, is_dry: bool) -> Iterator[None]:
         yield
 
 
-def saved(cluster: str | None) -> tuple[Inventory, Path]:
+def saved(cluster: str | None, flag: str = "--cluster") -> tuple[Inventory, Path]:
     from shoal.cluster.inventory import load, path_of, the_cluster
 
     home = home_from_env()
-    path = path_of(home, the_cluster(home, cluster))
+    path = path_of(home, the_cluster(home, cluster, flag))
     return load(path), path
 
 
@@ -73,7 +73,7 @@ def wanted(
     from shoal.cluster.inventory import load, make, path_of, typed_hosts, with_roles
 
     if hosts is None and file is None:
-        return saved(name)
+        return saved(name, "--name")
     if hosts is not None and file is not None:
         raise SpecError("`--hosts` and `--file` both say which machines", hint="leave one of them out")
     if file is not None:
@@ -95,9 +95,11 @@ def wanted(
     old, new = ({host.address for host in item.hosts} for item in (kept, asked))
     if old != new:
         more, fewer = sorted(new - old), sorted(old - new)
+        add = f"`shoal cluster add {','.join(more)} --cluster {asked.cluster}`"
+        remove = f"`shoal cluster remove {','.join(fewer)} --cluster {asked.cluster}`"
         raise StateError(
             f"cluster `{asked.cluster}` is there already, with {', '.join(sorted(old))}",
-            hint=f"shoal cluster add {','.join(more)}" if more else f"shoal cluster remove {','.join(fewer)}",
+            hint=add if more else remove,
         )
     if file is None:
         _must_stay(kept, controller, is_worker=controller_works)
@@ -144,9 +146,13 @@ def _with_ways(kept: Inventory, asked: Inventory) -> Inventory:
 
 
 def _with_marks(hosts: Iterable[Host], kept: Inventory) -> tuple[Host, ...]:
-    """Who has left and was not cleaned is so, and has the name by which it left, whatever is asked."""
+    """Who has left and was not cleaned is so, and has the name by which it left, whatever is asked; and who
+    is on its way out is that.
+    """
     left = {host.address: {"name": host.name, "is_unclean": True} for host in kept.hosts if host.is_unclean}
-    return tuple(host.model_copy(update=left.get(host.address, {"is_unclean": False})) for host in hosts)
+    left |= {host.address: {"is_unclean": False, "is_going": True} for host in kept.hosts if host.is_going}
+    neither = {"is_unclean": False, "is_going": False}
+    return tuple(host.model_copy(update=left.get(host.address, neither)) for host in hosts)
 
 
 def apart(inventory: Inventory, typed: tuple[Host, ...]) -> tuple[Inventory, tuple[Host, ...]]:

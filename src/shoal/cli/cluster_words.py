@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.cli.text import one_line
 
 if TYPE_CHECKING:
+    from shoal.cluster.inventory import Host, Inventory
     from shoal.cluster.operate import Report
     from shoal.cluster.run import Crew, Outcome
     from shoal.cluster.steps import Step
@@ -19,7 +20,7 @@ def told(outcome: Outcome) -> list[str]:
     if outcome.state == "under way":
         detail = f" ({one_line(outcome.detail)})" if outcome.detail else ""
         return [f"{one_line(outcome.label)}: ... {one_line(outcome.title)}{detail}"]
-    if outcome.state == "failed" and outcome.step is not None and outcome.step.is_asking:
+    if outcome.state == "failed" and _is_no(outcome):
         return []
     if outcome.state == "failed" and outcome.step is None:
         return [f"{one_line(outcome.label)}: REFUSED: {one_line(outcome.detail)}"]
@@ -63,9 +64,8 @@ def closing(cluster: str, crew: Crew, report: Report | None, seconds: float, *, 
     for address, outcome in crew.failed.items():
         if address in gone or report is None:
             continue
-        is_asking = outcome.step is not None and outcome.step.is_asking
-        at = f"{one_line(outcome.title)}: " if outcome.step and not is_asking else ""
-        word = "refused" if is_asking else "failed"
+        at = f"{one_line(outcome.title)}: " if outcome.step and not _is_no(outcome) else ""
+        word = "refused" if _is_no(outcome) else "failed"
         lines.append(f"{word}: {outcome.label}: {at}{one_line(outcome.detail)}")
         if outcome.hint:
             lines.append(f"  hint: {one_line(outcome.hint)}")
@@ -76,11 +76,13 @@ def closing(cluster: str, crew: Crew, report: Report | None, seconds: float, *, 
     if report is None:
         changed = f"{things} changed before" if crew.num_changed else "nothing was changed"
         lines.append(f"cluster {cluster}: stopped; {changed}")
+    elif failed and not crew.num_changed and all(_is_no(crew.failed[it]) for it in set(crew.failed) - gone):
+        lines.append(f"cluster {cluster}: stopped; nothing was changed")
     elif failed:
         rest = f", the other {num_machines - failed} did well" if num_machines > failed else ""
         lines.append(f"cluster {cluster}: {failed} of {machines} failed{rest}")
         lines.append(f"next  mend {'it' if failed == 1 else 'them'}, then the same command again")
-        if (out := _ways_out(crew, report)) and not is_dry:
+        if (out := _ways_out(cluster, crew, report)) and not is_dry:
             lines.append(f"next  or leave {'it' if failed == 1 else 'those that never joined'} out: {out}")
     elif not crew.num_changed:
         looked = counted(len(crew.outcomes), "thing")
@@ -95,7 +97,12 @@ def closing(cluster: str, crew: Crew, report: Report | None, seconds: float, *, 
     return lines
 
 
-def _ways_out(crew: Crew, report: Report) -> str:
+def _is_no(outcome: Outcome) -> bool:
+    """Whether it is for somebody to decide, and nothing to mend."""
+    return outcome.step is not None and outcome.step.is_asking
+
+
+def _ways_out(cluster: str, crew: Crew, report: Report) -> str:
     """The command that drops those that failed and never joined: a mistyped one would fail for ever."""
     hosts = report.inventory.members if report.inventory else ()
     stuck = [host for host in hosts if host.address in crew.failed and not host.found]
@@ -103,7 +110,25 @@ def _ways_out(crew: Crew, report: Report) -> str:
         return ""
     # One that does not let us in may be a machine of ours: Slurm cannot tell, so it goes by force only.
     force = " --force" if {host.address for host in stuck} & crew.shut else ""
-    return f"`shoal cluster remove {','.join(host.label for host in stuck)}{force}`"
+    names = ",".join(host.label for host in stuck)
+    return f"`shoal cluster remove {names} --cluster {cluster}{force}`"
+
+
+def state_of(host: Host) -> str:
+    if host.is_going:
+        return "destroy did not finish"
+    return "joined" if host.found else "left, not cleaned" if host.is_unclean else "not joined"
+
+
+def unfinished(inventory: Inventory) -> str:
+    """Which command has not ended well, and what to type; nothing where all have."""
+    create = f"`shoal cluster create --name {inventory.cluster}`"
+    if any(host.is_going for host in inventory.hosts):
+        again = f"`shoal cluster destroy --cluster {inventory.cluster} --yes`"
+        return f"-- `destroy` did not finish: {again} goes on where it was; {create} makes it whole again"
+    if not any(host.found for host in inventory.hosts):
+        return f"-- `create` has not ended well yet: {create} goes on where it was"
+    return ""
 
 
 def counted(number: int, noun: str) -> str:

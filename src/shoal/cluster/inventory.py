@@ -83,6 +83,8 @@ class Host(Part):
     found: Found | None = None
     is_unclean: bool = False
     """It has left, and what Shoal put there is there yet: it stays on the list to be removed again."""
+    is_going: bool = False
+    """A member on which `destroy` has begun, and did not finish: what is there yet, only it can say."""
 
     @property
     def label(self) -> str:
@@ -153,7 +155,14 @@ class Inventory(Part):
                 return host
         known = ", ".join(host.label for host in self.hosts)
         raise NotFound(
-            f"cluster `{self.cluster}` has no machine `{ref}`; it has {known}", hint="shoal cluster show"
+            f"cluster `{self.cluster}` has no machine `{ref}`; it has {known}",
+            hint=f"shoal cluster show --cluster {self.cluster}",
+        )
+
+    def going(self) -> Inventory:
+        """The same cluster while it is being destroyed. To be kept before a machine loses anything."""
+        return self.with_hosts(
+            host.model_copy(update={"is_going": host.found is not None}) for host in self.hosts
         )
 
     def with_found(self, found: Mapping[str, Found]) -> Inventory:
@@ -271,8 +280,8 @@ def known_clusters(home: Path) -> list[str]:
     return sorted(path.stem for path in (home / "clusters").glob("*.yaml"))
 
 
-def the_cluster(home: Path, cluster: str | None) -> str:
-    """The cluster that is meant: the one named, or the only one there is."""
+def the_cluster(home: Path, cluster: str | None, flag: str = "--cluster") -> str:
+    """The cluster that is meant: the one named, by this flag, or the only one there is."""
     known = known_clusters(home)
     if cluster is not None:
         if cluster not in known:
@@ -283,5 +292,7 @@ def the_cluster(home: Path, cluster: str | None) -> str:
     if not known:
         raise NotFound("there is no cluster yet", hint="shoal cluster create --hosts a,b,c")
     if len(known) > 1:
-        raise StateError(f"there are several clusters: {', '.join(known)}", hint=f"--cluster {known[0]}")
+        raise StateError(
+            f"there are several clusters: {', '.join(known)}", hint=f"add `{flag} {known[0]}`, say"
+        )
     return known[0]

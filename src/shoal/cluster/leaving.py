@@ -20,6 +20,8 @@ STOPPING = {
     "slurmdbd": Stage.STOP_CONTROL,
 }
 """slurmd first, everywhere: a controller that went first would have nobody to tell of jobs that end."""
+LEAVES = "leaves"
+"""Why Slurm drains a node that leaves."""
 
 
 def leave(host: Host, fact: Facts, *, has_packages_removed: bool) -> list[Step]:
@@ -119,19 +121,25 @@ def _serves_others(service: shell.Service, fact: Facts) -> bool:
 def quiet_node(host: Host, inventory: Inventory, *, is_forced: bool, is_away: bool = False) -> Step:
     """Before a machine leaves: no new job goes there, none runs there. Refused, it takes jobs as before.
 
-    Of one that is away, which is a step of the controller's, only Slurm can tell: that it is down is enough.
+    It is drained once no job goes on there; one that begins in that moment has the drain taken back. Of one
+    that is away, which is a step of the controller's, only Slurm can tell: that it is down is enough.
     """
     node, about = host.label, inventory.controller if is_away else host
-    no_jobs = _no_jobs(f"-w {node}")
-    is_down = f"scontrol show node {node} | grep -q '^ *State=DOWN'"
-    is_quiet = f"{{ {is_down} || {no_jobs}; }}" if is_away else no_jobs
-    is_out = f"scontrol show node {node} 2>&1 | grep -qx 'Node {node} not found'"
+    which, is_down = f"-w {node}", f"scontrol show node {node} | grep -q '^ *State=DOWN'"
+    is_quiet, none_goes_on = (
+        f"{{ {is_down} || {no_jobs}; }}" if is_away else no_jobs
+        for no_jobs in (_no_jobs(which), _no_jobs(which, GOING_ON))
+    )
+    is_out = _is_out(node)
     if is_forced:
         is_out += " || ! scontrol show config >/dev/null 2>&1"
-    back = "" if is_forced else f'[ "$was" != 0 ] || scontrol update nodename={node} state=resume\n'
-    end = _end_jobs(f"-w {node}", inventory, is_forced=is_forced)
+    look_first = "" if is_forced else f"{none_goes_on} || refuse\n"
+    end = f"{_end_jobs(which)}\nrefuse" if is_forced else "refuse"
     if is_away and is_forced:
         end = _call_down(host)
+    back = (
+        f"{_is_drained_by_us(node)} && {_wake(node)} && echo '{node} was drained, and takes jobs again' >&2"
+    )
     return Step(
         host=about.address,
         label=about.label,
@@ -139,13 +147,45 @@ def quiet_node(host: Host, inventory: Inventory, *, is_forced: bool, is_away: bo
         title=f"node {node} takes no new jobs, and none runs there",
         check=f"{is_out} || {{ scontrol show node {node} | grep -q DRAIN && {is_quiet}; }}",
         apply=f"""\
-was=$(scontrol show node {node} | grep -c DRAIN)
-[ "$was" != 0 ] || scontrol update nodename={node} state=drain reason=leaves || exit 1
-{_await_ends(f"-w {node}", is_quiet)}
-{back}{end}""",
+refuse() {{
+{_name_jobs(which, inventory, is_forced=is_forced)}
+{back}
+exit 1
+}}
+{look_first}scontrol show node {node} | grep -q DRAIN ||
+  scontrol update nodename={node} state=drain reason={LEAVES} || exit 1
+{_await_ends(which, is_quiet)}
+{end}""",
         on=inventory.controller.address,
         is_asking=True,
     )
+
+
+def woken_node(host: Host, inventory: Inventory) -> Step:
+    """Where a machine is drained and does not leave after all: it takes jobs as before."""
+    node = host.label
+    return Step(
+        host=host.address,
+        label=node,
+        stage=Stage.PREPARE,
+        title=f"node {node} takes jobs again",
+        check=f"{_is_out(node)} || {{ scontrol ping && ! {_is_drained_by_us(node)}; }}",
+        apply=_wake(node),
+        on=inventory.controller.address,
+    )
+
+
+def _is_out(node: str) -> str:
+    return f"scontrol show node {node} 2>&1 | grep -qx 'Node {node} not found'"
+
+
+def _is_drained_by_us(node: str) -> str:
+    """What somebody else drained has another reason."""
+    return f"scontrol show node {node} 2>/dev/null | grep -q '^ *Reason={LEAVES} '"
+
+
+def _wake(node: str) -> str:
+    return f"scontrol update nodename={node} state=resume"
 
 
 def quiet_cluster(inventory: Inventory, *, is_forced: bool, away: Iterable[Host] = ()) -> Step:
@@ -164,14 +204,15 @@ def quiet_cluster(inventory: Inventory, *, is_forced: bool, away: Iterable[Host]
         stage=Stage.PREPARE,
         title="no job runs",
         check=f"{is_silent} || {_no_jobs('')}",
-        apply=f"{down}{_await_ends('', _no_jobs(''))}\n{_end_jobs('', inventory, is_forced=is_forced)}",
+        apply=f"{down}{_await_ends('', _no_jobs(''))}\n{_end_jobs('') if is_forced else ''}\n"
+        f"{_name_jobs('', inventory, is_forced=is_forced)}\nexit 1",
         is_asking=True,
     )
 
 
 def _call_down(host: Host) -> str:
     """Slurm then ends or requeues what it has there, and waits for nobody."""
-    return f"scontrol update nodename={host.label} state=down reason=leaves"
+    return f"scontrol update nodename={host.label} state=down reason={LEAVES}"
 
 
 def _jobs(which: str, states: str = f"{GOING_ON},completing") -> str:
@@ -189,27 +230,24 @@ def _await_ends(which: str, is_quiet: str) -> str:
     return f"for i in $(seq 60); do {is_quiet} && exit 0; {none_goes_on} || break; sleep 1; done"
 
 
-def _end_jobs(which: str, inventory: Inventory, *, is_forced: bool) -> str:
-    if not is_forced:
-        wait = (
-            '"; wait for " (n == 1 ? "it" : "them") ", or say --force: then " (n == 1 ? "it is" : "they are")'
-        )
-        words = f'(n == 1 ? " runs" : " run") " there" {wait} " queued again or lost"'
-        return f"{_name_jobs(which, words, inventory, '; or say --force: what runs is lost')}\nexit 1"
-    words = '(n == 1 ? " does" : " do") " not end"'
+def _end_jobs(which: str) -> str:
+    """End well once none is left."""
     return f"""\
 for job in $({_jobs(which)}); do scontrol requeue $job 2>/dev/null || scancel $job; done
-for i in $(seq 60); do {_no_jobs(which)} && exit 0; sleep 1; done
-{_name_jobs(which, words, inventory)}
-exit 1"""
+for i in $(seq 60); do {_no_jobs(which)} && exit 0; sleep 1; done"""
 
 
-def _name_jobs(which: str, words: str, inventory: Inventory, unless: str = "") -> str:
-    """Say which jobs there are, with these words of awk's behind, and what ends them: Shoal's by Shoal.
+def _name_jobs(which: str, inventory: Inventory, *, is_forced: bool) -> str:
+    """Say which jobs are in the way, and what ends them: Shoal's by Shoal.
 
     Names may hold newlines, and what looks like another job: what every line begins with nobody can know. Of
-    a Slurm that says nothing it is told how to start it, `unless` there is another way.
+    a Slurm that says nothing it is told how to start it, or that there is another way.
     """
+    wait = '"; wait for " (n == 1 ? "it" : "them") ", or say --force: then " (n == 1 ? "it is" : "they are")'
+    words = f'(n == 1 ? " runs" : " run") " there" {wait} " queued again or lost"'
+    unless = "; or say --force: what runs is lost"
+    if is_forced:
+        words, unless = '(n == 1 ? " does" : " do") " not end"', ""
     return f"""\
 export mark=$(od -An -N16 -tx8 /dev/urandom | tr -d ' ')
 SQUEUE_FORMAT="$mark %i %j" {_jobs(which).removesuffix(" -o %i")} | awk '

@@ -57,14 +57,14 @@ def whose(fact: Facts, inventory: Inventory) -> str:
     """Whose a machine is that belongs to another cluster, and what to do."""
     if fact.own_cluster != inventory.cluster:
         return (
-            f"belongs to cluster `{fact.own_cluster}`; `shoal cluster remove` it there first, or, if that is"
-            f" gone, `rm {STATE_DIR}/cluster` on it"
+            f"belongs to cluster `{fact.own_cluster}`; `shoal cluster remove {fact.hostname} --cluster"
+            f" {fact.own_cluster}` first, or, if that is gone, `rm {STATE_DIR}/cluster` on it"
         )
     return (
         f"belongs to a cluster `{fact.own_cluster}` that was made by another inventory: work from the home"
-        " that has it, or `shoal cluster remove` it there first, or, if that cluster is gone,"
-        f" `rm {STATE_DIR}/cluster` on it; if it is this very cluster, put `id: {fact.own_id}` into"
-        f" clusters/{inventory.cluster}.yaml of this home"
+        f" that has it, or `shoal cluster remove {fact.hostname} --cluster {inventory.cluster}` there first,"
+        f" or, if that cluster is gone, `rm {STATE_DIR}/cluster` on it; if it is this very cluster, put"
+        f" `id: {fact.own_id}` into clusters/{inventory.cluster}.yaml of this home"
     )
 
 
@@ -82,7 +82,7 @@ def _namesakes(host: Host, inventory: Inventory, facts: Mapping[str, Facts]) -> 
         why = "left and was not cleaned" if away[0].is_unclean else "does not answer"
         yield (
             f"is called `{label}`, as {away[0].address} is, which {why};"
-            f" `shoal cluster remove {away[0].label}` first"
+            f" `shoal cluster remove {away[0].label} --cluster {inventory.cluster}` first"
         )
     else:
         yield (
@@ -260,21 +260,22 @@ def remarks(inventory: Inventory, facts: Mapping[str, Facts], *, is_contained: b
     """What works, and is good to know."""
     present = _asked(inventory, facts)
     told = unlike_users(inventory, facts)
+    create = f"`shoal cluster create --name {inventory.cluster}`"
     if direct := [host.label for host in present if facts[host.address].init != "systemd"]:
         told.append(
             f"no systemd on {', '.join(direct)}: Shoal starts the daemons itself, and after a restart of the"
-            " machine `shoal cluster create` starts them again"
+            f" machine {create} starts them again"
         )
     if bare := [host.label for host in present if not facts[host.address].found.cgroup]:
         told.append(f"no writable cgroups on {', '.join(bare)}: memory and devices of jobs are not confined")
     elif not is_contained:
         told.append(
             "not every machine answered, and cgroups are used once all are known to have them: memory and"
-            " devices of jobs are not confined until `shoal cluster create` reaches all"
+            f" devices of jobs are not confined until {create} reaches all"
         )
     if not inventory.shared:
         told.append(
             "no directory that all machines share: jobs with `checkpoint` will be refused. Once there is one"
-            " (NFS, say): `shoal cluster create --shared DIR`"
+            f" (NFS, say): `shoal cluster create --name {inventory.cluster} --shared DIR`"
         )
     return told

@@ -6,7 +6,7 @@ may be run again after any end, and goes on where it was.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from shoal.cluster import leaving
@@ -15,10 +15,10 @@ from shoal.cluster.facts import Facts
 from shoal.cluster.inventory import Found, Host, Inventory, Role
 from shoal.cluster.members import declared_as
 from shoal.cluster.objections import Takeover, misfits, objections, remarks, whose
-from shoal.cluster.render import is_contained
+from shoal.cluster.render import declared, is_contained
 from shoal.cluster.run import Crew, State, known_secrets, must_have
 from shoal.cluster.steps import Stage, plan, shared_looks
-from shoal.errors import EngineRefused, StateError
+from shoal.errors import EngineRefused, ShoalError, StateError
 
 
 @dataclass(frozen=True)
@@ -56,16 +56,17 @@ async def create(crew: Crew, inventory: Inventory, wishes: Wishes) -> Report:
         crew.refuse(
             inventory.host(step.host),
             f"there is no directory {inventory.shared} on {step.label}",
-            hint="make or mount it on every machine, or name another: `shoal cluster create --shared DIR`",
+            hint="make or mount it on every machine, or name another:"
+            f" `shoal cluster create --name {inventory.cluster} --shared DIR`",
         )
+    _object(crew, inventory, wishes)
     return await _bring_to(crew, inventory, wishes)
 
 
 async def _bring_to(crew: Crew, inventory: Inventory, wishes: Wishes) -> Report:
+    """The cluster as it shall be, of machines that nobody has objected to."""
     joined = {host.address: host.found for host in inventory.hosts}
-    _object(crew, inventory, wishes)
     vital = _vital(inventory)
-    must_have(crew, vital)
     if wishes.takeover is Takeover.KEEP:
         inventory = inventory.model_copy(update={"keeps_munge_key": True})
     wanted, crew.doubts = declared_as(inventory, _found(crew), wishes.as_found)
@@ -88,19 +89,25 @@ async def _bring_to(crew: Crew, inventory: Inventory, wishes: Wishes) -> Report:
         await crew.carry_out([step for step in rest if step.stage is stage])
         if stage is not Stage.VERIFY:
             must_have(crew, vital)
+    # Who came through all of it is whole again, whatever a `destroy` had begun there.
+    wanted = wanted.with_hosts(
+        host if host.address in crew.failed else host.model_copy(update={"is_going": False})
+        for host in wanted.hosts
+    )
     return Report(
         wanted,
         advice=firewall(wanted, crew.facts),
         has_new=any(host.found and not joined[host.address] for host in wanted.hosts),
         remarks=[
             *remarks(wanted, crew.facts, is_contained=is_contained(wanted, present)),
-            *(_unclean(host) for host in wanted.hosts if host.is_unclean),
+            *(_unclean(host, wanted) for host in wanted.hosts if host.is_unclean),
         ],
     )
 
 
-def _unclean(host: Host) -> str:
-    return f"{host.label} is no node any more, and was not cleaned: `shoal cluster remove {host.label}` again"
+def _unclean(host: Host, inventory: Inventory) -> str:
+    again = f"`shoal cluster remove {host.label} --cluster {inventory.cluster}` again"
+    return f"{host.label} is no node any more, and was not cleaned: {again}"
 
 
 def _vital(inventory: Inventory) -> dict[str, str]:
@@ -109,8 +116,10 @@ def _vital(inventory: Inventory) -> dict[str, str]:
 
 
 def _object(crew: Crew, inventory: Inventory, wishes: Wishes) -> None:
+    """Before anything is changed: refuse machines that do not fit. Raises where no cluster is left then."""
     for address, told in objections(inventory, crew.facts, wishes.takeover).items():
         crew.refuse(inventory.host(address), "; ".join(told))
+    must_have(crew, _vital(inventory))
 
 
 def _refuse_others(crew: Crew, hosts: Iterable[Host], inventory: Inventory, hint: str = "") -> None:
@@ -155,22 +164,16 @@ async def add(crew: Crew, inventory: Inventory, hosts: Iterable[Host], wishes: W
     return replace(
         report,
         inventory=report.inventory.with_hosts([*kept, *left]),
-        remarks=[*report.remarks, *(_unclean(host) for host in left)],
+        remarks=[*report.remarks, *(_unclean(host, inventory) for host in left)],
     )
 
 
-async def remove(crew: Crew, inventory: Inventory, refs: Iterable[str], wishes: Wishes) -> Report:
+async def remove(crew: Crew, inventory: Inventory, going: Sequence[Host], wishes: Wishes) -> Report:
     """Take machines out: no job there, out of every `slurm.conf`, then cleaned. A dead one may go, too.
 
     One that does not answer us may have jobs: Slurm is asked. One that does not let us in goes by force only.
     """
-    going = [inventory.host(ref) for ref in refs]
-    for host in going:
-        if host.has(Role.CONTROLLER) or host.has(Role.DATABASE):
-            raise StateError(
-                f"{host.label} is the controller or keeps the accounting: without it there is no cluster",
-                hint=f"shoal cluster destroy --cluster {inventory.cluster}",
-            )
+    _must_stay(inventory, going)
     await crew.meet(host for host in inventory.hosts if host in going or not host.is_unclean)
     _refuse_others(crew, [inventory.controller], inventory)
     must_have(crew, {inventory.controller.address: "controller"})
@@ -180,20 +183,20 @@ async def remove(crew: Crew, inventory: Inventory, refs: Iterable[str], wishes: 
             wrong = crew.failed[host.address]
             raise EngineRefused(
                 f"{crew.absence(host)}, and may have jobs: {wrong.detail}",
-                hint=f"{wrong.hint}; to give it up: shoal cluster remove {host.label} --force",
+                hint=f"{wrong.hint}; to give it up:"
+                f" `shoal cluster remove {host.label} --cluster {inventory.cluster} --force`",
             )
     must_have(crew, {host.address: "machine" for host in going if host.address not in away})
-    # Those that are away first: a no about one of them ends everything, before another was drained.
-    for host in sorted(going, key=lambda host: host.address not in away):
-        is_away = host.address in away
-        step = leaving.quiet_node(host, inventory, is_forced=wishes.is_forced, is_away=is_away)
-        await crew.carry_out([step])
-        must_have(crew, {inventory.controller.address: "controller"})
-    stay = {host.address for host in going if host.address in crew.failed} - away
-    gone = {host.address for host in going} - stay
-    smaller = inventory.with_hosts([host for host in inventory.hosts if host.address not in gone])
-    facts = {address: crew.facts.pop(address) for address in gone & set(crew.facts)}
-    report = await _bring_to(crew, smaller, wishes)
+    _object(crew, _without(inventory, going), wishes)
+    try:
+        leavers = await _drain(crew, inventory, going, away, wishes)
+        if not leavers:
+            return Report(inventory)
+        facts = {host.address: crew.facts.pop(host.address) for host in leavers if host.address in crew.facts}
+        report = await _bring_to(crew, _without(inventory, leavers), wishes)
+    except ShoalError:
+        await crew.undo(leaving.woken_node(host, inventory) for host in going)
+        raise
     report.gone = frozenset(away)
     for host in going:
         if host.address in facts:
@@ -204,10 +207,50 @@ async def remove(crew: Crew, inventory: Inventory, refs: Iterable[str], wishes: 
                 name = host.label if host.found else host.name
                 unclean = host.model_copy(update={"name": name, "found": None, "is_unclean": True})
                 report.inventory = report.inventory.with_hosts([*report.inventory.hosts, unclean])
-                report.remarks.append(_unclean(unclean))
+                report.remarks.append(_unclean(unclean, inventory))
         elif host.address in away:
             report.remarks.append(f"{crew.absence(host)}: {_given_up(host)}")
     return report
+
+
+def _must_stay(inventory: Inventory, going: Iterable[Host]) -> None:
+    """Raise if without these there is no cluster. Changes nothing, and asks nobody."""
+    for host in going:
+        if host.has(Role.CONTROLLER) or host.has(Role.DATABASE):
+            raise StateError(
+                f"{host.label} is the controller or keeps the accounting: without it there is no cluster",
+                hint=f"shoal cluster destroy --cluster {inventory.cluster}",
+            )
+    if declared(inventory) and not declared(_without(inventory, going)):
+        last = ", ".join(host.label for host, _ in declared(inventory))
+        raise StateError(
+            f"no machine for jobs would be left without {last}, and a Slurm without nodes does not run",
+            hint=f"`shoal cluster add ADDRESS --cluster {inventory.cluster}` first, or"
+            f" `shoal cluster destroy --cluster {inventory.cluster}`",
+        )
+
+
+def _without(inventory: Inventory, going: Iterable[Host]) -> Inventory:
+    gone = {host.address for host in going}
+    return inventory.with_hosts(host for host in inventory.hosts if host.address not in gone)
+
+
+async def _drain(
+    crew: Crew, inventory: Inventory, going: Iterable[Host], away: Collection[str], wishes: Wishes
+) -> list[Host]:
+    """Those of them that may leave now: no job runs there, and none will. The others take jobs as before."""
+    leavers: list[Host] = []
+    # Those that are away first: a no about one of them ends everything.
+    for host in sorted(going, key=lambda host: host.address not in away):
+        is_away = host.address in away
+        step = leaving.quiet_node(host, inventory, is_forced=wishes.is_forced, is_away=is_away)
+        await crew.carry_out([step])
+        must_have(crew, {inventory.controller.address: "controller"})
+        if is_away or host.address not in crew.failed:
+            leavers.append(host)
+        else:
+            await crew.undo([leaving.woken_node(host, inventory)])
+    return leavers
 
 
 def _given_up(host: Host) -> str:
@@ -247,6 +290,7 @@ async def upgrade(crew: Crew, inventory: Inventory, wishes: Wishes) -> Report:
     for steps in leaving.upgrades(inventory, mine):
         await crew.carry_out(steps)
         must_have(crew, _vital(inventory))  # a slurmd must never be newer than its slurmctld
+    _object(crew, inventory, wishes)
     return await _bring_to(crew, inventory, wishes)
 
 
@@ -273,11 +317,24 @@ async def destroy(crew: Crew, inventory: Inventory, wishes: Wishes) -> Report:
     await _clean(crew, inventory, inventory.hosts, wishes, report)
     away = crew.silent | crew.shut
     if crew.is_dry or set(crew.failed) - (away if wishes.is_forced else set()):
-        report.inventory = inventory
-        then = "destroy the cluster again when it can be, or say `--force` to give it up"
+        report.inventory = inventory if crew.is_dry else _half_gone(inventory, crew.failed)
+        again = f"`shoal cluster destroy --cluster {inventory.cluster} --yes`"
+        then = f"{again} again when it can be, or with `--force` to give it up"
     else:
         report.gone = frozenset(away)
         then = "what Shoal put there stays there"
     left = [host for host in inventory.hosts if host.address in away]
     report.remarks += [f"{crew.absence(host)}: {then}" for host in left]
     return report
+
+
+def _half_gone(inventory: Inventory, failed: Collection[str]) -> Inventory:
+    """What is left of a cluster to destroy: who is clean is no member any more, by the name that it had."""
+    hosts = []
+    for host in inventory.going().hosts:
+        if host.address in failed:
+            hosts.append(host)
+        elif not host.is_unclean:
+            name = host.label if host.found else host.name
+            hosts.append(host.model_copy(update={"name": name, "found": None, "is_going": False}))
+    return inventory.with_hosts(hosts)

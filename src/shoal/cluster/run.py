@@ -208,6 +208,17 @@ class Crew:
                 for line in lines.values():
                     group.start_soon(self._line, line)
 
+    async def undo(self, steps: Iterable[Step]) -> None:
+        """These steps by a machine that may have failed: what was done before is taken back if it can be."""
+        for step in steps if not self.is_dry else ():
+            try:
+                is_so = all(await self._look([step]))
+            except ShoalError as wrong:
+                self.note(_became(step, State.FAILED, wrong.message, wrong.hint or ""))
+                continue
+            if not is_so:
+                self.note(await self._change(step))
+
     async def _line(self, steps: Sequence[Step]) -> None:
         """The steps of one machine: one look at all of them, one change, and again, until all are so."""
         left = list(steps)

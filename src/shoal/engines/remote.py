@@ -108,9 +108,7 @@ class RemoteEngine(ABC):
         self._looked_at = math.inf
         """Monotonic: when this process first looked at what runs. Who lived before may speak yet."""
         self._reach = reach
-        self._folder = Path(reach.shared) / "checkpoints" if reach.shared else None
-        """Of all jobs' checkpoints, as the nodes have it."""
-        self._saves = CheckpointFolder(self._folder, clock) if self._folder is not None else None
+        self._share(reach.shared)
         self._starting: dict[tuple[str, int], Starts] = {}
         """By attempt and incarnation."""
         self._suspended: set[tuple[str, str]] = set()
@@ -122,6 +120,11 @@ class RemoteEngine(ABC):
         self._at_once = anyio.CapacityLimiter(STARTS_AT_ONCE)
         self._unended: set[str] = set()
         """Attempts that were buried while the cluster could not be told."""
+
+    def _share(self, shared: str) -> None:
+        """Keep all jobs' checkpoints below this directory, as the nodes have it; empty: there is none."""
+        self._folder = Path(shared) / "checkpoints" if shared else None
+        self._saves = CheckpointFolder(self._folder, self._clock) if self._folder is not None else None
 
     @abstractmethod
     async def start(self, summons: Summons, orders: tuple[Order, ...]) -> None:

@@ -78,6 +78,22 @@ MUTANTS = (
         ("cluster",),
     ),
     Mutant(
+        "removal_drains_a_node_before_it_looks_for_jobs",
+        "cluster/leaving.py",
+        'look_first = "" if is_forced else f"{none_goes_on} || refuse\\n"',
+        'look_first = ""',
+        "what is refused has changed nothing",
+        ("cluster",),
+    ),
+    Mutant(
+        "removal_takes_back_what_somebody_else_drained",
+        "cluster/leaving.py",
+        "'^ *Reason={LEAVES} '",
+        "'^ *Reason='",
+        "what people decided about a node stands",
+        ("cluster",),
+    ),
+    Mutant(
         "machines_go_by_the_name_of_their_cluster_alone",
         "cluster/facts.py",
         ' and self.own_id in {"", inventory.id}',

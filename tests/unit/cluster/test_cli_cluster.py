@@ -14,13 +14,14 @@ import pytest
 from shoal.cli import main
 from shoal.cli.cluster_connect import connect_shoal
 from shoal.cli.cluster_inventory import alone
+from shoal.client.connection import Connection
 from shoal.clock import SystemClock
 from shoal.cluster import ssh
 from shoal.cluster.inventory import Host, Inventory, load, save
 from shoal.cluster.run import Crew
 from shoal.engines.desk import Desk
-from shoal.engines.slurm.config import SlurmConfig
-from shoal.errors import EngineUnreachable
+from shoal.engines.slurm.config import SlurmConfig, load_config
+from shoal.errors import EngineUnreachable, StateError
 from tests.support.bare_machines import PART, PaperMachine, facts_of, found, three, told
 from tests.support.cli import Shell
 from tests.unit.engines.test_desk_terms import ORDER
@@ -85,7 +86,10 @@ def test_progress_tells_what_changed_and_who_failed(shell: Shell, drawer: dict[s
     assert made.code == 5
     assert "a: FAILED: file /etc/slurm/gres.conf: it broke" in made.out.splitlines()
     assert made.out.splitlines()[-1] == "cluster lab: stopped; nothing was changed"
-    assert "`shoal cluster create` has not ended well yet" in shell("cluster", "show").err
+    assert (
+        "`create` has not ended well yet: `shoal cluster create --name lab` goes on"
+        in shell("cluster", "show").err
+    )
     assert "error: the controller, a, failed at `file /etc/slurm/gres.conf`: it broke" in made.err
 
 
@@ -99,7 +103,7 @@ def test_a_worker_that_fails_is_told_and_the_rest_works(
     assert made.out.splitlines()[-3:] == [
         "cluster lab: 1 of 2 machines failed, the other 1 did well",
         "next  mend it, then the same command again",
-        "next  or leave it out: `shoal cluster remove 10.0.0.2`",
+        "next  or leave it out: `shoal cluster remove 10.0.0.2 --cluster lab`",
     ]
     assert [host.label for host in load(shell.home / "clusters" / "lab.yaml").hosts] == ["a", "10.0.0.2"]
 
@@ -109,7 +113,7 @@ def test_a_machine_that_was_mistyped_is_left_out_as_it_is_said(
 ) -> None:
     del drawer["10.0.0.2"]
     assert shell(*CREATE).code == 5
-    assert shell("cluster", "add", "10.0.0.3").out.splitlines()[-1].endswith("remove 10.0.0.2`")
+    assert shell("cluster", "add", "10.0.0.3").out.splitlines()[-1].endswith("remove 10.0.0.2 --cluster lab`")
     assert shell("cluster", "remove", "10.0.0.2").code == 0
     assert shell("cluster", "create", "--no-connect").code == 0
 
@@ -224,9 +228,12 @@ def test_other_machines_under_the_same_name_are_refused(
 ) -> None:
     assert shell(*CREATE).code == 0
     more = shell("cluster", "create", "--hosts", "10.0.0.1,10.0.0.2,10.0.0.3", "--name", "lab")
-    assert (more.code, more.err.splitlines()[-1]) == (3, "hint: shoal cluster add 10.0.0.3")
+    assert (more.code, more.err.splitlines()[-1]) == (3, "hint: `shoal cluster add 10.0.0.3 --cluster lab`")
     fewer = shell("cluster", "create", "--hosts", "10.0.0.1", "--name", "lab")
-    assert (fewer.code, fewer.err.splitlines()[-1]) == (3, "hint: shoal cluster remove 10.0.0.2")
+    assert (fewer.code, fewer.err.splitlines()[-1]) == (
+        3,
+        "hint: `shoal cluster remove 10.0.0.2 --cluster lab`",
+    )
     assert shell("cluster", "create", "--hosts", "a", "--file", "x.yaml").code == 2
 
 
@@ -268,7 +275,7 @@ def test_machines_come_and_go(shell: Shell, drawer: dict[str, PaperMachine]) -> 
     kept = load(shell.home / "clusters" / "lab.yaml")
     assert [(host.label, host.user, host.switch) for host in kept.hosts][-1] == ("c", "root", "rack2")
     removed = shell("cluster", "remove", "c")
-    assert (removed.code, "or until told: `shoal nodes remove c`" in removed.err) == (0, True)
+    assert (removed.code, "as soon as it is silent: `shoal nodes remove c`" in removed.err) == (0, True)
     assert len(load(shell.home / "clusters" / "lab.yaml").hosts) == 2
     assert shell("cluster", "upgrade").code == 0
 
@@ -346,6 +353,109 @@ def test_a_cluster_is_taken_down_only_by_who_says_yes(shell: Shell, drawer: dict
     assert (asked.code, asked.err.splitlines()[-1]) == (3, "hint: shoal cluster destroy --cluster lab --yes")
     assert shell("cluster", "destroy", "--yes").code == 0
     assert "no cluster yet" in shell("cluster").out
+
+
+def test_a_destroy_that_did_not_finish_is_shown(
+    shell: Shell, drawer: dict[str, PaperMachine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert shell(*CREATE).code == 0
+    assert "did not finish" not in shell("cluster", "show").out
+
+    def cut(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as off:
+        off.setattr("anyio.run", cut)
+        assert shell("cluster", "destroy", "--yes").code == 130
+    rows = shell("cluster", "show").out.splitlines()[1:]
+    assert all("  destroy did not finish  " in row and "joined" not in row for row in rows)
+    for words in (("cluster",), ("cluster", "show")):
+        said = shell(*words).err
+        assert re.findall(r"`(shoal [^`]*)`", said) == [
+            "shoal cluster destroy --cluster lab --yes",
+            "shoal cluster create --name lab",
+        ]
+    assert shell("cluster", "create", "--no-connect").code == 0
+    assert "did not finish" not in shell("cluster", "show").out
+
+
+def test_a_destroy_that_is_refused_has_not_begun(shell: Shell, drawer: dict[str, PaperMachine]) -> None:
+    assert shell(*CREATE).code == 0
+    kept = load(shell.home / "clusters" / "lab.yaml")
+    drawer["10.0.0.1"].facts = told("a", "10.0.0.1", f"own cluster lab {kept.id}")
+    drawer["10.0.0.1"].judge = lambda script: int("squeue" in script)
+    assert shell("cluster", "destroy", "--yes").code == 5
+    assert load(shell.home / "clusters" / "lab.yaml") == kept
+
+
+def test_who_has_several_clusters_may_type_what_is_printed(
+    shell: Shell, drawer: dict[str, PaperMachine]
+) -> None:
+    assert shell(*CREATE).code == 0
+    (shell.home / "clusters" / "other.yaml").write_text(
+        (shell.home / "clusters" / "lab.yaml").read_text().replace("cluster: lab", "cluster: other")
+    )
+    assert shell("cluster", "show").err.endswith("hint: add `--cluster lab`, say\n")
+    assert shell("cluster", "create").err.endswith("hint: add `--name lab`, say\n")
+    wrong = shell("cluster", "remove", "d", "--cluster", "lab")
+    assert wrong.err.endswith("hint: shoal cluster show --cluster lab\n")
+    drawer["10.0.0.1"].judge = lambda script: int("/srv/none" in script)
+    refused = shell("cluster", "create", "--name", "lab", "--shared", "/srv/none", "--no-connect")
+    told = refused.out + refused.err + shell("cluster", "add", "10.0.0.9", "--cluster", "lab").out
+    typed = re.findall(r"`(shoal cluster [^`]*)`", " ".join(told.split()))
+    assert len(typed) == 2
+    assert all("--name lab" in command or "--cluster lab" in command for command in typed), typed
+
+
+def connected(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shoal of this home is up, and has the cluster for its work."""
+    monkeypatch.setattr("shoal.cli.cluster_connect.holder", lambda _: 4711)
+    (shell.home / "options.json").write_text('{"engine": "slurm"}')
+    config = SlurmConfig(python="python3", ssh="ana@10.0.0.1", cluster="lab", heads=("a",))
+    (shell.home / "slurm.json").write_bytes(msgspec.json.encode(config))
+
+
+@pytest.mark.parametrize("refusals", [0, 2, 99])
+def test_a_shoal_that_is_up_forgets_a_node_that_has_left(
+    shell: Shell, drawer: dict[str, PaperMachine], monkeypatch: pytest.MonkeyPatch, refusals: int
+) -> None:
+    """Once it has seen that Slurm lists it no more; else it is said what will be seen."""
+    assert shell(*CREATE).code == 0
+    connected(shell, monkeypatch)
+    asked: list[str] = []
+    now = [0.0]
+
+    def remove_node(_: object, node: str) -> None:
+        asked.append(node)
+        if len(asked) <= refusals:
+            raise StateError(f"node {node} answers; only one that is gone can be removed")
+
+    monkeypatch.setattr(Connection, "remove_node", remove_node)
+    monkeypatch.setattr("time.sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    removed = shell("cluster", "remove", "b")
+    assert removed.code == 0
+    assert set(asked) == {"b"}
+    assert len(asked) == (refusals + 1 if refusals < 99 else 32)
+    assert ("`shoal nodes remove b`" in removed.err) is (refusals == 99)
+
+
+@pytest.mark.parametrize("user", ["ana", "root"])
+def test_a_shared_directory_is_told_to_a_shoal_that_is_up(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, user: str
+) -> None:
+    """Whoever made the cluster, and as whomever it was connected: one command is enough."""
+    connected(shell, monkeypatch)
+    assert "/srv" not in connect_shoal(made(user), {})
+    first, second = (made(user).model_copy(update={"shared": shared}) for shared in ("/srv/one", "/srv/two"))
+    assert connect_shoal(first, {}).startswith("-- Shoal here takes /srv/one up within half a minute")
+    assert load_config(shell.home).shared == "/srv/one"
+    assert load_config(shell.home).heads == ("a",)
+    assert connect_shoal(second, {}).endswith("from its next start on: `shoal down`, then `shoal up`")
+    assert load_config(shell.home).shared == "/srv/two"
+    (shell.home / "options.json").write_text('{"engine": "local"}')
+    assert "/srv/two up" not in connect_shoal(first, {}), "it works elsewhere"
+    assert load_config(shell.home).shared == "/srv/two"
 
 
 def test_a_shoal_that_would_start_jobs_again_is_not_fought(
@@ -459,7 +569,9 @@ def test_shoal_is_connected_by_the_command_a_person_would_type(
 def test_a_shoal_that_is_up_is_not_connected_under_its_feet(monkeypatch: pytest.MonkeyPatch) -> None:
     typed = typed_by(monkeypatch)
     monkeypatch.setattr("shoal.cli.cluster_connect.holder", lambda _: 4711)
-    assert "after `shoal down`, `shoal cluster create`, `shoal up`" in connect_shoal(made("ana"), {})
+    assert "after `shoal down`, `shoal cluster create --name lab`, `shoal up`" in connect_shoal(
+        made("ana"), {}
+    )
     assert typed == []
 
 

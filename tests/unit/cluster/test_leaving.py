@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from shoal.cli.cluster_inventory import apart
-from shoal.cli.cluster_words import closing
+from shoal.cli.cluster_words import closing, state_of
 from shoal.cli.cluster_words import told as told_by
-from shoal.cluster.inventory import Host, Inventory
+from shoal.cluster.inventory import Host, Inventory, Role
 from shoal.cluster.operate import Report, Wishes, add, create, destroy, remove, upgrade
 from shoal.cluster.run import Crew
 from shoal.errors import EngineRefused, StateError
@@ -21,11 +21,17 @@ def labels(report: Report) -> list[str]:
     return [item.label for item in report.inventory.hosts]
 
 
+def states(report: Report) -> dict[str, str]:
+    assert report.inventory is not None
+    return {item.label: state_of(item) for item in report.inventory.hosts}
+
+
 async def removed(
     paper: Paper, inventory: Inventory, *refs: str, is_forced: bool = False
 ) -> tuple[Crew, Report]:
     crew = paper.crew()
-    return crew, await remove(crew, inventory, refs, Wishes(is_forced=is_forced))
+    going = [inventory.host(ref) for ref in refs]
+    return crew, await remove(crew, inventory, going, Wishes(is_forced=is_forced))
 
 
 async def test_a_dead_machine_may_be_removed_and_is_no_failure() -> None:
@@ -60,7 +66,7 @@ async def test_a_machine_that_is_out_and_could_not_be_cleaned_can_be_removed_aga
     crew, report = await removed(paper, inventory, "c")
     assert wrong(crew) == {"c": "slurmd does not run"}
     assert set(crew.failed) - report.gone == {"10.0.0.3"}
-    said = "c is no node any more, and was not cleaned: `shoal cluster remove c` again"
+    said = "c is no node any more, and was not cleaned: `shoal cluster remove c --cluster lab` again"
     assert report.remarks[-1] == said
     assert not any("leave it out" in line for line in closing("lab", crew, report, 1.0, is_dry=False))
     assert labels(report) == ["a", "b", "c"]
@@ -105,7 +111,7 @@ async def test_a_machine_that_has_left_comes_back_by_itself_in_no_other_command(
     ):
         assert report.inventory is not None
         assert [item.label for item in report.inventory.hosts if not item.found] == ["c"]
-        assert "`shoal cluster remove c` again" in report.remarks[-1]
+        assert "`shoal cluster remove c --cluster lab` again" in report.remarks[-1]
     assert paper.machines["10.0.0.3"].seen == []
     rest, new = apart(inventory, (Host(address="10.0.0.3"),))
     report = await add(paper.crew(), rest, new, Wishes())
@@ -127,7 +133,7 @@ async def test_a_machine_that_was_not_cleaned_and_cannot_join_again_is_still_kno
         ("b", False),
         ("c", True),
     ]
-    assert "`shoal cluster remove c` again" in report.remarks[-1]
+    assert "`shoal cluster remove c --cluster lab` again" in report.remarks[-1]
 
 
 def changes(paper: Paper) -> list[str]:
@@ -152,7 +158,7 @@ async def test_a_machine_that_does_not_answer_goes_by_force_and_slurm_is_told() 
     paper = Paper(inventory)
     del paper.machines["10.0.0.3"]
     paper.machines["10.0.0.1"].judge = lambda script: int(
-        "squeue -h -w c" in script and not script.startswith("was=")
+        "squeue -h -w c" in script and not script.startswith("refuse() {")
     )
     crew, report = await removed(paper, inventory, "c", is_forced=True)
     assert report.inventory is not None
@@ -176,7 +182,7 @@ async def test_a_machine_that_does_not_let_us_in_is_not_dead() -> None:
         "c did not let us in: it is out, and what Shoal put there stays there, with the cluster's munge key"
     )
     assert set(crew.failed) - report.gone == set()
-    assert (await destroy(paper.crew(), inventory, Wishes())).inventory == inventory
+    assert states(await destroy(paper.crew(), inventory, Wishes()))["c"] == "destroy did not finish"
     assert (await destroy(paper.crew(), inventory, Wishes(is_forced=True))).inventory is None
 
 
@@ -202,6 +208,59 @@ async def test_a_machine_with_jobs_stays() -> None:
     assert paper.machines["10.0.0.3"].seen == []
 
 
+async def test_a_machine_with_jobs_stays_and_nothing_else_is_changed() -> None:
+    """No other machine is mended on the way, and the node is not drained before it is asked."""
+    inventory = found(three(), facts_of(three().hosts))
+    paper = Paper(inventory, lambda _: 1)
+    crew, report = await removed(paper, inventory, "c")
+    assert report.inventory == inventory
+    assert {address for address, machine in paper.machines.items() if machine.seen} == {"10.0.0.1"}
+    refused = closing("lab", crew, report, 1.0, is_dry=False)
+    assert (refused[0], refused[-1]) == ("refused: c: it broke", "cluster lab: stopped; nothing was changed")
+
+
+async def test_a_cluster_that_would_not_do_is_objected_to_before_a_node_is_drained() -> None:
+    inventory = found(three(), facts_of(three().hosts))
+    paper = Paper(inventory)
+    paper.machines["10.0.0.1"].facts = told("a", "10.0.0.1", "file /etc/slurm/slurm.conf 11")
+    with pytest.raises(EngineRefused, match="that was there before Shoal"):
+        await removed(paper, inventory, "c")
+    assert [machine.seen for machine in paper.machines.values()] == [[], [], []]
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+async def test_nodes_that_were_drained_take_jobs_again_if_they_do_not_leave_after_all(
+    *, is_ours: bool
+) -> None:
+    inventory = found(three(), facts_of(three().hosts))
+    paper = Paper(inventory)
+
+    def judge(script: str) -> int:
+        if "Reason=leaves" in script and "refuse()" not in script:
+            return int(is_ours)  # looked at afterwards
+        return int("slurmctld" in script)
+
+    paper.machines["10.0.0.1"].judge = judge
+    crew = paper.crew()
+    with pytest.raises(EngineRefused, match="the controller, a, failed at `packages"):
+        await remove(crew, inventory, [inventory.host("b"), inventory.host("c")], Wishes())
+    woken = [line for outcome in crew.outcomes for line in told_by(outcome) if "again" in line]
+    assert woken == (["b: node b takes jobs again", "c: node c takes jobs again"] if is_ours else [])
+
+
+async def test_the_last_machine_for_jobs_is_not_removed() -> None:
+    """A slurmctld that has no node at all does not start."""
+    inventory = found(three(), facts_of(three().hosts))
+    first = inventory.hosts[0].model_copy(update={"roles": (Role.CONTROLLER, Role.DATABASE)})
+    inventory = inventory.with_hosts([first, *inventory.hosts[1:]])
+    paper = Paper(inventory)
+    with pytest.raises(StateError, match="no machine for jobs would be left without b, c") as no:
+        await removed(paper, inventory, "b", "c")
+    assert "`shoal cluster add ADDRESS --cluster lab` first" in (no.value.hint or "")
+    assert [machine.seen for machine in paper.machines.values()] == [[], [], []]
+    assert labels((await removed(paper, inventory, "c"))[1]) == ["a", "b"]
+
+
 async def test_the_controller_is_not_removed() -> None:
     with pytest.raises(StateError, match="without it there is no cluster"):
         await removed(Paper(three()), three(), "a")
@@ -215,9 +274,21 @@ async def test_a_cluster_is_gone_when_every_machine_let_go() -> None:
         paper.machines[item.address] = PaperMachine(told(item.label, item.address, *own), lambda _: 0)
     report = await destroy(paper.crew(), inventory, Wishes())
     assert report.inventory is None
+
+
+async def test_a_destroy_that_did_not_finish_is_known_machine_by_machine_until_one_does() -> None:
+    paper = Paper(three())
+    inventory = await unclean(paper)
     del paper.machines["10.0.0.2"]
-    report = await destroy(paper.crew(), inventory, Wishes())
-    assert report.inventory == inventory
+    half = await destroy(paper.crew(), inventory, Wishes())
+    assert states(half) == {"a": "not joined", "b": "destroy did not finish"}, "c, which had left, is clean"
+    assert "`shoal cluster destroy --cluster lab --yes` again when it can be" in half.remarks[-1]
+    assert half.inventory is not None
+    whole = await create(Paper(three()).crew(), half.inventory, Wishes())
+    assert states(whole) == {"a": "joined", "b": "joined"}
+    away = await create(paper.crew(), half.inventory, Wishes())
+    assert states(away) == {"a": "joined", "b": "destroy did not finish"}
+    assert (await destroy(Paper(three()).crew(), half.inventory, Wishes())).inventory is None
 
 
 async def test_another_clusters_machine_is_left_alone_by_destroy() -> None:
@@ -242,7 +313,7 @@ async def test_jobs_that_are_in_the_way_are_told_once() -> None:
     paper = Paper(inventory)
     paper.machines["10.0.0.1"].judge = lambda script: int("squeue" in script)
     crew = paper.crew()
-    report = await remove(crew, inventory, ["c"], Wishes())
+    report = await remove(crew, inventory, [inventory.host("c")], Wishes())
     assert [line for outcome in crew.outcomes for line in told_by(outcome)] == []
     assert sum("it broke" in line for line in closing("lab", crew, report, 1.0, is_dry=False)) == 1
 
@@ -262,7 +333,7 @@ async def test_a_cluster_of_the_same_name_is_neither_asked_nor_upgraded_nor_drai
     paper, inventory = stolen("a")
     works: list[Callable[[Crew], Awaitable[Report]]] = [
         lambda crew: upgrade(crew, inventory, Wishes()),
-        lambda crew: remove(crew, inventory, ["c"], Wishes(is_forced=True)),
+        lambda crew: remove(crew, inventory, [inventory.host("c")], Wishes(is_forced=True)),
         lambda crew: destroy(crew, inventory, Wishes()),
     ]
     for work in works:

@@ -248,7 +248,7 @@ async def test_a_replacement_with_the_name_of_a_dead_machine_is_refused_before_a
     crew = paper.crew()
     report = await add(crew, inventory, [Host(address="10.0.0.9")], Wishes())
     assert report.inventory == inventory
-    assert "`shoal cluster remove b` first" in crew.failed["10.0.0.9"].detail
+    assert "`shoal cluster remove b --cluster lab` first" in crew.failed["10.0.0.9"].detail
     assert paper.machines["10.0.0.9"].seen == []
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cluster.leaving import leave, quiet_cluster, quiet_node
+from shoal.cluster.leaving import leave, quiet_cluster, quiet_node, woken_node
 from shoal.cluster.machine import Answer
 from tests.support.bare_machines import facts_of, three
 
@@ -19,9 +19,11 @@ SCONTROL = """\
 case $* in
   'show config') ;;
   'show node c') [ -e {folder}/state ] || {{ echo 'Node c not found'; exit 1; }}
-    echo 'NodeName=c Arch=x86_64'; echo "   State=$(cat {folder}/state) Weight=1" ;;
+    echo 'NodeName=c Arch=x86_64'; echo "   State=$(cat {folder}/state) Weight=1"
+    [ ! -e {folder}/reason ] || echo "   Reason=$(cat {folder}/reason) [root@2026-03-01T14:26:07]" ;;
   'show node '*) echo "Node $3 not found"; exit 1 ;;
-  *state=drain*) echo "$*" >>{folder}/told; echo "$(cat {folder}/state)+DRAIN" >{folder}/state ;;
+  *state=drain*) echo "$*" >>{folder}/told; echo "$(cat {folder}/state)+DRAIN" >{folder}/state
+    echo "${{4#*=}}" >{folder}/reason; [ ! -e {folder}/begins ] || cat {folder}/begins >>{folder}/jobs ;;
   *) echo "$*" >>{folder}/told ;;
 esac
 """
@@ -93,11 +95,36 @@ def test_a_node_with_jobs_takes_jobs_as_before(slurm: Slurm, *, is_away: bool) -
     slurm.says("MIXED*", "7\n8\n")
     assert not looked(slurm, is_away=is_away)
     code, words = changed(slurm, is_away=is_away)
-    assert (code, slurm.told) == (1, ["drain reason=leaves", "resume"])
+    assert (code, slurm.told) == (1, []), "it is not even drained"
     assert words.splitlines() == [
         "Slurm's jobs 7, 8 run there; wait for them, or say --force: then they are queued again or lost",
         "hint: `scancel 7 8` on a",
     ]
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+def test_a_job_that_begins_while_its_node_is_drained_has_the_drain_taken_back(
+    slurm: Slurm, *, is_away: bool
+) -> None:
+    slurm.says("IDLE")
+    (slurm.folder / "begins").write_text("7\n")
+    code, words = changed(slurm, is_away=is_away)
+    assert (code, slurm.told) == (1, ["drain reason=leaves", "resume"])
+    assert "Slurm's job 7 runs there" in words
+    assert "c was drained, and takes jobs again" in words
+
+
+@pytest.mark.parametrize(("reason", "told"), [("bad fan", []), ("leaves", ["resume"])])
+def test_what_somebody_else_has_drained_stays_drained(slurm: Slurm, reason: str, told: list[str]) -> None:
+    """And what a command that was cut off has drained does not."""
+    slurm.says("MIXED+DRAIN", "7\n")
+    (slurm.folder / "reason").write_text(reason)
+    assert changed(slurm, is_away=False)[0] == 1
+    assert slurm.told == told
+    woken = woken_node(three().hosts[2], three())
+    assert (slurm.ends(woken.check)[0] != 0) is bool(told)
+    slurm.says("MIXED+DRAIN", is_up=False)
+    assert slurm.ends(woken.check)[0] != 0, "a Slurm that does not answer has not said so"
 
 
 @pytest.mark.parametrize(

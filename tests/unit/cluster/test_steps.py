@@ -181,13 +181,14 @@ def test_a_machine_with_the_name_of_a_member_is_refused_and_the_member_is_not() 
     facts = facts_of(inventory.hosts) | {"10.0.0.9": facts_of([host("b", 9)])["10.0.0.9"]}
     assert list(objections(wider, facts, Takeover.REFUSE)) == ["10.0.0.9"]
     del facts["10.0.0.2"]
+    first = "`shoal cluster remove b --cluster lab`"
     assert objections(wider, facts, Takeover.REFUSE) == {
-        "10.0.0.9": ["is called `b`, as 10.0.0.2 is, which does not answer; `shoal cluster remove b` first"]
+        "10.0.0.9": [f"is called `b`, as 10.0.0.2 is, which does not answer; {first} first"]
     }
     unclean = inventory.hosts[1].model_copy(update={"found": None, "is_unclean": True})
     left = wider.with_hosts([wider.hosts[0], unclean, *wider.hosts[2:]])
     (told_,) = objections(left, facts, Takeover.REFUSE)["10.0.0.9"]
-    assert "which left and was not cleaned; `shoal cluster remove b` first" in told_
+    assert f"which left and was not cleaned; {first} first" in told_
 
 
 def test_a_member_that_took_the_name_of_another_is_the_one_that_is_refused() -> None:

@@ -13,7 +13,7 @@ from shoal.engines.fake import VirtualClock
 from shoal.engines.remote import Reach
 from shoal.engines.slurm.accounts import Account
 from shoal.engines.slurm.config import SlurmConfig
-from shoal.engines.slurm.engine import CONFIG_S, JOBS_S, SlurmEngine
+from shoal.engines.slurm.engine import CONFIG_S, JOBS_S, NODES_S, SlurmEngine
 from shoal.engines.slurm.nodes import RawNode
 from shoal.engines.slurm.parse import SlurmFacts, parse_nodes
 from shoal.engines.slurm.render import Request, job_name
@@ -283,6 +283,27 @@ async def test_a_first_node_that_does_not_respond_is_not_asked_about_by_each_of_
     assert slurm.asked == 1
 
 
+async def test_a_shared_directory_that_is_written_down_later_is_taken_up_and_no_other_after_it(
+    tmp_path: Path,
+) -> None:
+    clock = VirtualClock(BOOTED_AT)
+    engine = engine_on(tmp_path, clock, PaperSlurm())
+
+    async def found(text: bytes) -> str | None:
+        (tmp_path / "slurm.json").write_bytes(text)
+        clock.advance(NODES_S)
+        await engine.nodes()
+        return engine.checkpoint_dir("7")
+
+    await engine.nodes()
+    assert engine.checkpoint_dir("7") is None
+    assert await found(b"{}") is None
+    assert await found(b"half a fi") is None
+    assert await found(msgspec.json.encode(SlurmConfig(shared="/srv", cluster="other"))) is None
+    for shared in ("/srv/one", "/srv/two"):
+        assert await found(msgspec.json.encode(SlurmConfig(shared=shared))) == "/srv/one/checkpoints/7"
+
+
 def test_how_nodes_get_a_shared_directory_goes_by_who_made_the_cluster(tmp_path: Path) -> None:
     def to_share(cluster: str = "shoal") -> str:
         config = SlurmConfig(ssh="ana@head", cluster=cluster)
@@ -292,7 +313,7 @@ def test_how_nodes_get_a_shared_directory_goes_by_who_made_the_cluster(tmp_path:
     assert others in to_share()
     (tmp_path / "clusters").mkdir()
     (tmp_path / "clusters" / "shoal.yaml").touch()
-    assert to_share() == "`shoal down`, `shoal cluster create --name shoal --shared DIR`, `shoal up`"
+    assert to_share() == "`shoal cluster create --name shoal --shared DIR`"
     assert others in to_share("site"), "made by others, whatever was made from here"
     assert others in to_share("")
     (tmp_path / "clusters" / "second.yaml").touch()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -16,7 +17,7 @@ from shoal.engines.glimpses import Glimpses, Stage
 from shoal.engines.remote import SILENT_S, Asked, Reach, RemoteEngine
 from shoal.engines.slurm.accounts import fit_account
 from shoal.engines.slurm.client import CommandDoor
-from shoal.engines.slurm.config import SlurmConfig
+from shoal.engines.slurm.config import SlurmConfig, load_config
 from shoal.engines.slurm.door import Door, open_door
 from shoal.engines.slurm.nodes import SlurmNode, by_name, mute_since, slurm_nodes, what_changed, what_shuts
 from shoal.engines.slurm.parse import SlurmFacts
@@ -35,7 +36,7 @@ from shoal.engines.slurm.states import (
     is_barred,
     stage_of,
 )
-from shoal.errors import EngineRefused, EngineUnreachable, NodeGone
+from shoal.errors import EngineRefused, EngineUnreachable, NodeGone, SpecError
 from shoal.model.node import NodeFacts
 from shoal.wire import Order, Summons
 
@@ -87,8 +88,7 @@ class SlurmEngine(RemoteEngine):
         self._config = config
         made = {file.stem for file in (home / "clusters").glob("*.yaml")}
         if config.ssh and config.cluster in made:  # `shoal cluster create` made it, and knows the other flags
-            created = f"`shoal cluster create --name {config.cluster} --shared DIR`"
-            self.to_share = f"`shoal down`, {created}, `shoal up`"
+            self.to_share = f"`shoal cluster create --name {config.cluster} --shared DIR`"
         self._door = door or open_door(config, home / "ssh")
         self._owners = self._door if config.as_owners and isinstance(self._door, CommandDoor) else None
         """The same door, where each job is its owner's."""
@@ -125,11 +125,12 @@ class SlurmEngine(RemoteEngine):
 
     async def start(self, summons: Summons, orders: tuple[Order, ...]) -> None:
         name = job_name(summons.attempt_id, summons.incarnation)
-        folder = Path(self._config.shared) / "slurm" / self._user(orders[0])
-        # Below /tmp of a node anybody could lay a link with that name.
-        output = f"{folder}/{name}.out" if self._config.shared else "/dev/null"
         async with self._asking:
             await self._refresh_nodes()
+        shared = self._config.shared
+        folder = Path(shared) / "slurm" / self._user(orders[0])
+        # Below /tmp of a node anybody could lay a link with that name.
+        output = f"{folder}/{name}.out" if shared else "/dev/null"
         kinds = {name: node.gpu_kinds for name, node in self._nodes.items()}
         nodes_of = {name: node.partitions for name, node in self._nodes.items()}
         rights = rights_of(self._config, self._facts, orders[0].project)
@@ -139,13 +140,13 @@ class SlurmEngine(RemoteEngine):
 
         def submit() -> str:
             if self._owners is None:
-                if self._config.shared:
+                if shared:
                     self.make_folder(str(folder))
                 return self._door.submit(asked)
             owner = orders[0].owner
             account = fit_account(owner, self._owners.account(owner), self._config.system_accounts)
-            if self._config.shared:
-                self._owners.give(self._config.shared, self._folders(orders[0]), account)
+            if shared:
+                self._owners.give(shared, self._folders(orders[0]), account)
             return self._owners.submit(asked, account)
 
         before = self._nodes
@@ -416,6 +417,7 @@ class SlurmEngine(RemoteEngine):
             await self._ask_for_config()
             if asked_at - self._nodes_at >= age_s:
                 await self._ask_for_nodes()
+                await self._find_shared()
         except EngineUnreachable as error:
             self._nodes_failed, self._failed_at = error, self._clock.monotonic()
             self._nodes_took, self._mute_since = self._failed_at - asked_at, {}
@@ -446,6 +448,19 @@ class SlurmEngine(RemoteEngine):
         self._nodes_at = self._clock.monotonic()
         self._nodes_asked = Asked(asked_at, self._nodes_at)
         self._mute_since = mute_since(found, self._mute_since, self._nodes_at)
+
+    async def _find_shared(self) -> None:
+        """Take up a directory that nodes have come to share since, as `shoal cluster create` writes it down.
+
+        One that there is stays until the next start: jobs have their checkpoints in it.
+        """
+        if self._config.shared:
+            return
+        with suppress(SpecError, EngineUnreachable):  # what is wrong with that file the next start says
+            written = await self.on_thread(lambda: load_config(self._home))
+            if written.cluster_id == self._config.cluster_id:
+                self._config = msgspec.structs.replace(self._config, shared=written.shared)
+                self._share(written.shared)
 
 
 def _weight(job: Job) -> tuple[int, int]:
