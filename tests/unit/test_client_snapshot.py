@@ -111,6 +111,20 @@ def test_a_link_that_leaves_the_tree_is_refused(tmp_path: Path, target: str) -> 
         take_snapshot(root)
 
 
+@pytest.mark.parametrize("what", ["a file", "a folder"])
+def test_the_hint_about_a_link_that_leaves_the_tree_does_what_it_says(tmp_path: Path, what: str) -> None:
+    root = tmp_path / "my work"
+    write(root, "a.py")
+    write(tmp_path, "there" if what == "a file" else "there/x")
+    (root / "sub").mkdir()
+    (root / "sub" / "link").symlink_to("../../there")
+    with pytest.raises(SpecError) as refused:
+        take_snapshot(root)
+    typed = (refused.value.hint or "").split("`")[1]
+    subprocess.run(typed, shell=True, check=True, cwd="/")
+    assert names(root) == ["a.py", "sub/link" if what == "a file" else "sub/link/x"]
+
+
 def test_a_link_inside_the_tree_is_kept_as_a_link(tmp_path: Path) -> None:
     write(tmp_path, "data/v1/x")
     (tmp_path / "latest").symlink_to("data/v1")

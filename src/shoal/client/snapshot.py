@@ -251,8 +251,9 @@ def _inner_link(root: Path, name: str) -> str:
     lands = os.path.normpath(root / Path(name).parent / target)
     inside = [Path(lands).is_relative_to(root), (root / name).resolve().is_relative_to(root)]
     if Path(target).is_absolute() or not all(inside):
+        link, source = shlex.quote(str(root / name)), shlex.quote(str((root / name).resolve()))
         raise SpecError(
             f"link `{name}` in workdir {root} leads outside it, to `{target}`",
-            hint=f"replace it by a copy: `cp --remove-destination {shlex.join([target, str(root / name)])}`",
+            hint=f"replace it by a copy: `rm {link} && cp -r {source} {link}`",
         )
     return target

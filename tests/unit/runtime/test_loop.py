@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -13,6 +15,7 @@ from shoal.runtime.rank import loop
 from shoal.runtime.rank.checkpoint.checkpoints import Checkpoints
 from shoal.runtime.rank.farewell import Farewell, Gone
 from shoal.runtime.rank.loop import Run
+from shoal.runtime.rank.member import Member
 
 
 class Saves(Checkpoints):
@@ -101,3 +104,35 @@ def test_rank_that_saves_because_it_was_asked_to_stop_is_done(
     with pytest.raises(Gone):
         loop.train(program, {}, checkpoints=saves)
     assert saves.seen == [Standing.DONE]
+
+
+def test_torch_names_the_rank_once_however_many_groups_it_was_in(
+    board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed: list[str] = []
+    joined: list[int] = []
+
+    def join(*_: object) -> None:
+        """As `init_process_group` does."""
+        before = sys.excepthook
+
+        def named(*error: Any) -> None:
+            printed.append("rank 0")
+            before(*error)
+
+        monkeypatch.setattr(sys, "excepthook", named)
+        joined.append(len(joined))
+
+    def program(_: Run) -> None:
+        raise RuntimeError("a peer is gone")
+
+    monkeypatch.setattr(sys, "excepthook", lambda *_: printed.append("the error"))
+    monkeypatch.setattr(loop, "_join", join)
+    place = Place(generation=0, rank=0, local_rank=0, master_port=1)
+    monkeypatch.setattr(Member, "next", lambda _: place)
+    monkeypatch.setattr(Member, "is_group_over", lambda *_: len(joined) < 3)
+    with pytest.raises(RuntimeError):
+        loop.train(program, {})
+    printed.clear()
+    sys.excepthook(RuntimeError, RuntimeError(), None)
+    assert (len(joined), printed) == (3, ["rank 0", "the error"])

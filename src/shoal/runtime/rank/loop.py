@@ -119,6 +119,7 @@ def train(
     farewell = Farewell(member)
     if checkpoints is not None:
         farewell.listen()
+    print_error = sys.excepthook
     while True:
         place = member.next()
         try:
@@ -144,6 +145,7 @@ def train(
             leave()
             if not member.is_group_over(error):
                 raise
+            sys.excepthook = print_error  # with each group torch has it name the rank once more
         else:
             _end(farewell)
             member.is_gone()
