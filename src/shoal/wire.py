@@ -164,6 +164,9 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """It is a replica of a service: the first rank of the first node listens, and is asked so."""
     confinement: tuple[str, ...] | None = None
     """Use only these of the ways to confine (`shoal nodes` prints their names); None: all that work here."""
+    stays_in_cgroup: bool = False
+    """Whether its ranks must be in the cgroup that its supervisor was started in, or below where that is of
+    version 1: the cluster which made it looks there for what a job has left, and nowhere else."""
 
     @property
     def world_size(self) -> int:

@@ -47,6 +47,7 @@ def order(**more: object) -> Order:
         "limits": Limits(cpus=1.5, memory_bytes=3 << 30),
         "time_limit_s": 3600.0,
         "gpu_ids": (0, 1),
+        "stays_in_cgroup": True,
     }
     return Order(**{**fields, **more})  # type: ignore[arg-type]
 

@@ -170,6 +170,8 @@ def test_why_of_a_job_that_ended_shows_its_attempts(
         "checkpoint: /srv/ckpt\n"
     )
     assert shell("why", JOB_ID, "--json").json() == answer
+    answer["attempts"] = [lost, lost, failed]  # each after a long life, and so the first in a row
+    assert "used; 2 more lost by the cluster" in shell("why", JOB_ID).out
     monkeypatch.setenv("COLUMNS", "60")
     assert "lost: its supervisor\n" + " " * 39 + "died on n2\n" in shell("why", JOB_ID).out, "nothing is cut"
     answer["status"] = "queued"

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from shoal.model.attempt import CLUSTER_REASONS, Attempt, AttemptState, EndReason
+from shoal.model.attempt import CLUSTER_REASONS, Attempt, AttemptState, EndReason, Replacement
 from shoal.model.job import Job, JobOutcome, RetryPolicy
 from shoal.model.request import Request
-from shoal.model.retry import MAX_BACKOFF_S, MAX_LOSSES, Verdict, judge
+from shoal.model.retry import LONG_LIFE_S, MAX_BACKOFF_S, MAX_LOSSES, Verdict, judge
 from shoal.wire import EndKind, NodeOutcome, RuleAction
 
 NOW = 100.0
@@ -125,6 +125,49 @@ def test_losses_wait_longer_each_time_and_end_some_time() -> None:
     assert (*waits[:3], max(waits)) == (0.0, 0.5, 1.0, 2048.0)
     assert outcome(verdict) is JobOutcome.FAILED
     assert verdict.job.because.startswith(f"lost {MAX_LOSSES} times")
+
+
+def lost_after(lived_s: float, **fields: Any) -> Attempt:
+    return ended(EndReason.LOST, started_at=NOW - lived_s, ended_at=NOW, **fields)
+
+
+def test_a_job_that_is_lost_each_day_goes_on_at_once_for_as_many_days_as_it_takes() -> None:
+    current = job()
+    for _ in range(3 * MAX_LOSSES):
+        verdict = judge(current, lost_after(86_400.0), NOW)
+        assert (verdict.backoff_s, verdict.job.losses) == (0.0, 1)
+        current = verdict.job
+
+
+def test_a_long_life_ends_a_row_of_losses_and_a_short_one_after_it_is_the_next() -> None:
+    tired = job(losses=MAX_LOSSES - 1)
+    assert outcome(judge(tired, lost_after(LONG_LIFE_S - 1.0), NOW)) is JobOutcome.FAILED
+    rested = judge(tired, lost_after(LONG_LIFE_S), NOW)
+    assert (rested.backoff_s, rested.job.losses) == (0.0, 1)
+    again = judge(rested.job, lost_after(1.0), NOW)
+    assert (again.backoff_s, again.job.losses) == (0.5, 2)
+
+
+def test_silence_before_the_end_is_no_life() -> None:
+    """Or a program that takes its machine down each time would live for as long as that is waited for."""
+    lost = lost_after(LONG_LIFE_S + 60.0)
+    assert judge(job(losses=5), lost, NOW, silent_s=61.0).job.losses == 6
+    assert judge(job(losses=5), lost, NOW, silent_s=60.0).job.losses == 1
+
+
+def test_an_attempt_that_never_ran_has_not_lived_however_long_it_took() -> None:
+    lost = ended(EndReason.LOST, placed_at=NOW - 10 * LONG_LIFE_S, ended_at=NOW)
+    assert judge(job(losses=5), lost, NOW).job.losses == 6
+
+
+def test_a_share_that_was_begun_anew_has_a_life_of_its_own() -> None:
+    """Or a program that takes its supervisor down each minute would live for as long as that is replaced."""
+    gone = NodeOutcome(attempt_id="att", epoch=1, node="n1", kind=EndKind.LOST, ended_at=NOW - 60.0)
+    replaced = Replacement(generation=1, at=NOW - 60.0, lost=gone, node="n1")
+    lost = lost_after(10 * LONG_LIFE_S, replacements=(replaced,), generation=1)
+    assert judge(job(losses=5), lost, NOW).job.losses == 6
+    before = msgspec.structs.replace(replaced, at=NOW - LONG_LIFE_S)
+    assert judge(job(losses=5), msgspec.structs.replace(lost, replacements=(before,)), NOW).job.losses == 1
 
 
 @pytest.mark.parametrize("reason", [reason for reason in EndReason if reason is not EndReason.SUCCEEDED])

@@ -72,7 +72,8 @@ def history(told: dict[str, Any]) -> list[str]:
         took = duration(job["ended_at"] - job["submitted_at"])
         found.append(f"took {took} from submit to end" + (f"; exit code {code}" if code is not None else ""))
     if told["status"] == "failed" and told["max_failures"] > 1:
-        used, lost = job["failures"], job["losses"]
+        used = job["failures"]
+        lost = sum(attempt.get("reason") in ("lost", "fenced") for attempt in attempts)
         more = f"; {lost} more lost by the cluster, which are not counted" if lost else ""
         again = "; ranks that began anew where they are count too" if _num_restarts(attempts) else ""
         found.append(f"{used} of {told['max_failures']} failures used{again}{more}")

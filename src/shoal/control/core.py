@@ -76,8 +76,8 @@ class Core:
         """Signs job and supervisor tokens and seals secrets; lives outside the database."""
         self.random = random
         self.backoff = Backoff(clock)
-        self.recorder = Recorder(new_id, clock.now, self.backoff)
         self.leases = Leases(clock)
+        self.recorder = Recorder(new_id, clock.now, self.backoff, self.leases)
         self.looks = Looks()
         self.meetings = Meetings()
         self.drills = DrillBook()

@@ -13,6 +13,7 @@ import msgspec
 
 from shoal.control.actor import SHOAL, Actor
 from shoal.control.backoff import Backoff
+from shoal.control.leases import Leases
 from shoal.ids import IdFactory
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.job import Job
@@ -52,10 +53,11 @@ def note(
 class Recorder:
     """Applies events to attempts. Holds no state of its own."""
 
-    def __init__(self, new_id: IdFactory, now: Callable[[], float], backoff: Backoff) -> None:
+    def __init__(self, new_id: IdFactory, now: Callable[[], float], backoff: Backoff, leases: Leases) -> None:
         self._new_id = new_id
         self._now = now
         self._backoff = backoff
+        self._leases = leases
 
     def advance(
         self,
@@ -88,7 +90,8 @@ class Recorder:
         return after
 
     def _close(self, tx: Tx, job: Job, attempt: Attempt, now: float) -> None:
-        verdict = judge(job, attempt, now)
+        silent_s = max((self._leases.wordless_s(attempt, node) for node in attempt.node_names), default=0.0)
+        verdict = judge(job, attempt, now, silent_s=silent_s)
         tx.jobs.update(verdict.job)
         for outcome in attempt.outcomes:
             if RuleAction.EXCLUDE_NODE in outcome.rules_hit:

@@ -95,6 +95,8 @@ class RemoteEngine(ABC):
     to_share = "`shoal connect --help`"
     can_follow = False
     """Whether a keeper may take the order in place of a lost one: see `Summons`."""
+    stays_in_cgroup = False
+    """Of all shares: see `Order`."""
 
     def __init__(
         self, home: Path, *, clock: Clock, reach: Reach, term: int = 0, only_project: str | None = None
@@ -396,6 +398,7 @@ class RemoteEngine(ABC):
                 control_url=None if order.control_url is None else self._reach.urls[0],
                 checkpoint_dir=self._on_shared(order.checkpoint_dir, order.job_id),
                 model_dir=self._on_shared(order.model_dir, order.job_id),
+                stays_in_cgroup=self.stays_in_cgroup,
             )
             for order in submission.orders
         )

@@ -95,7 +95,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     failures: int = 0
     """Attempts that ended by the program's own fault and were counted against `retry`."""
     losses: int = 0
-    """Attempts that the cluster lost: not counted against `retry`."""
+    """Attempts that the cluster lost, since and with the last that had run for long: not counted against
+    `retry`."""
     evictions: int = 0
     """Attempts that gave way to other jobs: not counted against `retry` either."""
     excluded_nodes: tuple[str, ...] = ()

@@ -10,7 +10,10 @@ from shoal.wire import RuleAction
 
 MAX_BACKOFF_S = 3600.0
 MAX_LOSSES = 100
-"""A job that keeps taking its supervisor down with it must end some time."""
+"""In a row: a job that keeps taking its supervisor down with it must end some time."""
+LONG_LIFE_S = 600.0
+"""What ran for so long does not do that, and its loss is the first in a row: a partition's time limit, or who
+has more right to the nodes, may end every attempt of a healthy job."""
 LOSS_BACKOFF_S = 0.5
 
 
@@ -21,8 +24,11 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     backoff_s: float | None = None
 
 
-def judge(job: Job, attempt: Attempt, now: float) -> Verdict:
-    """Decide after `attempt` (the job's newest, ended) whether the job ends or tries again."""
+def judge(job: Job, attempt: Attempt, now: float, *, silent_s: float = 0.0) -> Verdict:
+    """Decide after `attempt` (the job's newest, ended) whether the job ends or tries again.
+
+    `silent_s`: for how long a part of it was not heard from by then. Nobody knows whether that lived.
+    """
     assert attempt.reason is not None
     groups = max([attempt.generation, *(outcome.restarts for outcome in attempt.outcomes)])
     restarts = groups - len(attempt.replacements) - attempt.excused
@@ -40,7 +46,7 @@ def judge(job: Job, attempt: Attempt, now: float) -> Verdict:
         told = f"{attempt.message}; a log rule says not to try again"
         return _over(job, attempt, now, JobOutcome.FAILED, told)
     if attempt.reason in CLUSTER_REASONS:
-        return _after_loss(job, attempt, now)
+        return _after_loss(job, attempt, now, silent_s)
     return _after_failure(job, attempt, now)
 
 
@@ -50,16 +56,23 @@ def may_regroup(job: Job, attempt: Attempt, reason: EndReason) -> bool:
     return job.retry.in_place and reason in job.retry.on and left > 0 and job.stop_asked_by is None
 
 
-def _after_loss(job: Job, attempt: Attempt, now: float) -> Verdict:
+def _after_loss(job: Job, attempt: Attempt, now: float, silent_s: float) -> Verdict:
     if attempt.reason is EndReason.PREEMPTED:
         return _again(job, 0.0)
-    job = msgspec.structs.replace(job, losses=job.losses + 1)
+    before = 0 if _lived_s(attempt, now - silent_s) >= LONG_LIFE_S else job.losses
+    job = msgspec.structs.replace(job, losses=before + 1)
     if job.losses >= MAX_LOSSES:
-        told = f"lost {job.losses} times, the last time: {attempt.message}"
+        told = f"lost {job.losses} times in a row, the last time: {attempt.message}"
         return _over(job, attempt, now, JobOutcome.FAILED, told)
     # The first time at once: while it waits, a younger job takes the nodes it had, perhaps for hours.
     backoff_s = LOSS_BACKOFF_S * 2 ** min(job.losses - 2, 12) if job.losses > 1 else 0.0
     return _again(job, min(backoff_s, MAX_BACKOFF_S))
+
+
+def _lived_s(attempt: Attempt, until: float) -> float:
+    """Since all of it was there: a share that was begun in place of a lost one has a life of its own."""
+    began_at = max((one.at for one in attempt.replacements), default=attempt.started_at)
+    return 0.0 if began_at is None else until - began_at
 
 
 def _after_failure(job: Job, attempt: Attempt, now: float) -> Verdict:

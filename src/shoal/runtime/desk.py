@@ -69,8 +69,10 @@ class DeskClient:
         return heard
 
     def learn(self, urls: tuple[str, ...]) -> None:
-        """Of further control planes of the same cluster, to be asked when the others are silent."""
-        self._urls += [url for url in urls if url not in self._urls][: MAX_KNOWN - len(self._urls)]
+        """All control planes of the cluster, says the one that has just answered. That is asked first, then
+        these, then those of before, the oldest of which are forgotten.
+        """
+        self._urls = list(dict.fromkeys((*self._urls[:1], *urls, *self._urls)))[:MAX_KNOWN]
 
     def _post(
         self,

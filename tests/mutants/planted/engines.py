@@ -249,9 +249,17 @@ MUTANTS = (
     Mutant(
         "slurm_is_believed_of_any_machine_of_that_name",
         "engines/slurm/engine.py",
-        "if job.state in OVER and is_clear and is_there and self._facts.has_cgroups:",
-        "if job.state in OVER and is_clear and self._facts.has_cgroups:",
+        "if job.state in OVER and is_clear and is_there and sees_all:",
+        "if job.state in OVER and is_clear and sees_all:",
         "P3: another machine answers for nothing that began on the one before",
+        ("engine",),
+    ),
+    Mutant(
+        "slurm_is_believed_of_ranks_that_left_its_cgroup",
+        "engines/slurm/engine.py",
+        "sees_all = self._facts.has_cgroups and order.stays_in_cgroup",
+        "sees_all = self._facts.has_cgroups",
+        "P3: that a job is over says nothing of what is not in its cgroup",
         ("engine",),
     ),
     Mutant(

@@ -14,6 +14,22 @@ MUTANTS = (
         ("sim",),
     ),
     Mutant(
+        "losses_are_never_forgotten",
+        "model/retry.py",
+        "before = 0 if _lived_s(attempt, now - silent_s) >= LONG_LIFE_S else job.losses",
+        "before = job.losses",
+        "P1: a job that works for a day and is lost goes on for as many days as it takes",
+        ("control",),
+    ),
+    Mutant(
+        "to_wait_for_a_fence_is_a_life",
+        "model/retry.py",
+        "_lived_s(attempt, now - silent_s)",
+        "_lived_s(attempt, now)",
+        "a job that takes its machine down with it ends some time",
+        ("control",),
+    ),
+    Mutant(
         "first_end_ends_the_gang",
         "model/moves.py",
         "    if not noted.nodes_left:\n",

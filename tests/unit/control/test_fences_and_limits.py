@@ -10,6 +10,7 @@ from shoal.engines.fake import Act, Verb, always
 from shoal.engines.fake.share import NEVER
 from shoal.model.attempt import EndReason
 from shoal.model.job import Job
+from shoal.model.retry import LONG_LIFE_S
 from shoal.wire import EndKind
 from tests.support.lab import Lab
 
@@ -49,6 +50,30 @@ def test_a_dead_supervisor_is_evidence_and_its_job_is_repaired_at_once() -> None
     lab.clock.advance(0.5)
     lab.turn()
     assert lab.status(job) == "running"
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_losses_are_counted_in_a_row_and_to_wait_for_a_fence_is_no_life(is_killed: bool) -> None:
+    """Three short lives, and then a long one, or a machine that is silent for as long as two."""
+    lab = Lab(num_nodes=1)
+    job = lab.running(fence=f"{2 * LONG_LIFE_S:.0f}s")
+    for row in range(1, 4):
+        let_pass(lab, 10.0)
+        lab.cluster.kill_supervisor(lab.attempt(job).attempt_id, "n1")
+        lab.watch()
+        assert lab.job(job).losses == row
+        lab.clock.advance(1.0)
+        lab.turn()
+    if is_killed:
+        let_pass(lab, LONG_LIFE_S + 10.0)
+        lab.cluster.kill_supervisor(lab.attempt(job).attempt_id, "n1")
+        lab.watch()
+    else:
+        let_pass(lab, 10.0)
+        lab.cluster.cut("n1")
+        let_pass(lab, 2 * LONG_LIFE_S + FENCE_MARGIN_S + 10.0)
+    assert reasons(lab, job)[3:] == [EndReason.LOST if is_killed else EndReason.FENCED, None]
+    assert lab.job(job).losses == (1 if is_killed else 4)
 
 
 def test_silence_is_not_evidence_until_the_fence_has_certainly_passed() -> None:

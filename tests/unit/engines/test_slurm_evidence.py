@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.engines.base import Sight, SupportsClearing
+from shoal.engines.base import Sight, Submission, SupportsClearing
 from shoal.engines.fake import VirtualClock
 from shoal.engines.remote import HEARD_S, LATE_S
 from shoal.engines.slurm.engine import NODES_S, PAST_S, SlurmEngine
@@ -147,6 +147,29 @@ async def test_the_end_of_a_job_is_evidence_where_its_node_would_say_what_did_no
     clock.advance(30.0)
     [seen] = await engine.list_owned()
     assert seen.sight is (Sight.ENDED if is_over else Sight.UNKNOWN)
+
+
+@pytest.mark.parametrize("is_from_before", [False, True])
+async def test_the_end_of_a_job_is_no_evidence_for_ranks_that_may_have_left_its_cgroup(
+    tmp_path: Path, is_from_before: bool
+) -> None:
+    """What is handed to Slurm now stays there; what a Shoal from before has begun may not have."""
+    clock, slurm = VirtualClock(BOOTED_AT + 3600.0), CancelledJob()
+    engine = engine_on(tmp_path, clock, slurm)
+    given = order(nodes=("n0",), stays_in_cgroup=False)
+    if is_from_before:
+        engine.desk.add((given,), None)
+    else:
+        await engine.submit(Submission(attempt_id="att_1", epoch=1, orders=(given,), ticket="t"))
+    [share] = engine.desk.shares()
+    assert share.order.stays_in_cgroup is not is_from_before
+    engine.desk.take(Fetch(attempt_id="att_1", node="n0", process="one"))
+    clock.advance(HEARD_S)
+    [seen] = await engine.list_owned()
+    assert seen.sight is Sight.UNKNOWN
+    clock.advance(SETTLE_S + 30.0)
+    [seen] = await engine.list_owned()
+    assert seen.sight is (Sight.UNKNOWN if is_from_before else Sight.ENDED)
 
 
 @pytest.mark.parametrize("speaks", [False, True])

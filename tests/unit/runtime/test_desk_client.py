@@ -17,6 +17,7 @@ import pytest
 from shoal.engines.remote import HEARD_S, LATE_S
 from shoal.identity.authority import Pair, make_authority, make_server
 from shoal.runtime import desk, keeper
+from shoal.runtime.addresses import MAX_KNOWN
 from shoal.runtime.desk import DeskClient, Silent
 from shoal.wire import Dispatch, DispatchAnswer
 
@@ -118,3 +119,34 @@ def test_an_answer_that_is_none_is_silence(authority: Pair, tmp_path: Path, told
 def test_a_keeper_that_lives_speaks_before_it_is_taken_for_gone() -> None:
     """Also where it asks two control planes in vain before the one that judges it."""
     assert max(keeper.PING_S, keeper.MAX_BACKOFF_S) + 2 * desk.ASK_S <= LATE_S < HEARD_S
+
+
+def test_a_keeper_finds_the_newest_control_plane_however_many_there_were_before(
+    authority: Pair, tmp_path: Path
+) -> None:
+    """Addresses change: each answer names where the control planes are now."""
+    told, gone = client(authority), [f"https://127.0.0.1:{port}" for port in range(1, MAX_KNOWN + 2)]
+    for one in gone:
+        told.learn((one,))
+    with a_plane(authority, tmp_path) as newest:
+        told.learn((newest,))
+        assert told.tell("key", TOLD, b"").size == 7
+
+
+def test_who_answered_is_asked_first_and_who_is_not_named_any_more_last(
+    authority: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def post_to(url: str, *_: object) -> bytes:
+        asked.append(url)
+        if url != "https://b" or len(asked) > 2:
+            raise Silent("not now")
+        return msgspec.json.encode(DispatchAnswer(size=7, control_urls=("https://c", "https://b")))
+
+    told = client(authority, "https://a", "https://b")
+    monkeypatch.setattr(told, "_post_to", post_to)
+    told.tell("key", TOLD, b"")
+    with pytest.raises(Silent):
+        told.tell("key", TOLD, b"")
+    assert asked[2:] == ["https://b", "https://c", "https://a"]

@@ -71,6 +71,8 @@ class SlurmEngine(RemoteEngine):
     )
     can_follow = True
     """A new job on the same node would wait for the one that the lost share has its place in."""
+    stays_in_cgroup = True
+    """Slurm kills, limits and counts what is in its task's, and of version 2 not even what is below."""
 
     def __init__(
         self,
@@ -204,7 +206,9 @@ class SlurmEngine(RemoteEngine):
             spot = order.attempt_id, order.incarnation, order.node
             # Another machine that has got the name answers for nothing that began on the one before.
             is_there = node is not None and (share.boot is None or share.boot.is_on(node.facts.address))
-            if job.state in OVER and is_clear and is_there and self._facts.has_cgroups:
+            # What a Shoal from before has begun may have left the job's cgroup, as root may.
+            sees_all = self._facts.has_cgroups and order.stays_in_cgroup
+            if job.state in OVER and is_clear and is_there and sees_all:
                 watched.add(spot)
             since = self._answers_since.setdefault(spot, now) if spot in watched else now
             is_settled = now - since >= SETTLE_S + self._facts.kill_wait_s

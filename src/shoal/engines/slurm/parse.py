@@ -1,8 +1,7 @@
 """What Slurm's commands print, as values. Pure; unknown fields are passed over.
 
-Not their `--json`: 22.05 has it for `squeue`, `sinfo` and `sacct` alone, not for `scontrol`, of which we ask
-most; and its fields are renamed with each version of REST. Formats that we name ourselves, and the
-`Name=value` of `scontrol`, are the same in 22.05 and 24.11.
+Not their `--json`, which `scontrol` does not have in 22.05, and whose fields are others in 24.11: see
+docs/decisions/0027-slurms-words-and-not-its-json.md.
 """
 
 from __future__ import annotations

@@ -58,12 +58,13 @@ class CgroupV2:
         return None if used is None else used / 1e6
 
 
-def usable_base(found: list[Hierarchy]) -> str | None:
+def usable_base(found: list[Hierarchy], *, stays: bool = False) -> str | None:
     """The nearest cgroup at or above ours whose children have cpu, memory and pids and may be made by us.
 
-    A cgroup with processes of its own cannot hand controllers down, so it is often our parent's.
+    A cgroup with processes of its own cannot hand controllers down, so it is often our parent's. Where the
+    share `stays` in ours there is none, for the same reason: we are in it.
     """
-    for hierarchy in found:
+    for hierarchy in () if stays else found:
         directory = hierarchy.own
         while hierarchy.is_unified and directory.startswith(hierarchy.mount):
             if os.access(directory, os.W_OK) and _hands_down(directory):

@@ -42,7 +42,8 @@ class Confinement:
         self._order = order
         self._share = share
         self._at = at if at is not None else share
-        self.words = candidates() if order.confinement is None else order.confinement
+        stays = order.stays_in_cgroup
+        self.words = candidates(stays=stays) if order.confinement is None else order.confinement
         self.uid = order.uid if "uid" in self.words else None
         self.path = job_path(node_path, self.uid) if "bubblewrap" in self.words else node_path
         self.sandbox: Sandbox | None = None
@@ -247,7 +248,7 @@ class Confinement:
         name = f"{self._order.attempt_id}.{self._order.node}{own}"
         found = cgroup.here()
         if "cgroup2" in self.words:
-            base = cgroup2.usable_base(found)
+            base = cgroup2.usable_base(found, stays=self._order.stays_in_cgroup)
             if base is None:
                 raise CannotConfine("cgroup version 2 with cpu, memory and pids is not delegated to us here")
             return cgroup2.CgroupV2(base, name)

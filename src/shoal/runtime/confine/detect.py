@@ -20,10 +20,10 @@ def detect() -> tuple[str, ...]:
     return tuple(word for word in candidates() if word != "bubblewrap" or has_bubblewrap())
 
 
-def candidates() -> tuple[str, ...]:
-    """Like `detect`, but bubblewrap is only looked for, not tried."""
+def candidates(*, stays: bool = False) -> tuple[str, ...]:
+    """Like `detect`, but bubblewrap is only looked for, not tried. `stays`: see `Order.stays_in_cgroup`."""
     found = cgroup.here()
-    if cgroup2.usable_base(found) is not None:
+    if cgroup2.usable_base(found, stays=stays) is not None:
         words = ["cgroup2"]
     elif cgroup1.usable_bases(found) is not None:
         words = ["cgroup1"]
