@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from shoal.client.credentials import Endpoint, find_endpoint
 from tests.soak.cluster import SoakCluster
+from tests.support.patience import pause_s
 
 T = TypeVar("T")
 LIMIT_S = 90.0
@@ -150,10 +151,10 @@ def running(root: Path, **options: Any) -> Iterator[Person]:
 
 def until(true: Callable[[], T], what: str, limit_s: float = LIMIT_S) -> T:
     """What `true` returned as soon as it was true of something."""
-    deadline = time.monotonic() + limit_s
+    since = time.monotonic()
     while not (seen := true()):
-        assert time.monotonic() < deadline, f"never within {limit_s} s: {what}"
-        time.sleep(0.1)
+        assert time.monotonic() < since + limit_s, f"never within {limit_s} s: {what}"
+        time.sleep(pause_s(since))
     return seen
 
 

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 
 from tests.support.networks import Networks
+from tests.support.patience import pause_s
 
 POLL_S = 0.05
 
@@ -90,7 +91,7 @@ class ClusterLab(Networks, ABC):
 
     def until(self, is_so: Callable[[], bool], what: str, within_s: float | None = None) -> None:
         within_s = within_s or self.start_s
-        deadline = time.monotonic() + within_s
+        since = time.monotonic()
         while not is_so():
-            assert time.monotonic() < deadline, f"not within {within_s:g} s: {what}\n{self.told()}"
-            time.sleep(POLL_S)
+            assert time.monotonic() < since + within_s, f"not within {within_s:g} s: {what}\n{self.told()}"
+            time.sleep(pause_s(since))

@@ -18,18 +18,18 @@ from shoal.client import Shoal
 from shoal.client.handles import JobHandle
 from shoal.home import holder
 from shoal.runtime import spool
+from tests.support.patience import pause_s
 
 T = TypeVar("T")
 LIMIT_S = 60.0
-POLL_S = 0.05
 
 
 def until(is_so: Callable[[], T], what: str, within_s: float = LIMIT_S) -> T:
     """The first true answer; fails when the deadline passes."""
-    deadline = time.monotonic() + within_s
+    since = time.monotonic()
     while not (answer := is_so()):
-        assert time.monotonic() < deadline, f"not within {within_s:g} s: {what}"
-        time.sleep(POLL_S)
+        assert time.monotonic() < since + within_s, f"not within {within_s:g} s: {what}"
+        time.sleep(pause_s(since))
     return answer
 
 

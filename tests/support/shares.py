@@ -16,6 +16,7 @@ import msgspec
 
 from shoal.runtime import spool
 from shoal.wire import Credentials, Limits, NodeOutcome, Order
+from tests.support.patience import pause_s
 
 SOURCE = str(Path(spool.__file__).parents[2])
 ATTEMPT_ID = f"att_{uuid.uuid4().hex}"
@@ -137,10 +138,10 @@ def shares_in(home: Path) -> Iterator[Start]:
 
 def until(condition: Callable[[], bool], timeout_s: float = 20.0, describe: Callable[[], str] = str) -> None:
     """Poll until it holds; fail with what there is to see."""
-    deadline = time.monotonic() + timeout_s
+    since = time.monotonic()
     while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout_s} s: {describe()}"
-        time.sleep(0.02)
+        assert time.monotonic() < since + timeout_s, f"not within {timeout_s} s: {describe()}"
+        time.sleep(pause_s(since))
 
 
 def processes_with(text: str) -> list[int]:

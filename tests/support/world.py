@@ -35,6 +35,7 @@ from shoal.settings import ServerLimits
 from shoal.wire import Phase, Renewal
 from tests.support import asgi
 from tests.support.asgi import Answer, Stream
+from tests.support.patience import pause_s
 from tests.support.plane import FOREVER, open_plane
 
 T = TypeVar("T")
@@ -138,10 +139,10 @@ class World:
 
 def eventually(is_so: Callable[[], bool], *, within_s: float = 10.0) -> None:
     """Poll until it is so; fail when the deadline passes."""
-    deadline = time.monotonic() + within_s
+    since = time.monotonic()
     while not is_so():
-        assert time.monotonic() < deadline, f"not so within {within_s} s"
-        time.sleep(0.02)
+        assert time.monotonic() < since + within_s, f"not so within {within_s} s"
+        time.sleep(pause_s(since))
 
 
 @contextmanager
