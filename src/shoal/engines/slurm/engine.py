@@ -19,6 +19,7 @@ from shoal.engines.slurm.client import CommandDoor
 from shoal.engines.slurm.config import SlurmConfig
 from shoal.engines.slurm.door import Door, open_door
 from shoal.engines.slurm.nodes import SlurmNode, by_name, mute_since, slurm_nodes, what_changed, what_shuts
+from shoal.engines.slurm.outputs import unneeded
 from shoal.engines.slurm.parse import SlurmFacts
 from shoal.engines.slurm.partitions import Parts, is_asked, partition_for
 from shoal.engines.slurm.render import batch_script, job_name, job_prefix, num_cpus, request
@@ -90,6 +91,8 @@ class SlurmEngine(RemoteEngine):
             created = f"`shoal cluster create --name {config.cluster} --shared DIR`"
             self.to_share = f"`shoal down`, {created}, `shoal up`"
         self._door = door or open_door(config, home / "ssh")
+        self._outputs = str(Path(config.shared) / "slurm")
+        """Where Slurm writes what keepers say; in it, where each job is its owner's, a folder for each."""
         self._owners = self._door if config.as_owners and isinstance(self._door, CommandDoor) else None
         """The same door, where each job is its owner's."""
         self._jobs: dict[Key, Job] = {}
@@ -125,7 +128,7 @@ class SlurmEngine(RemoteEngine):
 
     async def start(self, summons: Summons, orders: tuple[Order, ...]) -> None:
         name = job_name(summons.attempt_id, summons.incarnation)
-        folder = Path(self._config.shared) / "slurm" / self._user(orders[0])
+        folder = Path(self._outputs) / self._user(orders[0])
         # Below /tmp of a node anybody could lay a link with that name.
         output = f"{folder}/{name}.out" if self._config.shared else "/dev/null"
         async with self._asking:
@@ -168,6 +171,20 @@ class SlurmEngine(RemoteEngine):
             changed = what_changed(order, before.get(order.node), self._nodes.get(order.node))
             if changed is not None:
                 raise NodeGone(f"{changed}; {said}", hint="shoal nodes", node=order.node)
+
+    async def tidy(self, old: Collection[str]) -> None:
+        """A file for each Slurm job is on the shared directory: in most of them is nothing."""
+        if not self._config.shared:
+            return
+
+        def drop() -> None:
+            found = self._door.outputs(self._outputs)
+            self._door.drop_outputs(self._outputs, unneeded(found, self.desk.kept(), old))
+
+        try:
+            await self.on_thread(drop)
+        except EngineUnreachable as error:  # logs go all the same: there is room for so many of them
+            log.warning("slurm.outputs_stay", folder=self._outputs, error=error.message)
 
     def make_folder(self, path: str) -> None:
         """Over SSH on the login node: this machine need not have the directory. An owner's folders are made
