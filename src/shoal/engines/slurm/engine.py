@@ -137,7 +137,8 @@ class SlurmEngine(RemoteEngine):
         nodes_of = {name: node.partitions for name, node in self._nodes.items()}
         rights = rights_of(self._config, self._facts, orders[0].project)
         partition = partition_for(self._parts, nodes_of, orders, rights)
-        script = batch_script(self._config, summons, len(orders), num_cpus(orders))
+        can_bind = self._facts.can_bind
+        script = batch_script(self._config, summons, len(orders), num_cpus(orders), can_bind=can_bind)
         asked = request(self._config, orders, kinds, output, script, partition)
 
         def submit() -> str:
@@ -289,12 +290,15 @@ class SlurmEngine(RemoteEngine):
         # What Slurm calls running and nobody had an order of is on a node that does not answer; and what it
         # does not list may be in its queue all the same.
         unbegun = closed - {job_name(attempt_id, share.launch) for share in shares if not share.is_closed}
-        queued = {
-            name
-            for (name, _), job in self._jobs.items()
-            if name.startswith(prefix) and stage_of(job.state) is Stage.QUEUED
-        }
-        await self._cancel(queued | unbegun | self._unfinished(attempt_id), attempt_id)
+        if self._queued(prefix):  # half a minute ago: it may have begun since, and ended well
+            async with self._asking:
+                await self._refresh_jobs(JOBS_S)
+        await self._cancel(self._queued(prefix) | unbegun | self._unfinished(attempt_id), attempt_id)
+
+    def _queued(self, prefix: str) -> set[str]:
+        """Of the jobs whose names begin so those that were in Slurm's queue when it was asked."""
+        known = ((name, job) for (name, _), job in self._jobs.items() if name.startswith(prefix))
+        return {name for name, job in known if stage_of(job.state) is Stage.QUEUED}
 
     def _unfinished(self, attempt_id: str) -> set[str]:
         """The jobs that Slurm still has of it, where a share was replaced on another node and all of it is
