@@ -113,6 +113,21 @@ class TestSlurm:
         assert ended.outcome is not None
         assert ended.outcome.kind is EndKind.SUCCEEDED
 
+    async def test_what_slurm_wrote_for_an_attempt_that_said_nothing_goes_once_that_is_forgotten(
+        self, world: SlurmWorld
+    ) -> None:
+        submission = world.submission(Program(lines=("fine",)))
+        await world.engine.submit(submission)
+        await world.until(submission.attempt_id, Sight.ENDED)
+        await anyio.to_thread.run_sync(until_empty, world.lab)
+        world.clock.ahead += 60.0  # what is known of Slurm's queue is too old, or the job is cancelled in it
+        await world.engine.prune(0.0, 1 << 40)
+        [written] = [path async for path in anyio.Path(world.shared / "slurm").iterdir()]
+        assert (await written.stat()).st_size == 0
+        await world.engine.forget(submission.attempt_id)
+        await world.engine.prune(0.0, 1 << 40)
+        assert not await written.exists()
+
     async def test_a_controller_killed_right_after_a_submission_loses_nothing(
         self, world: SlurmWorld
     ) -> None:

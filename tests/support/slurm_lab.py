@@ -57,6 +57,8 @@ class Shape(NamedTuple):
     """With a slurmrestd."""
     partitions: tuple[str, ...] = ("main Nodes=ALL Default=YES MaxTime=INFINITE State=UP",)
     """As they are written in slurm.conf, behind their `PartitionName=`."""
+    settings: tuple[str, ...] = ()
+    """Further lines of slurm.conf."""
     switches: tuple[str, ...] = ("leaf Nodes=ALL",)
     """As in topology.conf, likewise."""
 
@@ -321,7 +323,7 @@ class SlurmLab(ClusterLab):
         if self.rest is not None:
             self.rest.write()
             lines += self.rest.words
-        lines += [f"PartitionName={words}" for words in self.shape.partitions]
+        lines += [*self.shape.settings, *(f"PartitionName={words}" for words in self.shape.partitions)]
         (self.root / "etc" / "slurm.conf").write_text("\n".join(lines) + "\n")
         devices = [
             f"NodeName=n[0-{self.shape.nodes - 1}] Name=gpu Type={kind} "

@@ -34,9 +34,11 @@ class Ray:
         self.token.chmod(0o600)
         self.answers()
 
-    def answers(self, uid: int = 1000, version: str = "2.60.0", failed: str = "") -> None:
+    def answers(
+        self, uid: int = 1000, version: str = "2.60.0", failed: str = "", ends_with: str = ""
+    ) -> None:
         first = {"failed": failed} if failed else {"ready": {"ray": version, "python": "3.11.2"}}
-        told = answer(row(NodeManagerAddress="127.0.0.1"), **{"a" * 8: facts(uid=uid)})
+        told = answer(row(NodeManagerAddress="127.0.0.1"), **{"a" * 8: facts(uid=uid, ends_with=ends_with)})
         self._file.write_text(BRIDGE.format(first=first, nodes=told))
 
     @property
@@ -67,6 +69,14 @@ def test_it_is_written_down_with_the_path_of_the_token_and_not_the_token(shell: 
     assert (config.project, config.has_shared_trust, config.ray_python) == ("vision", False, sys.executable)
     assert "secret" not in (shell.home / "ray.json").read_text()
     assert json.loads((shell.home / "options.json").read_text())["engine"] == "ray"
+
+
+def test_nodes_whose_jobs_end_with_a_unit_of_systemds_are_named(shell: Shell, ray: Ray) -> None:
+    assert "note:" not in shell(*ray.words).err
+    ray.answers(ends_with="ray.service")
+    told = shell(*ray.words)
+    assert told.code == 0
+    assert "note: n0: jobs there are killed when ray.service ends" in told.err
 
 
 @pytest.mark.parametrize("is_ours", [True, False])

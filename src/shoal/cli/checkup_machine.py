@@ -115,6 +115,16 @@ def check_cgroups() -> Finding:
     return Finding("cgroups", Level.WARN, "not writable: limits by rlimits and affinity only", hint)
 
 
+def check_unit() -> Finding:
+    """Whether a service manager would end jobs with the control plane: where it runs, else where we are."""
+    from shoal.cli.up import told_unit
+
+    told = told_unit(holder(home_from_env()) or os.getpid())
+    if told:
+        return Finding("unit", Level.WARN, told, "`systemctl edit` it, or see deploy/systemd/shoal.service")
+    return Finding("unit", Level.OK, "no service manager ends jobs with the control plane")
+
+
 def check_bwrap() -> Finding:
     path = shutil.which("bwrap")
     if path is None:
@@ -192,6 +202,7 @@ MACHINE_CHECKS = (
     check_files,
     check_clock,
     check_cgroups,
+    check_unit,
     check_bwrap,
     check_programs,
     check_port,

@@ -17,6 +17,7 @@ from shoal.cli.flags import JsonFlag
 from shoal.cli.home import load_remembered, prepare_home, remember
 from shoal.cli.progress import long_work
 from shoal.cli.show import note, print_json
+from shoal.cli.text import one_line
 from shoal.client.credentials import write_private
 from shoal.errors import SpecError, StateError
 from shoal.home import holder, home_from_env
@@ -194,6 +195,7 @@ def ray(
     if same_cluster:
         remember_same(home, config.cluster_id)
     facts = _facts(version, found, asked_at, file)
+    _note_remarks(found)
     if json:
         print_json(facts)
     else:
@@ -255,6 +257,12 @@ def _ask_ray(config: RayConfig, home: Path, *, as_root: bool) -> tuple[str, list
             hint="start Ray as a user, or say `--as-root`",
         )
     return version, [node.facts for node in nodes]
+
+
+def _note_remarks(found: list[NodeFacts]) -> None:
+    for node in found:
+        for remark in node.remarks:
+            note(f"note: {one_line(node.name)}: {one_line(remark)}")
 
 
 def _say_ray(config: RayConfig, facts: dict[str, Any]) -> None:

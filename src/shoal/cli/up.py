@@ -173,6 +173,8 @@ def remarks(running: daemon.Running) -> Iterator[str]:
     if running.taken_serve_port is not None:
         port = running.taken_serve_port
         yield f"note: port {port} was taken; services have another one, which `shoal services` shows"
+    if ending := told_unit(running.pid):
+        yield f"warning: {ending}; see `shoal doctor`"
     there = find_endpoint()
     if there.url == running.url:
         with suppress(ShoalError), Connection(patience_s=2.0) as shoal:
@@ -190,6 +192,16 @@ def remarks(running: daemon.Running) -> Iterator[str]:
         yield f"note: commands talk to {chosen}; {turn} turns to this one"
 
 
+def told_unit(pid: int) -> str:
+    """That jobs on this machine end with the service that the control plane is in; empty: they do not."""
+    from shoal.engines.ray.agent import ending_unit  # stands on Python's library alone, and knows it on nodes
+
+    unit = ending_unit(pid)
+    if not unit:
+        return ""
+    return f"systemd kills jobs on this machine when {one_line(unit)} ends or is restarted, for its KillMode"
+
+
 def _stay(flags: dict[str, str | None]) -> int:
     from shoal.cli import serve
 
@@ -200,6 +212,8 @@ def _stay(flags: dict[str, str | None]) -> int:
         raise StateError(
             f"a control plane is already running here (process {pid})", hint="`shoal down` first"
         )
+    if told := told_unit(os.getpid()):
+        note(f"warning: {told}; see `shoal doctor`")
     daemon.adopt(settings, options)
     os.environ.update(daemon.environment(options, settings.home))
     return serve.main(is_foreground=True)

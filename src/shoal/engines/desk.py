@@ -16,7 +16,7 @@ import itertools
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -365,21 +365,30 @@ class Desk:
                 # Forgotten meanwhile, which happens once: it is in a later place now.
         return LogChunk(data=b"", next_offset=max(offset, 0), size=0, is_complete=True)
 
-    def prune(self, older_than: float, max_bytes: int) -> int:
-        """As `SupportsPrune.prune`."""
+    def kept(self) -> frozenset[str]:
+        """The attempts that were forgotten, and whose logs are here."""
+        return frozenset(entry.name for entry in self._kept.iterdir())
+
+    def old(self, older_than: float, max_bytes: int) -> list[str]:
+        """Those of them that may go, oldest first: by the rule of `SupportsPrune.prune`."""
         found = []
         for entry in self._kept.iterdir():
             facts = [path.stat() for path in entry.rglob("*") if path.is_file()]
             found.append(
-                (max((f.st_mtime for f in facts), default=0.0), sum(f.st_size for f in facts), entry)
+                (max((f.st_mtime for f in facts), default=0.0), sum(f.st_size for f in facts), entry.name)
             )
-        total, pruned = sum(size for _, size, _ in found), 0
-        for written_at, size, entry in sorted(found):
+        total, going = sum(size for _, size, _ in found), list[str]()
+        for written_at, size, attempt_id in sorted(found):
             if written_at >= older_than and total <= max_bytes:
                 break
-            removal.remove(str(entry), timeout_s=REMOVAL_S)
-            total, pruned = total - size, pruned + 1
-        return pruned
+            total -= size
+            going.append(attempt_id)
+        return going
+
+    def remove(self, attempt_ids: Collection[str]) -> None:
+        """What was kept of them. May be repeated."""
+        for attempt_id in attempt_ids:
+            removal.remove(str(self._kept / attempt_id), timeout_s=REMOVAL_S)
 
     def _sweep(self) -> None:
         """Remove what was thrown away, but for what somebody was about to keep when he was killed."""

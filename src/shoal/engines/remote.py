@@ -292,7 +292,16 @@ class RemoteEngine(ABC):
         self.desk.on_news = tell
 
     async def prune(self, older_than: float, max_bytes: int) -> int:
-        return await self.on_thread(lambda: self.desk.prune(older_than, max_bytes))
+        old = await self.on_thread(lambda: self.desk.old(older_than, max_bytes))
+        await self.tidy(old)
+        await self.on_thread(lambda: self.desk.remove(old))
+        return len(old)
+
+    async def tidy(self, old: Collection[str]) -> None:
+        """Throw away what the cluster has left of attempts that were forgotten; of the `old`, whose logs go
+        next and who are not known then, all of it. May be repeated.
+        """
+        return
 
     async def checkpoints(self) -> list[str]:
         """Those on the shared directory; of other homes, which may share it, too."""

@@ -74,6 +74,18 @@ def test_a_keeper_has_the_version_that_a_link_leads_to_when_it_begins(
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize(
+    ("plugin", "can_bind"),
+    [("task/affinity,task/cgroup", True), ("task/cgroup", False), ("task/none", False), (None, True)],
+)
+def test_binding_is_spoken_of_only_to_a_slurm_that_binds(plugin: str | None, can_bind: bool) -> None:
+    told = "ClusterName = c\n" + ("" if plugin is None else f"TaskPlugin              = {plugin}\n")
+    facts = parse_config(told)
+    summons = Summons(attempt_id="att_1", urls=("https://login:1",), ca="ca", ticket="t")
+    script = batch_script(SlurmConfig(), summons, 1, 1, can_bind=facts.can_bind)
+    assert ("--cpu-bind=none" in script) is can_bind
+
+
 def test_no_argument_of_sbatch_holds_the_ticket() -> None:
     asked = request(SlurmConfig(), (order(),), {}, "/tmp/x", "#!/bin/sh\n# sht_att_1_x\n")
     assert not any("sht_" in word for word in sbatch_arguments(asked))

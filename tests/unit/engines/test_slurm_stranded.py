@@ -84,6 +84,17 @@ async def test_what_was_given_up_is_taken_out_of_slurms_queue_also_where_slurm_d
     assert bench.slurm.cancelled == ([job_name("att_1", 0)], "")
 
 
+async def test_what_was_seen_in_the_queue_and_has_ended_well_since_is_not_cancelled(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    await bench.look()
+    desk, bench.slurm.job_state = bench.engine.desk, "COMPLETED"
+    desk.take(Fetch(attempt_id="att_1", node="n0", process="n0"))
+    desk.bury(desk.find("att_1")["n0"], EndKind.SUCCEEDED, "")
+    bench.clock.advance(2 * JOBS_S)
+    await bench.engine.forget("att_1")
+    assert bench.slurm.cancelled == ([], "")
+
+
 async def test_a_gang_that_lost_a_node_and_went_on_leaves_no_job_that_waits_for_it(tmp_path: Path) -> None:
     bench, nodes = Bench(tmp_path, GANG), ("n0", "n2")
     desk, bench.slurm.job_state = bench.engine.desk, "RUNNING"

@@ -32,6 +32,8 @@ PASSED_ON = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ")
 """Of a worker's variables: nothing that Ray put there reaches a job."""
 KEPT_S = 86400.0
 """How long the record of a keeper that is over stays."""
+SYSTEMCTL_S, UNIT_S = 3.0, 60.0
+"""What `systemctl` may take, and how old its answer may be."""
 LAUNCH = """
 import json, os, signal, sys
 path, lock, more, *command = sys.argv[1:]
@@ -76,6 +78,7 @@ class Agent:
         self._guard = threading.Lock()
         self._burying: set[str] = set()
         self._swept_at = 0.0
+        self._unit, self._unit_at = "", 0.0
 
     def facts(self, root: str) -> dict[str, Any]:
         """What this machine is, and who jobs would be on it."""
@@ -90,6 +93,7 @@ class Agent:
             "disk_bytes": shutil.disk_usage(place).total,
             "devices": _variable_of(os.getppid(), "CUDA_VISIBLE_DEVICES"),
             "minors": _gpu_minors(),
+            "ends_with": self._ends_with(),
         }
 
     def start(self, root: str, key: str, task: dict[str, Any]) -> dict[str, Any]:
@@ -137,6 +141,14 @@ class Agent:
                 record = _record(folder) if folder is not None else None
                 if record is not None and _lives(record) is True:
                     os.kill(record["pid"], signal.SIGTERM)
+
+    def _ends_with(self) -> str:
+        """The unit of systemd's that takes our keepers along: see `ending_unit`. Asked now and then."""
+        now = time.monotonic()
+        with self._guard:
+            if not self._unit_at or now - self._unit_at > UNIT_S:
+                self._unit, self._unit_at = ending_unit(), now
+            return self._unit
 
     def _launch(self, folder: str, lock: int, task: dict[str, Any]) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -270,6 +282,37 @@ def launch(
         said.flush()
         return False
     return done.returncode == 0
+
+
+def ending_unit(pid: int | str = "self") -> str:
+    """The service of systemd's with which all ends that this process starts; empty: none, or nobody tells.
+
+    Whoever is started stays in the unit's control group, in whichever session: systemd.kill(5).
+    """
+    try:
+        with open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="replace") as file:
+            unit, whose = service_of(file.read())
+        if not unit:
+            return ""
+        command = ["systemctl", *whose, "show", "--property=KillMode", "--", unit]
+        told = subprocess.run(command, capture_output=True, timeout=SYSTEMCTL_S, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return unit if told.strip() in (b"KillMode=control-group", b"KillMode=mixed") else ""
+
+
+def service_of(cgroup: str) -> tuple[str, list[str]]:
+    """By the text of `/proc/PID/cgroup`: the service whose control group that is, and the words that tell
+    `systemctl` whose service; empty: none. A scope, such as a login's session, has no main process to end.
+    """
+    # Of the hierarchies of version 1 systemd's own alone counts, which stands before that of version 2.
+    lines = [line.split(":", 2) for line in cgroup.splitlines() if line.count(":") >= 2]
+    places = [place for _, names, place in lines if names in ("name=systemd", "")]
+    units = [part for part in places[0].split("/") if part.endswith((".service", ".scope"))] if places else []
+    if not units or units[-1].endswith(".scope"):
+        return "", []
+    is_users = any(unit.startswith("user@") for unit in units[:-1])
+    return units[-1], ["--user"] if is_users else []
 
 
 @contextlib.contextmanager

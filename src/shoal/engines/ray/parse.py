@@ -63,12 +63,14 @@ def _node(row: Mapping[str, Any], facts: Mapping[str, Any] | None, failed: str) 
     resources: Mapping[str, float] = row["Resources"]
     labels = {str(name): str(value) for name, value in (row.get("Labels") or {}).items()}
     labels = {name: value for name, value in labels.items() if not name.startswith("ray.io/")}
-    remarks = (
+    remarks: tuple[str, ...] = (
         ()
         if facts is not None
         else (f"Ray says it lives, but Shoal's agent there does not answer: {failed}",)
     )
     told = facts or {}
+    if told.get("ends_with"):
+        remarks = (*remarks, killed_with(str(told["ends_with"])))
     if told.get("hostname"):
         labels["hostname"] = str(told["hostname"])
     return RayNode(
@@ -87,6 +89,14 @@ def _node(row: Mapping[str, Any], facts: Mapping[str, Any] | None, failed: str) 
             labels=labels,
             remarks=remarks,
         ),
+    )
+
+
+def killed_with(unit: str) -> str:
+    """Of a node whose jobs its service manager would end with Ray."""
+    return (
+        f"jobs there are killed when {unit} ends or is restarted: set `KillMode=process` in it, as "
+        "deploy/systemd has it"
     )
 
 

@@ -18,6 +18,7 @@ from shoal.engines import commands
 from shoal.engines.slurm.accounts import GIVE, REFUSED, Account, parse_account
 from shoal.engines.slurm.associations import Association
 from shoal.engines.slurm.nodes import RawNode
+from shoal.engines.slurm.outputs import DROP, LIST, parse_outputs
 from shoal.engines.slurm.parse import (
     ASSOC_FORMAT,
     SACCT_FORMAT,
@@ -183,6 +184,14 @@ class CommandDoor:
         if not self._ssh:
             return os.path.isdir(path)  # noqa: PTH112 - what may not be looked at is not there, either
         return self._run(["test", "-d", path])[0] == 0
+
+    def outputs(self, folder: str) -> dict[str, int]:
+        depth = "2" if self._as_owners else "1"
+        return parse_outputs(self._ask(["sh", "-c", LIST, "sh", folder, depth], name="find"))
+
+    def drop_outputs(self, folder: str, paths: Collection[str]) -> None:
+        if paths:
+            self._ask(["sh", "-c", DROP, "sh", folder], "\0".join(paths), name="rm")
 
     def version(self) -> str:
         return self._ask(["sinfo", "--version"]).strip()

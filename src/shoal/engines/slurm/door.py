@@ -60,6 +60,12 @@ class Door(Protocol):
     def has_folder(self, path: str) -> bool:
         """Whether there is such a directory where `make_folder` would make it."""
 
+    def outputs(self, folder: str) -> dict[str, int]:
+        """What Slurm has written for jobs of ours: bytes, by the file's path below that folder."""
+
+    def drop_outputs(self, folder: str, paths: Collection[str]) -> None:
+        """Remove these, as they were told. One that is gone is not an error."""
+
     def version(self) -> str: ...
 
     def is_root(self) -> bool:

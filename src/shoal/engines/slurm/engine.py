@@ -20,6 +20,7 @@ from shoal.engines.slurm.client import CommandDoor
 from shoal.engines.slurm.config import SlurmConfig, load_config
 from shoal.engines.slurm.door import Door, open_door
 from shoal.engines.slurm.nodes import SlurmNode, by_name, mute_since, slurm_nodes, what_changed, what_shuts
+from shoal.engines.slurm.outputs import unneeded
 from shoal.engines.slurm.parse import SlurmFacts
 from shoal.engines.slurm.partitions import Parts, is_asked, partition_for
 from shoal.engines.slurm.render import batch_script, job_name, job_prefix, num_cpus, request
@@ -130,14 +131,15 @@ class SlurmEngine(RemoteEngine):
         async with self._asking:
             await self._refresh_nodes()
         shared = self._config.shared
-        folder = Path(shared) / "slurm" / self._user(orders[0])
+        folder = Path(self._outputs) / self._user(orders[0])
         # Below /tmp of a node anybody could lay a link with that name.
         output = f"{folder}/{name}.out" if shared else "/dev/null"
         kinds = {name: node.gpu_kinds for name, node in self._nodes.items()}
         nodes_of = {name: node.partitions for name, node in self._nodes.items()}
         rights = rights_of(self._config, self._facts, orders[0].project)
         partition = partition_for(self._parts, nodes_of, orders, rights)
-        script = batch_script(self._config, summons, len(orders), num_cpus(orders))
+        can_bind = self._facts.can_bind
+        script = batch_script(self._config, summons, len(orders), num_cpus(orders), can_bind=can_bind)
         asked = request(self._config, orders, kinds, output, script, partition)
 
         def submit() -> str:
@@ -171,6 +173,25 @@ class SlurmEngine(RemoteEngine):
             changed = what_changed(order, before.get(order.node), self._nodes.get(order.node))
             if changed is not None:
                 raise NodeGone(f"{changed}; {said}", hint="shoal nodes", node=order.node)
+
+    @property
+    def _outputs(self) -> str:
+        """Where Slurm writes what keepers say; in it, where each job is its owner's, a folder for each."""
+        return str(Path(self._config.shared) / "slurm")
+
+    async def tidy(self, old: Collection[str]) -> None:
+        """A file for each Slurm job is on the shared directory: in most of them is nothing."""
+        if not self._config.shared:
+            return
+
+        def drop() -> None:
+            found = self._door.outputs(self._outputs)
+            self._door.drop_outputs(self._outputs, unneeded(found, self.desk.kept(), old))
+
+        try:
+            await self.on_thread(drop)
+        except EngineUnreachable as error:  # logs go all the same: there is room for so many of them
+            log.warning("slurm.outputs_stay", folder=self._outputs, error=error.message)
 
     def make_folder(self, path: str) -> None:
         """Over SSH on the login node: this machine need not have the directory. An owner's folders are made
@@ -277,12 +298,15 @@ class SlurmEngine(RemoteEngine):
         # What Slurm calls running and nobody had an order of is on a node that does not answer; and what it
         # does not list may be in its queue all the same.
         unbegun = closed - {job_name(attempt_id, share.launch) for share in shares if not share.is_closed}
-        queued = {
-            name
-            for (name, _), job in self._jobs.items()
-            if name.startswith(prefix) and stage_of(job.state) is Stage.QUEUED
-        }
-        await self._cancel(queued | unbegun | self._unfinished(attempt_id), attempt_id)
+        if self._queued(prefix):  # half a minute ago: it may have begun since, and ended well
+            async with self._asking:
+                await self._refresh_jobs(JOBS_S)
+        await self._cancel(self._queued(prefix) | unbegun | self._unfinished(attempt_id), attempt_id)
+
+    def _queued(self, prefix: str) -> set[str]:
+        """Of the jobs whose names begin so those that were in Slurm's queue when it was asked."""
+        known = ((name, job) for (name, _), job in self._jobs.items() if name.startswith(prefix))
+        return {name for name, job in known if stage_of(job.state) is Stage.QUEUED}
 
     def _unfinished(self, attempt_id: str) -> set[str]:
         """The jobs that Slurm still has of it, where a share was begun anew by another job of Slurm's, on

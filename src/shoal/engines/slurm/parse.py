@@ -48,6 +48,8 @@ class SlurmFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it runs no job of root's (DisableRootJobs)."""
     cluster: str = ""
     """Its ClusterName; empty: the door does not show it."""
+    can_bind: bool = True
+    """Whether it binds tasks to CPUs (task/affinity), or may."""
     heads: tuple[str, ...] = ()
     """The machines that its slurmctld may be on."""
 
@@ -100,6 +102,7 @@ def parse_config(text: str) -> SlurmFacts:
         kill_wait_s=float(wait[0]) if wait else DEFAULT_KILL_WAIT_S,
         has_cgroups=found.get("ProctrackType") == "proctrack/cgroup",
         refuses_root=found.get("DisableRootJobs", "").lower() == "yes",
+        can_bind="affinity" in found.get("TaskPlugin", "affinity"),
         cluster=found.get("ClusterName", ""),
         heads=tuple(re.findall(r"^SlurmctldHost\[[0-9]+\]\s*=\s*([^\s(]+)", text, flags=re.MULTILINE)),
     )

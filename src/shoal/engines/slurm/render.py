@@ -156,13 +156,17 @@ def num_cpus(orders: tuple[Order, ...]) -> int:
     return max(math.ceil(order.limits.cpus) for order in orders)
 
 
-def batch_script(config: SlurmConfig, summons: Summons, num_nodes: int, cpus: int) -> str:
+def batch_script(
+    config: SlurmConfig, summons: Summons, num_nodes: int, cpus: int, *, can_bind: bool = True
+) -> str:
     """The summons goes to every task on its standard input: Slurm shows a job's script to its user alone."""
     told = msgspec.json.encode(summons).decode()
     keeper = [config.python, "-P", "-s", "-m", "shoal.runtime.keep", "$SLURMD_NODENAME"]
     srun = ["srun", f"--nodes={num_nodes}", f"--ntasks={num_nodes}", "--ntasks-per-node=1"]
     # Not every version inherits it; and to which CPUs ranks are bound is not a keeper's affair.
-    srun += [f"--cpus-per-task={cpus}", "--cpu-bind=none"]
+    srun.append(f"--cpus-per-task={cpus}")
+    if can_bind:  # or `srun` writes into every job's output that it cannot be
+        srun.append("--cpu-bind=none")
     srun += ["--kill-on-bad-exit=0", "--no-kill", "--wait=0", "--input=all", "--unbuffered"]
     path = f"export PYTHONPATH={shlex.quote(config.python_path)}\n" if config.python_path else ""
     if path:

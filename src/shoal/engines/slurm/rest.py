@@ -131,6 +131,13 @@ class RestDoor:
     def has_folder(self, path: str) -> bool:
         return os.path.isdir(path)  # noqa: PTH112 - what may not be looked at is not there, either
 
+    def outputs(self, folder: str) -> dict[str, int]:
+        return {file.name: file.lstat().st_size for file in Path(folder).glob("shoal-*.out")}
+
+    def drop_outputs(self, folder: str, paths: Collection[str]) -> None:
+        for path in paths:
+            (Path(folder) / path).unlink(missing_ok=True)
+
     def version(self) -> str:
         spoken = self._spoken()
         return f"slurm {self._release}, by REST {spoken}"
