@@ -36,6 +36,8 @@ SUITES: dict[str, tuple[str, ...]] = {
     ),
     "spool": (*PYTEST, "tests/unit/runtime/test_spool.py", "tests/unit/runtime/test_tree.py"),
     "burial": (*PYTEST, "tests/unit/runtime/test_burial.py", "tests/unit/runtime/test_places.py"),
+    "moves": (*PYTEST, "tests/property/test_moves.py"),
+    "keeper": (*PYTEST, "tests/unit/runtime/test_keeper.py", "tests/unit/runtime/test_kept.py"),
     "renewal": (*PYTEST, "tests/unit/runtime/test_renewal.py"),
     "supervisor": (
         *PYTEST,
