@@ -228,6 +228,8 @@ class NodeOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """How often the ranks were started anew in place."""
     incarnation: int = 0
     """Of the share that ended: see `Order`."""
+    is_unasked: bool = False
+    """It was stopped by a signal, of the cluster's or of somebody's on the node, before we asked for that."""
 
 
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):

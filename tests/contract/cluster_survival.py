@@ -156,12 +156,13 @@ class SurvivalContract:
         again_s = plane.witness.lines(job.job_id, "start")[2].at - at
         print(f"keeper of one node of two killed on {plane.lab.engine}: begun anew after {again_s:.1f} s")
         # Until a fence its node is silent, and takes no work; and no third one is free here.
-        plane.ends_well(job, attempts=1 if self.is_keepers_end_seen else 2)
+        plane.ends_well(job, attempts=1 if self.is_keepers_end_seen else None)
         if self.is_keepers_end_seen:
             assert plane.attempt(job)["generation"] == 1
-        else:
-            assert plane.attempts(job)[0]["reason"] == "fenced"
+        elif plane.attempts(job)[0]["reason"] == "fenced":
             assert again_s > FENCE_S
+        else:  # the supervisor has said that all is over before Slurm killed it, too
+            assert plane.attempts(job)[0]["reason"] in {"lost", "succeeded"}
 
     @pytest.mark.last
     def test_keeper_killed_alone(self, plane: ClusterPlane, bereft: Bereft) -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
+import os
 import signal
+import subprocess
 import tarfile
+import time
 from pathlib import Path
 
-from shoal.runtime import spool
-from shoal.wire import Credentials, EndKind, Limits, LogRule, RuleAction
+import pytest
+
+from shoal.runtime import spool, tree
+from shoal.wire import Credentials, EndKind, Limits, LogRule, NodeOutcome, RuleAction
 from tests.support.shares import RunningShare, Start, an_order, until
 
 
@@ -132,6 +138,55 @@ def test_sigterm_gives_the_ranks_their_grace_even_behind_a_shell(start: Start) -
     process.wait(20)
     assert outcome.kind is EndKind.STOPPED
     assert share.texts() == ["ready", "saved"]
+
+
+def told_to_end(share: RunningShare, process: subprocess.Popen[bytes]) -> NodeOutcome:
+    """All of it, as by Slurm without control groups, or by systemd: the supervisor last."""
+    for pid in tree.descendants(process.pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    return share.outcome()
+
+
+@pytest.mark.parametrize("run", ["exec sleep 300", "sleep 300; exit $?"], ids=["program", "shell"])
+def test_signal_to_all_of_a_share_is_no_failure_of_its_rank(start: Start, run: str) -> None:
+    share = start(an_order(run=f"echo ready; {run}"))
+    process = share.spawn()
+    until(lambda: share.texts() == ["ready"], describe=share.describe)
+    outcome = told_to_end(share, process)
+    assert (outcome.kind, outcome.is_unasked) == (EndKind.STOPPED, True)
+
+
+def test_signal_to_all_of_a_share_leaves_its_ranks_their_grace(start: Start) -> None:
+    """Neither the sandbox nor the process that forks ranks takes them along."""
+    program = "import os,signal,time\ndef f(*a): time.sleep(0.5); os.write(1,b'saved\\n'); os._exit(0)\n"
+    program += "signal.signal(signal.SIGTERM,f); print('ready',flush=True); time.sleep(300)"
+    share = start(an_order(run=f'exec python -c "{program}"', grace_s=20.0, max_restarts=1))
+    process = share.spawn()
+    until(lambda: share.texts() == ["ready"], describe=share.describe)
+    outcome = told_to_end(share, process)
+    assert (outcome.kind, outcome.is_unasked, outcome.restarts) == (EndKind.STOPPED, True, 0)
+    assert share.texts() == ["ready", "saved"]
+
+
+def test_rank_that_ends_well_because_it_was_told_to_has_not_succeeded(start: Start) -> None:
+    run = "trap 'exit 0' TERM; echo ready; while :; do sleep 0.02; done"
+    share = start(an_order(run=run))
+    process = share.spawn()
+    until(lambda: share.texts() == ["ready"], describe=share.describe)
+    process.send_signal(signal.SIGSTOP)  # it hears of both at once
+    ranks = tree.descendants(process.pid)
+    for pid in ranks:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    started = spool.read_started(share.share)
+    assert started is not None
+    until(lambda: not tree.living(started.pids), describe=share.describe)
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGCONT)
+    assert share.outcome().kind is EndKind.STOPPED
 
 
 def test_rank_that_ignores_sigterm_is_killed_after_the_grace_of_the_stop_file(start: Start) -> None:

@@ -37,6 +37,8 @@ SUITES: dict[str, tuple[str, ...]] = {
     "spool": (*PYTEST, "tests/unit/runtime/test_spool.py", "tests/unit/runtime/test_tree.py"),
     "burial": (*PYTEST, "tests/unit/runtime/test_burial.py", "tests/unit/runtime/test_places.py"),
     "renewal": (*PYTEST, "tests/unit/runtime/test_renewal.py", "tests/unit/runtime/test_names.py"),
+    "moves": (*PYTEST, "tests/property/test_moves.py"),
+    "keeper": (*PYTEST, "tests/unit/runtime/test_keeper.py", "tests/unit/runtime/test_kept.py"),
     "supervisor": (
         *PYTEST,
         "tests/e2e/test_supervisor_claims.py",

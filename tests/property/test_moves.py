@@ -212,6 +212,58 @@ def test_a_lost_node_explains_the_failure_of_its_peers_whichever_was_heard_of_fi
     assert (gang.reason, effects) == (EndReason.LOST, (Effect.CLOSE,))
 
 
+def end_of_gang(*ends: tuple[EndKind, int | None, bool]) -> EndReason | None:
+    """Why a gang ended whose nodes did so, heard in this order: kind, signal, and whether it was unasked."""
+    shares = tuple(NodeShare(node=f"n{number}", cpus=1.0, memory_bytes=1) for number in range(len(ends)))
+    gang, _ = step(QUEUED, Placed(shares), 1.0)
+    for number, (kind, killed_by, is_unasked) in enumerate(ends):
+        outcome = NodeOutcome(
+            attempt_id="att",
+            epoch=EPOCH,
+            node=f"n{number}",
+            kind=kind,
+            ended_at=2.0,
+            signal=killed_by,
+            is_unasked=is_unasked,
+        )
+        gang, _ = step(gang, NodeEnded(outcome), 2.0)
+    return gang.reason
+
+
+UNASKED, ASKED = (EndKind.STOPPED, None, True), (EndKind.STOPPED, None, False)
+
+
+@pytest.mark.parametrize(
+    "failed",
+    [(EndKind.SIGNALED, 15, False), (EndKind.SIGNALED, 9, False), (EndKind.EXITED, None, False)],
+)
+def test_a_signal_to_all_nodes_explains_the_ranks_that_it_ended_first(
+    failed: tuple[EndKind, int | None, bool],
+) -> None:
+    """Whichever was heard of first; then the others may have been stopped by us before it came to them."""
+    assert end_of_gang(UNASKED, UNASKED, failed) is EndReason.LOST
+    assert end_of_gang(failed, ASKED, UNASKED) is EndReason.LOST
+
+
+@pytest.mark.parametrize(
+    ("failed", "reason"),
+    [
+        ((EndKind.OUT_OF_MEMORY, 9, False), EndReason.OOM),
+        ((EndKind.TIME_LIMIT, None, False), EndReason.TIME_LIMIT),
+        ((EndKind.SETUP_FAILED, None, False), EndReason.SETUP),
+    ],
+)
+def test_a_signal_to_all_nodes_does_not_hide_what_it_cannot_have_caused(
+    failed: tuple[EndKind, int | None, bool], reason: EndReason
+) -> None:
+    assert end_of_gang(UNASKED, failed) is reason
+
+
+def test_peers_that_we_stopped_do_not_explain_the_rank_that_was_killed_first() -> None:
+    assert end_of_gang((EndKind.SIGNALED, 15, False), ASKED) is EndReason.SIGNAL
+    assert end_of_gang((EndKind.SIGNALED, 9, False), ASKED) is EndReason.SIGNAL
+
+
 @given(lives())
 def test_no_fence_passes_where_nobody_is_left_to_keep_it(life: Recorded) -> None:
     for before, event, after, _ in life:

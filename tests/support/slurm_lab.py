@@ -47,6 +47,9 @@ class Shape(NamedTuple):
     slurmd_timeout_s: int = 5
     """A node that is silent for so long has failed, for Slurm, which ends its jobs when it is back. Its own
     default is 300."""
+    tracks_by: str = "cgroup"
+    """How it knows what is of a job, and whom it sends signals: `cgroup` those whom it started, `linuxproc`
+    all, but for those whose parents are gone."""
     unkillable_s: int = 60
     """How long processes may take to die before Slurm gives them up, and drains their node; Slurm's own."""
     min_job_age_s: int = 300
@@ -298,6 +301,7 @@ class SlurmLab(ClusterLab):
                 first_job_id=(self.number + 1) * 100_000,
                 slurmd_timeout_s=self.shape.slurmd_timeout_s,
                 unkillable_s=self.shape.unkillable_s,
+                tracks_by=self.shape.tracks_by,
                 min_job_age_s=self.shape.min_job_age_s,
                 gres_types=",".join(("gpu", *self.shape.others)),
             )
@@ -360,7 +364,7 @@ SlurmctldPidFile={root}/run/slurmctld.pid
 SlurmdPidFile={root}/run/%n.pid
 SlurmctldLogFile={root}/log/slurmctld.log
 SlurmdLogFile={root}/log/%n.log
-ProctrackType=proctrack/cgroup
+ProctrackType=proctrack/{tracks_by}
 TaskPlugin=task/none
 SwitchType=switch/none
 MpiDefault=none

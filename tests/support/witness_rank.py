@@ -2,7 +2,8 @@
 
 What it writes down lies on a disk that all nodes share. Two locks tell what no clock could: one of this rank
 of the job, whoever runs it, and one of this rank of the attempt, at which every other attempt looks. They are
-held for as long as the process lives, however it ends. Runs for so many seconds, or until it is let go
+held for as long as the process lives, however it ends, or a child that it has, as launchers have: whoever is
+to end a rank has to end that, too. Runs for so many seconds, or until it is let go
 (`Witness.let_go`); with `--brief`, in an attempt that is not the job's first, not at all. With `--stuck` or
 `--stuck-thread` it, or another thread of it, asks a disk for something that may never answer (`deaf_disk`).
 """
@@ -65,6 +66,15 @@ class Rank:
         return (self._folder / f"{self._job}.open").exists()
 
 
+def have_child() -> None:
+    """One that does nothing, but has our locks, in a session of its own. It hears no request to stop."""
+    if os.fork() == 0:
+        os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        while True:
+            signal.pause()
+
+
 def _is_locked(fd: int) -> bool:
     """Whether the lock is ours now."""
     try:
@@ -119,6 +129,7 @@ def main(folder: str, seconds: str = "inf", *options: str) -> int:
         rank.say("stop")
         os._exit(143)
 
+    have_child()
     signal.signal(signal.SIGTERM, stop)
     rank.say("start")
     if "--talk" in options:

@@ -21,6 +21,9 @@ QUEUED, STARTING, RUNNING, STOPPING, ENDED = AttemptState
 
 LOSS_KINDS = frozenset({EndKind.LOST, EndKind.FENCED})
 """Ends of a share that explain those of its peers."""
+EXPLAINED = frozenset({EndKind.EXITED, EndKind.SIGNALED, EndKind.STOPPED})
+"""Ends of a share that are explained by one that somebody else's signal stopped: it goes to all nodes, and
+peers of those whom it ended first fail. Limits that were passed, and a `setup` that failed, say more."""
 
 
 class Placed(msgspec.Struct, frozen=True, tag=True):
@@ -341,17 +344,24 @@ def _verdict(attempt: Attempt, now: float) -> tuple[EndReason, float, int | None
     """Why it ended, once every node has: our own stop, else what was lost, else the first failure.
 
     The peers of a lost node fail at once and say so sooner than anybody notices the loss, so a loss
-    explains every other failure, whichever was heard of first.
+    explains every other failure, whichever was heard of first. A signal to stop that was not ours is one,
+    but for failures which it cannot have been the cause of.
     """
     failed = [o for o in attempt.outcomes if o.kind is not EndKind.SUCCEEDED]
     if not failed:
         return EndReason.SUCCEEDED, now, 0, ""
     lost = [o for o in failed if o.kind in LOSS_KINDS]
-    first = min(lost or failed, key=order_of_blame)
+    first = min(lost or _unexplained(failed), key=order_of_blame)
     if attempt.stop_reason is not None:
         return attempt.stop_reason, now, _exit_code(first), attempt.message
     told = f"{first.node}: {first.message}" if first.message else f"{first.node}: {first.kind}"
     return REASON_OF_KIND[first.kind], now, _exit_code(first), told
+
+
+def _unexplained(failed: list[NodeOutcome]) -> list[NodeOutcome]:
+    if not any(one.is_unasked for one in failed):
+        return failed
+    return [one for one in failed if one.is_unasked or one.kind not in EXPLAINED]
 
 
 def _exit_code(outcome: NodeOutcome) -> int | None:

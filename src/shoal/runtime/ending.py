@@ -21,6 +21,8 @@ _INSTEAD = {"python": "; say `python3`, or name an environment's by its path: `/
 """A bare Debian has no `python`."""
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
+BY_SIGNAL = 128
+"""What a shell, and many a program, adds to the number of the signal that ended it, for an exit code."""
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +37,8 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     rank: int | None = None
     is_hang: bool = False
     """Ranks did not move, and were killed, or wait for one of another node."""
+    is_unasked: bool = False
+    """A signal came that nobody of ours has sent."""
 
 
 class Hang(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +66,11 @@ def of_rank(
         kind = EndKind.OUT_OF_MEMORY
         how = f"rank {rank} ran out of memory: the limit was hit and the kernel killed a process ({how})"
     return Ending(kind=kind, message=how, grace_s=grace_s, exit_code=code, signal=number, rank=rank)
+
+
+def is_by(end: Ending, number: signal.Signals) -> bool:
+    """Whether a process ended so by this signal, or because it, or what a shell had started, was sent it."""
+    return end.signal == number or end.exit_code == BY_SIGNAL + number
 
 
 def of_device(end: Ending, last_words: str) -> Ending:
@@ -132,8 +141,9 @@ def _meaning(code: int, last_words: str) -> str:
         return _not_found(last_words)
     if code == NOT_EXECUTABLE:
         return ": program cannot be run"
-    known = code - 128 in set(signal.Signals)
-    return f", as after signal {code - 128} ({signal_name(code - 128)})" if known else ""
+    number = code - BY_SIGNAL
+    known = number in set(signal.Signals)
+    return f", as after signal {number} ({signal_name(number)})" if known else ""
 
 
 def _not_found(last_words: str) -> str:

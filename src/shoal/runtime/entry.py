@@ -14,6 +14,7 @@ import msgspec
 
 from shoal.clock import BootClock
 from shoal.runtime import kernel, spool
+from shoal.runtime.kept import Kept
 from shoal.runtime.share import ShareRun
 from shoal.wire import Credentials, Order
 
@@ -21,10 +22,11 @@ LOCK_PATIENCE_S = 2.0
 DONE, NOTHING_TO_DO, USAGE = 0, 3, 64
 
 
-def main(arguments: list[str], born_at: float | None = None) -> int:
+def main(arguments: list[str], born_at: float | None = None, keeper: int | None = None) -> int:
     """0: the share ran and its outcome is written. 3: it is not ours to run, and nothing was done.
 
-    `born_at`: from when the fence counts, where the control plane heard of it before it was made.
+    `born_at`: from when the fence counts, where the control plane heard of it before it was made. `keeper`:
+    who forked us, and whose end is ours.
     """
     if len(arguments) != 1:
         sys.stderr.write("usage: python -m shoal.runtime.supervisor DIRECTORY < CREDENTIALS\n")
@@ -39,7 +41,8 @@ def main(arguments: list[str], born_at: float | None = None) -> int:
     if taken is None:
         return NOTHING_TO_DO
     kernel.become_subreaper()
-    ShareRun(share, *taken, clock, _born_at(clock) if born_at is None else born_at).run()
+    kept = Kept(keeper) if keeper is not None else None
+    ShareRun(share, *taken, clock, _born_at(clock) if born_at is None else born_at, kept=kept).run()
     return DONE
 
 

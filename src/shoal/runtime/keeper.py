@@ -259,7 +259,7 @@ class Keeper:
         """Hand in what there is until the supervisor has ended; how it did."""
         while os.waitpid(pid, os.WNOHANG)[0] == 0:
             if self.is_asked_to_stop and self._grace_s is None:
-                self._stop(share, order.grace_s, SIGNALLED)
+                self._stop(share, order.grace_s, SIGNALLED, is_unasked=True)
             if self._kill_at is not None and self._clock.monotonic() >= self._kill_at:
                 os.kill(pid, signal.SIGKILL)
             self._hand_in(share, order, credentials)
@@ -336,14 +336,17 @@ class Keeper:
         may_stay = self._summons.can_follow and not self.is_asked_to_stop and self._grace_s is None
         return is_lost and may_stay and len(order.nodes) > 1 and order.max_restarts > 0
 
-    def _stop(self, share: spool.Share, grace_s: float, because: str = "") -> None:
+    def _stop(
+        self, share: spool.Share, grace_s: float, because: str = "", *, is_unasked: bool = False
+    ) -> None:
         """Ask the supervisor to end, as an engine on its own machine would. The shortest grace counts."""
         if self._grace_s is not None and self._grace_s <= grace_s:
             return
         self._grace_s = grace_s
         self._kill_at = self._clock.monotonic() + grace_s + KILL_AFTER_S
+        stop = spool.Stop(grace_s=grace_s, at=self._clock.now(), because=because, is_unasked=is_unasked)
         try:
-            spool.write_stop(share, spool.Stop(grace_s=grace_s, at=self._clock.now(), because=because))
+            spool.write_stop(share, stop)
         except OSError as error:
             _say(f"the disk does not take the stop, a signal has to do: {error}")
         with contextlib.suppress(OSError):  # nor who the supervisor is; the kill that follows knows
@@ -424,7 +427,8 @@ def _become_supervisor(share: spool.Share, reader: int, asked_at: float, keeper:
     """Never returns: this process must not go on as a second keeper."""
     status = 1
     try:
-        # A cluster whose task has ended calls the job over, and may not find what the task had started.
+        # A cluster whose task has ended calls the job over, and may not find what the task had started. Once
+        # the supervisor has started anything it ends that first: see `kept`.
         kernel.die_with_parent(keeper)
         os.setsid()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -436,7 +440,7 @@ def _become_supervisor(share: spool.Share, reader: int, asked_at: float, keeper:
         os.environ["SHOAL_SERVER_FILE"] = f"{share.directory}/server.json"
         os.environ.setdefault("SHOAL_PATH", os.environ.get("PATH", os.defpath))
         kernel.rename((sys.executable, "-m", "shoal.runtime.supervisor", share.directory))
-        status = entry.main([share.directory], asked_at)
+        status = entry.main([share.directory], asked_at, keeper)
     except BaseException:  # noqa: BLE001 - told where the keeper finds it
         sys.excepthook(*sys.exc_info())
     finally:

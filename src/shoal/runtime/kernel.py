@@ -68,6 +68,11 @@ def die_with_parent(parent: int | None) -> None:
         os._exit(1)
 
 
+def hear_of_parents_end(number: int) -> None:
+    """That signal for this process when the thread that forked it ends, in place of what it was before."""
+    _prctl(PR_SET_PDEATHSIG, number)
+
+
 def drop_capabilities() -> None:
     """After the next exec this process has no capability, even as root."""
     for capability in range(LAST_CAPABILITY + 1):

@@ -11,6 +11,7 @@ import msgspec
 from shoal.clock import Clock
 from shoal.runtime import spool
 from shoal.runtime.ending import Ending
+from shoal.runtime.kept import Kept
 from shoal.runtime.renewal import Renewer
 from shoal.wire import EndKind, Order
 
@@ -22,7 +23,16 @@ replaces them does not wait for one that slept meanwhile."""
 class Reasons:
     """Looks at all of them at once. `now` is cheap enough for every turn of the loop."""
 
-    def __init__(self, share: spool.Share, order: Order, clock: Clock, renewer: Renewer | None) -> None:
+    def __init__(
+        self,
+        share: spool.Share,
+        order: Order,
+        clock: Clock,
+        renewer: Renewer | None,
+        kept: Kept | None = None,
+    ) -> None:
+        """`kept`: by whom, where a keeper has forked us."""
+        self._kept = kept
         self._share = share
         self._order = order
         self._clock = clock
@@ -36,7 +46,17 @@ class Reasons:
 
     def now(self) -> Ending | None:
         """The strongest reason to end now, None to go on."""
-        return self._stale() or self._fence() or self._asked() or self._time_limit()
+        return self._bereft() or self._stale() or self._fence() or self._asked() or self._time_limit()
+
+    def signalled(self) -> Ending | None:
+        """That a signal came which nobody of ours has sent: ranks may have got it, too."""
+        reason = self._asked()
+        return reason if reason is not None and reason.is_unasked else None
+
+    @property
+    def is_bereft(self) -> bool:
+        """Whether the keeper is dead that would hand in what we say."""
+        return self._kept is not None and self._kept.is_over
 
     def next_in(self, most_s: float) -> float:
         """Seconds until one of the clocks may give a reason, at most `most_s`."""
@@ -55,9 +75,19 @@ class Reasons:
                 stop = spool.read_stop(self._share)
         if stop is not None:
             told = f": {stop.because}" if stop.because else ""
-            return Ending(kind=EndKind.STOPPED, message=f"stopped as asked{told}", grace_s=stop.grace_s)
+            return Ending(
+                kind=EndKind.STOPPED,
+                message=f"stopped as asked{told}",
+                grace_s=stop.grace_s,
+                is_unasked=stop.is_unasked,
+            )
         if self._has_sigterm:
-            return Ending(kind=EndKind.STOPPED, message="stopped by SIGTERM", grace_s=self._order.grace_s)
+            return Ending(
+                kind=EndKind.STOPPED,
+                message="stopped by SIGTERM",
+                grace_s=self._order.grace_s,
+                is_unasked=True,
+            )
         answer = self._renewer.order_to_stop if self._renewer is not None else None
         if answer is None:
             return None
@@ -65,6 +95,10 @@ class Reasons:
         return Ending(
             kind=EndKind.STOPPED, message=f"stopped by the control plane{because}", grace_s=answer.grace_s
         )
+
+    def _bereft(self) -> Ending | None:
+        """Its cluster calls the share over with its keeper, and may give its room to others: no grace."""
+        return Ending(kind=EndKind.LOST, message="its keeper was killed") if self.is_bereft else None
 
     def _stale(self) -> Ending | None:
         because = self._renewer.stale_because if self._renewer is not None else None

@@ -19,6 +19,7 @@ from shoal.runtime.drills import Driller
 from shoal.runtime.ending import Ending, recovered
 from shoal.runtime.environment import DEFAULT_PATH, Generation, rank_environment, setup_environment
 from shoal.runtime.groundwork import Groundwork, make_directories
+from shoal.runtime.kept import Kept
 from shoal.runtime.launch import Launcher, Pipes
 from shoal.runtime.logs import LogFile
 from shoal.runtime.meter import Meter
@@ -47,6 +48,8 @@ DEAD_GRACE_S = 3.0
 """Who does not answer has nothing to finish, and another waits for its place."""
 SLEEP_GRACE_S = 10.0
 """For a server that is ended so that it sleeps: nobody waits for anything of it."""
+TOGETHER_S = 0.5
+"""How far apart a signal to all of a job, as of Slurm's, may reach us and a rank."""
 ASLEEP = Ending(kind=EndKind.STOPPED, message="the server sleeps")
 ALL_STOP = frozenset({EndKind.STOPPED, EndKind.TIME_LIMIT})
 """Endings that every node of the attempt has at about the same time: its ranks can save together."""
@@ -63,8 +66,10 @@ class ShareRun:
         clock: Clock,
         born_at: float,
         ready: Ready | None = None,
+        kept: Kept | None = None,
     ) -> None:
-        """`ready`: what a standby has prepared for this share."""
+        """`ready`: what a standby has prepared for this share. `kept`: by whom, where a keeper forked us."""
+        self._kept = kept
         self._ready = ready
         self._share = share
         self._order = order
@@ -81,7 +86,7 @@ class ShareRun:
             self._renewer = Renewer(
                 order, credentials, server_file, clock, self._wake_w, born_at, self._meter
             )
-        self._reasons = Reasons(share, order, clock, self._renewer)
+        self._reasons = Reasons(share, order, clock, self._renewer, kept)
         self._log = LogFile(share.log, order.limits.max_log_bytes, clock)
         has_gpus = bool(order.gpu_ids) and not order.are_gpus_simulated
         self._rules = LogRules((*order.log_rules, *(DEVICE_FAULTS if has_gpus else ())))
@@ -107,7 +112,7 @@ class ShareRun:
         try:
             end = self._live()
         except ShoalError as error:
-            end = Ending(kind=EndKind.SETUP_FAILED, message=error.message)
+            end = self._reasons.signalled() or Ending(kind=EndKind.SETUP_FAILED, message=error.message)
         except Exception as error:  # noqa: BLE001 - whatever it was, nothing may run on without us
             sys.excepthook(*sys.exc_info())  # the traceback module would cost every start 2 ms
             end = Ending(kind=EndKind.LOST, message=f"the supervisor failed: {type(error).__name__}: {error}")
@@ -121,6 +126,8 @@ class ShareRun:
         signal.signal(signal.SIGCHLD, _only_wake)
         signal.signal(signal.SIGTERM, self._reasons.on_sigterm)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        if self._kept is not None:
+            self._kept.listen()
 
     def _live(self) -> Ending:
         launcher = self._confine()
@@ -349,9 +356,11 @@ class ShareRun:
             hung = crew.lookout.hung if crew is not None else None
             if failed is not None and failed.status is not None:
                 end = self._end_of(failed, failed.status, launcher.failure(), what)
-                return end if hung is None or hung.rank is None else ending.of_hang(end, hung)
+                end = end if hung is None or hung.rank is None else ending.of_hang(end, hung)
+                return self._reason_behind(end) or end
             if all(process.status == 0 for process in self._running):
-                return ending.SUCCEEDED
+                # One that saves and ends well when it is told to has not done what it was started for.
+                return self._reasons.signalled() or ending.SUCCEEDED
             reason = self._reasons.now() or self._dead_server()
             if reason is not None:
                 return reason
@@ -372,6 +381,17 @@ class ShareRun:
                 if self._renewer is not None:
                     self._renewer.progress = crew.progress()
             self._watcher.turn(self._reasons.next_in(TURN_S if crew is None else crew.pause_s))
+
+    def _reason_behind(self, end: Ending) -> Ending | None:
+        """What explains that a process ended so, if it was told to. Who sends a signal to all of a job sends
+        it to us and to ranks, in any order: what a rank may have died of is waited for before it is blamed.
+        """
+        if not ending.is_by(end, signal.SIGTERM):
+            return self._reasons.signalled()
+        until = self._clock.monotonic() + TOGETHER_S
+        while (reason := self._reasons.now()) is None and (now := self._clock.monotonic()) < until:
+            self._watcher.turn(until - now)
+        return reason
 
     def _look_after_standby(self, crew: Crew) -> None:
         if self._minder is not None and self._zygote is not None:
@@ -437,6 +457,7 @@ class ShareRun:
         confinement = self._confinement
         while confinement is not None and not confinement.kill(reap=self._watcher.reap, timeout_s=KILL_S):
             self._watcher.turn(RETRY_S)
+            self._reasons.now()  # a keeper that is dead by now is seen to be: this takes as long as it takes
         if self._minder is not None:
             self._minder.end()
         self._watcher.drain()
@@ -477,13 +498,14 @@ class ShareRun:
             cpu_s=self._confinement.cpu_seconds() if self._confinement is not None else None,
             restarts=self._restarts.generation.number,
             incarnation=self._order.incarnation,
+            is_unasked=end.is_unasked,
         )
 
     def _report(self, outcome: NodeOutcome) -> None:
         """On disk above all, then to the control plane; a full disk delays the first, not the second."""
         if self._renewer is not None:
             self._renewer.tell(Phase.ENDED, self._started_at, outcome)
-        while not (self._log.finish() and self._has_written(outcome)):
+        while not (self._log.finish() and self._has_written(outcome)) and not self._reasons.is_bereft:
             removal.remove(self._share.scratch, timeout_s=RETRY_S)  # it may be what fills the disk
             time.sleep(RETRY_S)
         if self._renewer is not None:

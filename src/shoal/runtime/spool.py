@@ -46,6 +46,8 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     because: str = ""
     """Who else than the control plane wants it, in words."""
+    is_unasked: bool = False
+    """It is that somebody, and nobody of ours, who wants it."""
 
 
 # Made here, once and by one thread. What msgspec knows of a type it finds out at the first use, and a second

@@ -54,6 +54,14 @@ MUTANTS = (
         ("sim",),
     ),
     Mutant(
+        "signal_to_all_nodes_is_a_failure_of_one",
+        "model/moves.py",
+        "    if not any(one.is_unasked for one in failed):\n",
+        "    if failed:\n",
+        "P1: whom the cluster stopped has not failed",
+        ("moves",),
+    ),
+    Mutant(
         "old_look_stops_a_gang_that_was_mended",
         "model/moves.py",
         "if event.node not in attempt.nodes_left or event.incarnation != attempt.incarnation(event.node):",

@@ -62,14 +62,25 @@ def test_an_answer_after_the_fence_takes_nothing_back(late_s: float, is_over: bo
 
 
 @pytest.mark.parametrize(
-    ("because", "told"),
-    [("", "stopped as asked"), ("SIGTERM came", "stopped as asked: SIGTERM came")],
+    ("because", "told", "is_unasked"),
+    [("", "stopped as asked", False), ("SIGTERM came", "stopped as asked: SIGTERM came", True)],
 )
 def test_who_else_than_the_control_plane_asked_for_the_end_is_told(
-    because: str, told: str, tmp_path: Path
+    because: str, told: str, is_unasked: bool, tmp_path: Path
 ) -> None:
     clock, share = VirtualClock(1_800_000_000.0), spool.Share(tmp_path)
-    spool.write_stop(share, spool.Stop(grace_s=3.0, at=clock.now(), because=because))
-    end = Reasons(share, an_order(fence_s=FENCE_S), clock, None).now()
+    spool.write_stop(share, spool.Stop(grace_s=3.0, at=clock.now(), because=because, is_unasked=is_unasked))
+    reasons = Reasons(share, an_order(fence_s=FENCE_S), clock, None)
+    end = reasons.now()
     assert end is not None
     assert (end.kind, end.message, end.grace_s) == (EndKind.STOPPED, told, 3.0)
+    assert reasons.signalled() == (end if is_unasked else None)
+
+
+def test_a_signal_without_a_word_of_ours_is_somebody_elses(tmp_path: Path) -> None:
+    reasons = Reasons(spool.Share(tmp_path), an_order(fence_s=FENCE_S), VirtualClock(1_800_000_000.0), None)
+    assert reasons.signalled() is None
+    reasons.on_sigterm(15, None)
+    end = reasons.signalled()
+    assert end is not None
+    assert (end.kind, end.is_unasked) == (EndKind.STOPPED, True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
@@ -10,7 +11,7 @@ import pytest
 
 from shoal.runtime import listening, shared_memory
 from shoal.runtime.ending import Ending, Hang
-from shoal.runtime.share import ShareRun
+from shoal.runtime.share import TOGETHER_S, ShareRun
 from shoal.wire import EndKind
 
 
@@ -68,3 +69,40 @@ def test_share_whose_rank_does_not_die_does_not_run_for_ever() -> None:
         "rank 3 hung and was killed: no step for 9 s; it stood in read (data.py:7); its process does not die"
     )
     assert end.message == told
+
+
+STOPPED = Ending(kind=EndKind.STOPPED, message="stopped by SIGTERM", is_unasked=True)
+
+
+def waited(end: Ending, heard_at: float | None) -> tuple[Ending | None, float]:
+    """What explains this end, if SIGTERM comes to us so much later, and for how long that was waited for."""
+    made, now = Run(), [0.0]
+    made.run._clock = SimpleNamespace(monotonic=lambda: now[0])
+
+    def heard() -> Ending | None:
+        return STOPPED if heard_at is not None and now[0] >= heard_at else None
+
+    def turn(timeout_s: float) -> None:
+        until = now[0] + timeout_s
+        now[0] = until if heard_at is None or heard_at <= now[0] else min(until, heard_at)
+
+    made.parts.reasons.now, made.parts.reasons.signalled, made.parts.watcher.turn = heard, heard, turn
+    return made.run._reason_behind(end), now[0]
+
+
+def ended_by(number: signal.Signals | None = None, code: int | None = None) -> Ending:
+    kind = EndKind.EXITED if number is None else EndKind.SIGNALED
+    return Ending(kind=kind, message="rank 0", signal=number, exit_code=code, rank=0)
+
+
+@pytest.mark.parametrize("end", [ended_by(signal.SIGTERM), ended_by(code=143)])
+def test_rank_that_died_of_sigterm_is_blamed_only_when_none_has_come_to_us(end: Ending) -> None:
+    assert waited(end, 0.0) == (STOPPED, 0.0)
+    assert waited(end, 0.3) == (STOPPED, 0.3)
+    assert waited(end, None) == (None, TOGETHER_S)
+
+
+@pytest.mark.parametrize("end", [ended_by(signal.SIGKILL), ended_by(signal.SIGSEGV), ended_by(code=1)])
+def test_nobody_waits_before_a_rank_is_begun_anew_that_died_of_anything_else(end: Ending) -> None:
+    assert waited(end, 0.0) == (STOPPED, 0.0), "it may have ended so for being told to"
+    assert waited(end, 0.3) == (None, 0.0)

@@ -151,6 +151,8 @@ def pass_on_end(child: int) -> None:
 def _exec_bwrap(program: str, options: list[str], *, stdin: int, stdout: int, keep: tuple[int, ...]) -> None:
     try:
         os.setsid()
+        # Sent to all of a job, it is for the ranks, who may save by it: here it would be their end.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         os.umask(0o022)
         os.dup2(stdin, 0)
         os.dup2(stdout, 1)

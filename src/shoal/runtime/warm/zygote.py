@@ -51,6 +51,8 @@ class Zygote:
         self._is_told = False
         self._wake, wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        # Sent to all of a job, it is for the ranks, who may save by it: this one's end would be theirs.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
         self._wake_w = wake_w
 
@@ -100,7 +102,8 @@ class Zygote:
     def _leave(self, connection: socket.socket) -> None:
         """In the new process: let go of everything that is the zygote's."""
         signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
         for held in (self._door, connection, *(rank.connection for rank in self._ranks.values())):
             held.close()
         os.close(self._wake)

@@ -1,0 +1,71 @@
+"""A Slurm without control groups, as `shoal cluster create` makes it where a machine has none: it sends
+signals to every process of a job, and finds none whose parents are gone.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from shoal.engines.slurm.render import job_name
+from tests.support.cluster_plane import ONE, TWO, ClusterPlane, cluster_plane, is_running, parent_of
+from tests.support.owners_plane import reachable_folder
+from tests.support.real_plane import until
+from tests.support.slurm_lab import Shape, SlurmLab, slurm_lab, what_is_missing
+from tests.support.witness import since_boot
+
+pytestmark = [pytest.mark.engines, pytest.mark.slow, pytest.mark.timeout(600)]
+NUM_JOBS = 8
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[SlurmLab]:
+    missing = what_is_missing()
+    if missing is not None:
+        pytest.skip(missing)
+    shape = Shape(nodes=2, cpus=NUM_JOBS // 2 + 1, tracks_by="linuxproc")
+    with reachable_folder() as folder, slurm_lab(folder / "slurm", shape) as lab:
+        yield lab
+
+
+@pytest.fixture(scope="module")
+def plane(lab: SlurmLab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterPlane]:
+    with cluster_plane(tmp_path_factory.mktemp("plane") / "home", lab) as plane:
+        yield plane
+
+
+def test_scancel_is_no_failure_of_jobs_without_a_retry(plane: ClusterPlane, lab: SlurmLab) -> None:
+    """Nor is a preemption by Slurm, or a time limit of its own, which send the same. Half of the programs die
+    of it, the others save and end well.
+    """
+    saves = "import signal,sys,time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); time.sleep(600)"
+    runs = ["exec python3 -c 'import time; time.sleep(600)'", f'exec python3 -c "{saves}"']
+    jobs = [plane.submit(runs[0], resources=TWO, grace="5s")]
+    jobs += [plane.submit(runs[number % 2], resources=ONE, grace="5s") for number in range(NUM_JOBS)]
+    for job in jobs:
+        plane.until_status(job, "running")
+    lab.cancel(*(job_name(plane.attempt(job)["attempt_id"], 0) for job in jobs))
+    until(lambda: all(plane.attempts(job)[0]["reason"] for job in jobs), "each of them has ended")
+    assert {plane.attempts(job)[0]["reason"] for job in jobs} == {"lost"}
+    until(lambda: all(len(plane.attempts(job)) == 2 for job in jobs), "each of them is begun anew")
+    for job in jobs:
+        job.stop()
+    for job in jobs:
+        plane.until_status(job, "cancelled")
+
+
+def test_keeper_killed_alone(plane: ClusterPlane) -> None:
+    """Slurm's word would be no evidence here; the supervisor's is, and it has ended all there was."""
+    job = plane.begun(ONE)
+    first = plane.attempt(job)
+    supervisor, at = plane.supervisor(first, first["nodes"][0]), since_boot()
+    os.kill(parent_of(supervisor), signal.SIGKILL)
+    until(lambda: not is_running(supervisor), "its supervisor does not outlive it for long")
+    plane.until_starts(job, 2)
+    again_s = plane.witness.lines(job.job_id, "start")[1].at - at
+    print(f"keeper killed on a Slurm without control groups: the next attempt began after {again_s:.1f} s")
+    plane.ends_well(job, attempts=2)
+    assert plane.attempts(job)[0]["reason"] == "lost"
