@@ -17,9 +17,7 @@ import structlog
 
 MAX_FILE_BYTES = 16 << 20
 KEPT_FILES = 4
-TOKEN = re.compile(
-    r"(sh[a-z]_(?:[a-z]{3}_)?[0-9A-Za-z]{1,40}(?=[._])|sh[a-z](?=_[0-9A-Za-z]{16}))[._][^\s\"'\\,;]+"
-)
+TOKEN = re.compile(r"(sh[a-z]_[a-z]{3}_[0-9A-Za-z]{16,40}(?=[._])|sh[a-z](?=_[0-9a-f]{32}))[._][^\s\"'\\,;]+")
 """Whatever its kind, with an id or, as a data plane's, without; and whatever stands before it: a newline ends
 with the letter n by the time that this is looked for."""
 

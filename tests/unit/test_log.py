@@ -78,7 +78,9 @@ def test_no_token_reaches_the_log(log_file: Path, kind: str) -> None:
 
 
 def test_what_is_not_a_token_is_left_alone() -> None:
-    said = "shell_script wash_up fish_1 shm_open /dev/shm/att_1.x pushd_1"
+    said = (
+        "shell_script wash_up fish_1 shm_open.c:12 /dev/shm/att_1.x pushd_1 sshd_config.d/5.conf flashd_v2.so"
+    )
     assert redact(said) == said
 
 

@@ -261,10 +261,10 @@ def destroy(
             )
         if force and not dry_run:
             refuse_fight(inventory)
-        if not dry_run:
-            save_or_drop(inventory.going(), path)  # cut off from here on, what was begun is known
 
         async def work(crew: Crew, wishes: Wishes) -> Report:
+            if not dry_run:
+                save_or_drop(inventory.going(), path)  # cut off from here on, what was begun is known
             return await take_down(crew, inventory, wishes)
 
         order = Order(dry=dry_run, json=json, forced=force, packages=packages)

@@ -17,7 +17,7 @@ from shoal.control.leases import Leases
 from shoal.ids import IdFactory
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.job import Job
-from shoal.model.moves import AttemptEvent, Effect, step
+from shoal.model.moves import LOSS_KINDS, AttemptEvent, Effect, step
 from shoal.model.retry import judge
 from shoal.store import Tx
 from shoal.wire import RuleAction
@@ -90,7 +90,10 @@ class Recorder:
         return after
 
     def _close(self, tx: Tx, job: Job, attempt: Attempt, now: float) -> None:
-        silent_s = max((self._leases.wordless_s(attempt, node) for node in attempt.node_names), default=0.0)
+        # Who said himself that his part was over may have done so long ago: that is no silence.
+        said = {outcome.node for outcome in attempt.outcomes if outcome.kind not in LOSS_KINDS}
+        unheard = (node for node in attempt.node_names if node not in said)
+        silent_s = max((self._leases.wordless_s(attempt, node) for node in unheard), default=0.0)
         verdict = judge(job, attempt, now, silent_s=silent_s)
         tx.jobs.update(verdict.job)
         for outcome in attempt.outcomes:

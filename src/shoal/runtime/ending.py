@@ -13,10 +13,14 @@ from shoal.wire import MAX_OUTCOME_MESSAGE, EndKind, Recovery
 _NO_GPU_MEMORY = re.compile(r"OutOfMemoryError: (?:CUDA|HIP) out of memory|CUDA error: out of memory")
 """As PyTorch says it. To start again would end the same way."""
 _MISSING = re.compile(
-    r"([^\s:'\u2018\u2019]+)['\u2019]?: (?:command not found|not found|No such file or directory)$",
+    r"^(?:(?:[^:\n]+: (?:line )?\d+: )?([^\s:]+): (?:command )?not found"
+    r"|[^:\n]+: line \d+: ([^\s:]+): No such file or directory"
+    r"|\S*env: ['\u2018]([^'\u2019\n]+)['\u2019]: No such file or directory)$",
     re.MULTILINE,
 )
 """A program, as bash, dash and env say it."""
+_NO_LIBRARY = re.compile(r"error while loading shared libraries: ([^\s:]+):")
+"""As the loader says it, which ends with the same code."""
 _INSTEAD = {"python": "; say `python3`, or name an environment's by its path: `/DIR/bin/python`"}
 """A bare Debian has no `python`."""
 NOT_FOUND = 127
@@ -147,7 +151,9 @@ def _meaning(code: int, last_words: str) -> str:
 
 
 def _not_found(last_words: str) -> str:
-    named = _MISSING.findall(last_words)
+    if libraries := _NO_LIBRARY.findall(last_words):
+        return f": shared library `{libraries[-1]}` not found"
+    named = ["".join(found) for found in _MISSING.findall(last_words)]
     if not named:
         return ": program not found"
     return f": program `{named[-1]}` not found{_INSTEAD.get(named[-1], '')}"

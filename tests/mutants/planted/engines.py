@@ -281,8 +281,8 @@ MUTANTS = (
     Mutant(
         "what_is_not_listed_stays_in_the_queue",
         "engines/slurm/engine.py",
-        "await self._cancel(queued | unbegun | self._unfinished(attempt_id), attempt_id)",
-        "await self._cancel(queued | self._unfinished(attempt_id), attempt_id)",
+        "await self._cancel(self._queued(prefix) | unbegun | self._unfinished(attempt_id), attempt_id)",
+        "await self._cancel(self._queued(prefix) | self._unfinished(attempt_id), attempt_id)",
         "P2: what was given up does not come later",
         ("engine",),
     ),

@@ -361,11 +361,11 @@ def test_a_destroy_that_did_not_finish_is_shown(
     assert shell(*CREATE).code == 0
     assert "did not finish" not in shell("cluster", "show").out
 
-    def cut(*_: object) -> None:
+    async def cut(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as off:
-        off.setattr("anyio.run", cut)
+        off.setattr("shoal.cluster.operate.destroy", cut)
         assert shell("cluster", "destroy", "--yes").code == 130
     rows = shell("cluster", "show").out.splitlines()[1:]
     assert all("  destroy did not finish  " in row and "joined" not in row for row in rows)
@@ -598,11 +598,16 @@ def test_the_way_to_the_controller_is_told_to_who_connects(monkeypatch: pytest.M
     assert typed[0][4] == f"--ssh-options={options}"
 
 
-def test_without_asyncssh_it_is_said_what_to_install(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_asyncssh_it_is_said_what_to_install(
+    shell: Shell, drawer: dict[str, PaperMachine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert shell(*CREATE).code == 0
     monkeypatch.delitem(sys.modules, "shoal.cluster.ssh")
     monkeypatch.setitem(sys.modules, "asyncssh", None)
-    made = shell(*CREATE)
-    assert (made.code, made.err.splitlines()[-1]) == (3, "hint: pip install 'shoal[cluster]'")
+    for words in (CREATE, ("cluster", "destroy", "--yes")):
+        asked = shell(*words)
+        assert (asked.code, asked.err.splitlines()[-1]) == (3, "hint: pip install 'shoal[cluster]'")
+    assert "did not finish" not in shell("cluster", "show").out
 
 
 def test_a_second_command_is_refused_while_one_is_at_work(

@@ -11,6 +11,8 @@ from shoal.engines.fake import Act
 from shoal.model.attempt import EndReason
 from shoal.model.job import Job
 from shoal.model.node import NodeState
+from shoal.model.retry import LONG_LIFE_S
+from shoal.wire import Order
 from tests.support.lab import ANA, Lab, now
 from tests.unit.control.test_fences_and_limits import carry_renewals
 
@@ -95,3 +97,17 @@ def test_a_gang_with_a_node_that_was_done_does_not_succeed_when_another_is_lost(
     live(lab, FENCE_S + FENCE_MARGIN_S + QUIET_S)
     assert lab.job(job).outcome is None
     assert lab.attempts(job)[0].reason is not EndReason.SUCCEEDED
+
+
+def test_a_node_that_was_done_makes_no_long_life_of_its_gang_a_short_one() -> None:
+    def script(order: Order) -> Act:
+        return Act(run_s=5.0 if order.node == order.nodes[0] else 100 * LONG_LIFE_S)
+
+    lab = Lab(num_nodes=5, script=script)
+    job = lab.running(resources={"nodes": 3, "cpus": 1}, fence=f"{FENCE_S:.0f}s")
+    for losses in (1, 2):
+        live(lab, LONG_LIFE_S + 60.0)
+        lab.cluster.power_off(lab.attempt(job).node_names[1])
+        live(lab, FENCE_S + FENCE_MARGIN_S + QUIET_S)
+        assert lab.job(job).losses == 1, f"in a row, after {losses}"
+        assert lab.attempts(job)[losses - 1].reason is EndReason.LOST

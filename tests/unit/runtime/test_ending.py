@@ -31,6 +31,7 @@ def test_one_is_not_told_as_many(kept: int, spares: int, lost: int, words: str) 
         "env: \u2018train\u2019: No such file or directory",
         "/usr/bin/env: 'train': No such file or directory",
         "train: command not found",
+        "/bin/bash: line 1: train: No such file or directory",
         "lint: not found\n/work/run.sh: line 7: train: command not found\ngiving up",
     ],
 )
@@ -50,6 +51,12 @@ def test_who_has_no_python_is_told_what_to_say_instead() -> None:
         (127, "ValueError: key: it was not found", ": program not found"),
         (127, "bash: line 1: ./x.py: cannot execute: required file not found", ": program not found"),
         (3, "/bin/bash: line 1: python: command not found", ""),
+        (127, "cat: data.csv: No such file or directory", ": program not found"),
+        (
+            127,
+            "x: error while loading shared libraries: libcuda.so.1: cannot open: No such file or directory",
+            ": shared library `libcuda.so.1` not found",
+        ),
     ],
 )
 def test_no_program_is_named_that_nobody_missed(code: int, said: str, words: str) -> None:

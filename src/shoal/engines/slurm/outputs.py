@@ -12,12 +12,14 @@ from collections.abc import Collection, Mapping
 OUTPUT = re.compile(r"(?:[^/.\x00][^/\x00]*/)?shoal-(?P<attempt_id>[^/\x00]+)\.[0-9]+\.out")
 LIST = """\
 [ ! -L "$1" ] && cd -P -- "$1" 2>/dev/null && [ -O . ] || exit 0
-exec find . -mindepth "$2" -maxdepth "$2" -type f -name 'shoal-*.out' -printf '%s %P\\0'
+find . -mindepth "$2" -maxdepth "$2" -type f -name 'shoal-*.out' -printf '%s %P\\0' 2>/dev/null
+exit 0
 """
 """For `sh -c`, with their folder and how deep they lie in it: tells of each the bytes in it, and its path.
 
 Root looks through owners' folders. `find` passes links over, and nobody but root can put another thing in the
 place of a folder in one that is root's (`accounts.GIVE`); of one that is not ours nothing is told.
+A folder that an owner keeps from being read is his loss alone.
 """
 DROP = """\
 [ ! -L "$1" ] && cd -P -- "$1" 2>/dev/null && [ -O . ] || exit 0
