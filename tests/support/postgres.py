@@ -59,10 +59,11 @@ class PostgresServer:
     def thaw(self) -> None:
         self._signal_all(signal.SIGCONT)
 
-    def new_database(self) -> str:
+    def new_database(self, like: str = "template1") -> str:
+        """A copy of one that nobody is connected to; of itself, it is empty."""
         name = f"shoal_{next(self._numbers)}"
         with psycopg.connect(self.dsn("postgres"), autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {name}".encode())
+            connection.execute(f"CREATE DATABASE {name} TEMPLATE {like}".encode())
         return name
 
     def drop_database(self, name: str) -> None:
