@@ -44,6 +44,8 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/e2e/test_supervisor_claims.py",
         "tests/e2e/test_supervisor_ends.py",
         "tests/e2e/test_supervisor_lease.py",
+        "tests/unit/runtime/test_reasons.py",
+        "tests/unit/runtime/test_share.py",
     ),
     "engine": (*PYTEST, "tests/unit/engines", "tests/contract/test_engine_local.py"),
     "serving": (

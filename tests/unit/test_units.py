@@ -34,7 +34,7 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What it answers; this process is in `ray.service`."""
     said = tmp_path / "said"
-    said.write_text("KillMode=control-group\n")
+    said.write_text("KillMode=control-group\nLoadState=loaded\n")
     program = tmp_path / "bin" / "systemctl"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\ncat {said}\n')
@@ -108,17 +108,19 @@ def test_whose_control_group_it_is(cgroup: str, found: tuple[str, list[str]]) ->
 @pytest.mark.parametrize(
     ("said", "unit"),
     [
-        ("KillMode=control-group\n", "ray.service"),
-        ("KillMode=mixed\n", "ray.service"),
-        ("KillMode=process\n", ""),
-        ("KillMode=none\n", ""),
+        ("KillMode=control-group\nLoadState=loaded\n", "ray.service"),
+        ("LoadState=loaded\nKillMode=mixed\n", "ray.service"),
+        ("KillMode=process\nLoadState=loaded\n", ""),
+        ("KillMode=none\nLoadState=loaded\n", ""),
+        ("KillMode=control-group\nLoadState=not-found\n", ""),  # a manager of others has it: a container's
+        ("KillMode=control-group\n", ""),
         ("", ""),  # no systemd runs here: it said so on standard error
     ],
 )
 def test_a_unit_ends_what_is_in_it_by_its_kill_mode(systemctl: Path, said: str, unit: str) -> None:
     systemctl.write_text(said)
     assert ending_unit() == unit
-    assert systemctl.with_name("asked").read_text() == "show --property=KillMode -- ray.service\n"
+    assert systemctl.with_name("asked").read_text() == "show --property=LoadState,KillMode -- ray.service\n"
 
 
 def test_without_systemctl_nothing_is_claimed(systemctl: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,6 +140,18 @@ def test_a_node_of_ray_says_that_its_jobs_end_with_a_unit_and_asks_seldom(system
     assert "KillMode=process" in remark
 
 
+def test_nobody_waits_for_systemctl_who_does_not_ask_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent, was_free = Agent(), list[bool]()
+
+    def slow() -> str:
+        was_free.append(not agent._guard.locked())
+        return "ray.service"
+
+    monkeypatch.setattr(agent_module, "ending_unit", slow)
+    assert agent.facts("")["ends_with"] == "ray.service"
+    assert was_free == [True]
+
+
 def test_the_doctor_and_up_warn_of_a_unit_that_kills_jobs(
     shell: Shell, systemctl: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,6 +161,6 @@ def test_the_doctor_and_up_warn_of_a_unit_that_kills_jobs(
     stayed = shell("up", "--foreground")
     assert stayed.code == 0
     assert "warning: systemd kills jobs" in stayed.err
-    systemctl.write_text("KillMode=process\n")
+    systemctl.write_text("KillMode=process\nLoadState=loaded\n")
     assert checkup_machine.check_unit().level is Level.OK
     assert up.told_unit(1) == ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import http.client
 import io
+import os
 import socket
 import ssl
 import urllib.parse
@@ -26,6 +27,13 @@ MAX_HEAD = 1 << 16
 PORTS = {"http": 80, "https": 443}
 CLOCK = BootClock()
 NAMES = Names()
+
+
+def _begin_names_anew() -> None:
+    NAMES.begin_anew()
+
+
+os.register_at_fork(after_in_child=_begin_names_anew)  # a keeper forks its supervisor
 
 
 class Line:

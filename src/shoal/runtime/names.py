@@ -38,6 +38,11 @@ class Names:
         self._known: dict[Place, Found] = {}
         self._asked: dict[Place, _LookUp] = {}
 
+    def begin_anew(self) -> None:
+        """In a forked process, which has none of the threads that ask: what is known stays known."""
+        self._lock = threading.Lock()  # one of them may have held it
+        self._asked = {}
+
     def addresses(self, host: str, port: int, timeout_s: float) -> Found:
         """Where it is now, or was at the last answer. Blocks for `timeout_s` at most. `OSError`: nobody has
         said, and perhaps will by the next time. `ValueError`: it is no name.

@@ -39,6 +39,7 @@ class Reasons:
         self._renewer = renewer
         self._began_at = clock.monotonic()
         self._has_sigterm = False
+        self._is_sigterm_ours: bool | None = None
 
     def on_sigterm(self, signum: int, frame: FrameType | None) -> None:
         """Signal handler."""
@@ -49,7 +50,7 @@ class Reasons:
         return self._bereft() or self._stale() or self._fence() or self._asked() or self._time_limit()
 
     def signalled(self) -> Ending | None:
-        """That a signal came which nobody of ours has sent: ranks may have got it, too."""
+        """That a signal came which nobody of ours can have sent: ranks may have got it, too."""
         reason = self._asked()
         return reason if reason is not None and reason.is_unasked else None
 
@@ -69,24 +70,29 @@ class Reasons:
         return max(0.0, min(waits))
 
     def _asked(self) -> Ending | None:
+        # First the signal: who sends ours has written the stop before.
+        has_sigterm, has_stop = self._has_sigterm, os.path.exists(self._share.stop)
         stop: spool.Stop | None = None
-        if os.path.exists(self._share.stop):
+        if has_stop:
             with contextlib.suppress(OSError, msgspec.DecodeError):
                 stop = spool.read_stop(self._share)
         if stop is not None:
             told = f": {stop.because}" if stop.because else ""
             return Ending(
                 kind=EndKind.STOPPED,
-                message=f"stopped as asked{told}",
+                message=f"stopped{'' if stop.is_unasked else ' as asked'}{told}",
                 grace_s=stop.grace_s,
                 is_unasked=stop.is_unasked,
             )
-        if self._has_sigterm:
+        if has_sigterm:
+            if self._is_sigterm_ours is None:
+                # One of ours comes without a word where the disk takes none, or does not give it back.
+                self._is_sigterm_ours = has_stop or not spool.can_take_stop(self._share)
             return Ending(
                 kind=EndKind.STOPPED,
                 message="stopped by SIGTERM",
                 grace_s=self._order.grace_s,
-                is_unasked=True,
+                is_unasked=not self._is_sigterm_ours,
             )
         answer = self._renewer.order_to_stop if self._renewer is not None else None
         if answer is None:

@@ -117,7 +117,7 @@ class ShareRun:
             sys.excepthook(*sys.exc_info())  # the traceback module would cost every start 2 ms
             end = Ending(kind=EndKind.LOST, message=f"the supervisor failed: {type(error).__name__}: {error}")
         self._bury()
-        self._report(self._outcome(end))
+        self._report(self._outcome(self._in_hindsight(end)))
 
     def _listen(self) -> None:
         signal.set_wakeup_fd(self._wake_w, warn_on_full_buffer=False)
@@ -359,8 +359,7 @@ class ShareRun:
                 end = end if hung is None or hung.rank is None else ending.of_hang(end, hung)
                 return self._reason_behind(end) or end
             if all(process.status == 0 for process in self._running):
-                # One that saves and ends well when it is told to has not done what it was started for.
-                return self._reasons.signalled() or ending.SUCCEEDED
+                return ending.SUCCEEDED
             reason = self._reasons.now() or self._dead_server()
             if reason is not None:
                 return reason
@@ -385,8 +384,12 @@ class ShareRun:
     def _reason_behind(self, end: Ending) -> Ending | None:
         """What explains that a process ended so, if it was told to. Who sends a signal to all of a job sends
         it to us and to ranks, in any order: what a rank may have died of is waited for before it is blamed.
+        Memory that ran out says more, and so does a `setup` that failed by itself.
         """
-        if not ending.is_by(end, signal.SIGTERM):
+        died_of_it = ending.is_by(end, signal.SIGTERM)
+        if end.kind is EndKind.OUT_OF_MEMORY or (end.kind is EndKind.SETUP_FAILED and not died_of_it):
+            return None
+        if not died_of_it:
             return self._reasons.signalled()
         until = self._clock.monotonic() + TOGETHER_S
         while (reason := self._reasons.now()) is None and (now := self._clock.monotonic()) < until:
@@ -465,6 +468,13 @@ class ShareRun:
         shared_memory.give_back(self._order)
         listening.give_back(self._order, os.path.realpath(self._share.home))
         removal.remove(self._share.scratch, timeout_s=SCRATCH_S)
+
+    def _in_hindsight(self, end: Ending) -> Ending:
+        """One that saves and ends well when it is told to has not done what it was started for. A signal to
+        all may reach us later than ranks, but hardly after the burial: nobody waits for it.
+        """
+        signalled = self._reasons.signalled() if end.kind is EndKind.SUCCEEDED else None
+        return signalled or end
 
     def _outcome(self, end: Ending) -> NodeOutcome:
         outcome = self._outcome_of(end)

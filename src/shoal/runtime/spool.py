@@ -241,6 +241,19 @@ def read_stop(share: Share) -> Stop | None:
     return _read(share.stop, _STOP)
 
 
+def can_take_stop(share: Share) -> bool:
+    """Whether somebody who wanted the share to end could have written so: the disk takes as much now."""
+    trial = f"{share.stop}.trial"
+    try:
+        _write_synced(trial, msgspec.json.encode(Stop(grace_s=0.0, at=0.0)))
+    except OSError:
+        return False
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(trial)
+    return True
+
+
 def write_cgroups(share: Share, paths: tuple[str, ...]) -> None:
     """Durably, before the first process is put in any of them."""
     durable_write(share.cgroups, msgspec.json.encode(paths))

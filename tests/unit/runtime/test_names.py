@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import http.server
+import os
+import signal
 import socket
 import threading
 import time
@@ -141,3 +143,29 @@ def test_who_may_have_no_more_threads_goes_by_what_is_known(
     assert where(known.addresses(NAME, 80, LIMIT_S)) == ["127.0.0.1"]
     with pytest.raises(OSError, match="can't start new thread"):
         known.addresses("other.example", 80, LIMIT_S)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_process_that_was_forked_while_a_name_was_looked_up_looks_it_up_itself(resolver: Resolver) -> None:
+    """As a keeper forks its supervisor: the thread that asks is not there."""
+    line.NAMES.addresses("known.example", 80, LIMIT_S)
+    resolver.answers.clear()
+    with pytest.raises(TimeoutError):
+        line.NAMES.addresses(NAME, 80, 0.05)
+    with line.NAMES._lock:  # as that thread may
+        pid = os.fork()
+        if pid == 0:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(10)
+            status = 1
+            try:
+                resolver.answers = threading.Event()
+                assert where(line.NAMES.addresses("known.example", 80, 0.05)) == ["127.0.0.1"], (
+                    "it stays known"
+                )
+                resolver.answers.set()
+                assert where(line.NAMES.addresses(NAME, 80, 5.0)) == ["127.0.0.1"]
+                status = 0
+            finally:
+                os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

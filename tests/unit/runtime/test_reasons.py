@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 from shoal.control.leases import FENCE_MARGIN_S
 from shoal.engines.fake import VirtualClock
 from shoal.runtime import spool
+from shoal.runtime.ending import Ending
 from shoal.runtime.reasons import FENCED_GRACE_S, Reasons
 from shoal.runtime.renewal import Renewer
 from shoal.wire import Credentials, EndKind, RenewalAnswer
@@ -63,7 +66,11 @@ def test_an_answer_after_the_fence_takes_nothing_back(late_s: float, is_over: bo
 
 @pytest.mark.parametrize(
     ("because", "told", "is_unasked"),
-    [("", "stopped as asked", False), ("SIGTERM came", "stopped as asked: SIGTERM came", True)],
+    [
+        ("", "stopped as asked", False),
+        ("for a drill", "stopped as asked: for a drill", False),
+        ("SIGTERM came", "stopped: SIGTERM came", True),
+    ],
 )
 def test_who_else_than_the_control_plane_asked_for_the_end_is_told(
     because: str, told: str, is_unasked: bool, tmp_path: Path
@@ -84,3 +91,47 @@ def test_a_signal_without_a_word_of_ours_is_somebody_elses(tmp_path: Path) -> No
     end = reasons.signalled()
     assert end is not None
     assert (end.kind, end.is_unasked) == (EndKind.STOPPED, True)
+
+
+def after_sigterm(tmp_path: Path) -> Ending:
+    order = an_order(fence_s=FENCE_S, grace_s=7.0)
+    reasons = Reasons(spool.Share(tmp_path), order, VirtualClock(1_800_000_000.0), None)
+    reasons.on_sigterm(15, None)
+    end = reasons.now()
+    assert end is not None
+    assert (end.kind, end.grace_s) == (EndKind.STOPPED, 7.0)
+    assert reasons.signalled() == (end if end.is_unasked else None)
+    return end
+
+
+def test_a_signal_where_the_disk_takes_no_word_may_be_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine whose stop file a full disk refuses sends the signal alone."""
+
+    def refuse(fd: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", refuse)
+        assert not after_sigterm(tmp_path).is_unasked
+    assert after_sigterm(tmp_path).is_unasked
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_signal_beside_a_stop_that_cannot_be_read_is_ours(tmp_path: Path) -> None:
+    (tmp_path / "stop").write_bytes(b"{")
+    assert not after_sigterm(tmp_path).is_unasked
+
+
+def test_whose_a_signal_is_does_not_change_with_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[spool.Share] = []
+    monkeypatch.setattr(spool, "can_take_stop", tried.append)  # None: it cannot
+    order = an_order(fence_s=FENCE_S)
+    reasons = Reasons(spool.Share(tmp_path), order, VirtualClock(1_800_000_000.0), None)
+    reasons.on_sigterm(15, None)
+    ends = [reasons.now() for _ in range(3)]
+    assert [end is not None and end.is_unasked for end in ends] == [False] * 3
+    assert len(tried) == 1, "and is not tried again at every turn"

@@ -10,7 +10,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from shoal.runtime import listening, shared_memory
-from shoal.runtime.ending import Ending, Hang
+from shoal.runtime.ending import SUCCEEDED, Ending, Hang
 from shoal.runtime.share import TOGETHER_S, ShareRun
 from shoal.wire import EndKind
 
@@ -106,3 +106,42 @@ def test_rank_that_died_of_sigterm_is_blamed_only_when_none_has_come_to_us(end: 
 def test_nobody_waits_before_a_rank_is_begun_anew_that_died_of_anything_else(end: Ending) -> None:
     assert waited(end, 0.0) == (STOPPED, 0.0), "it may have ended so for being told to"
     assert waited(end, 0.3) == (None, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("end", "heard_at", "behind"),
+    [
+        (Ending(kind=EndKind.OUT_OF_MEMORY, exit_code=143, rank=0), 0.0, None),
+        (Ending(kind=EndKind.OUT_OF_MEMORY, signal=signal.SIGKILL, rank=0), 0.0, None),
+        (Ending(kind=EndKind.SETUP_FAILED, exit_code=1), 0.0, None),
+        (Ending(kind=EndKind.SETUP_FAILED, signal=signal.SIGTERM), 0.3, STOPPED),
+    ],
+)
+def test_signal_explains_neither_memory_that_ran_out_nor_a_setup_that_failed_by_itself(
+    end: Ending, heard_at: float, behind: Ending | None
+) -> None:
+    assert waited(end, heard_at)[0] == behind
+
+
+@pytest.mark.parametrize(
+    ("end", "heard", "told"),
+    [
+        (SUCCEEDED, STOPPED, STOPPED),
+        (SUCCEEDED, None, SUCCEEDED),
+        (ended_by(code=1), STOPPED, ended_by(code=1)),
+    ],
+)
+def test_rank_that_ended_well_has_not_succeeded_if_a_signal_came_before_that_is_told(
+    end: Ending, heard: Ending | None, told: Ending
+) -> None:
+    made, outcomes = Run(), list[Ending]()
+    reasons = made.parts.reasons
+    reasons.signalled.return_value = None
+
+    def bury() -> None:
+        reasons.signalled.return_value = heard
+
+    made.run._listen, made.run._live, made.run._bury = lambda: None, lambda: end, bury
+    made.run._outcome, made.run._report = lambda end: end, outcomes.append
+    made.run.run()
+    assert outcomes == [told]

@@ -110,3 +110,39 @@ def test_interpreter_and_early_variables_must_be_the_zygotes() -> None:
 )
 def test_only_plain_commands_are_given_to_the_zygote(arguments: list[str], *, expected: bool) -> None:
     assert stand_in.is_plain(arguments) is expected
+
+
+IMPORTED = """
+import signal, subprocess
+def save(*_): pass
+signal.signal(signal.SIGTERM, save)
+IGNORED = subprocess.run(["grep", "SigIgn", "/proc/self/status"], capture_output=True, text=True).stdout
+"""
+AS_ZYGOTE = """
+import os, signal, socket, sys
+from shoal.runtime.warm.zygote import Zygote
+folder, sets_before = sys.argv[1], sys.argv[2] == "before"
+sys.path.insert(0, folder)
+if sets_before:
+    import handler_of_theirs
+zygote = Zygote(socket.socket(), folder)
+with open(f"{folder}/learned", "w") as file:
+    file.write("handler_of_theirs")
+zygote._learn()
+os.kill(os.getpid(), signal.SIGTERM)
+import handler_of_theirs
+ignored = int(handler_of_theirs.IGNORED.split()[1], 16)
+assert not ignored & 1 << signal.SIGTERM - 1, "programs that it starts can be ended"
+held = signal.getsignal(signal.SIGTERM)
+assert held is not handler_of_theirs.save, "it holds out against the signal"
+zygote._leave(socket.socket())
+assert signal.getsignal(signal.SIGTERM) is handler_of_theirs.save, "what was set is the rank's"
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "later"])
+def test_what_an_import_does_with_signals_is_the_ranks_and_not_the_zygotes(tmp_path: Path, when: str) -> None:
+    write(tmp_path, handler_of_theirs=IMPORTED)
+    words = [sys.executable, "-c", AS_ZYGOTE, str(tmp_path), when]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=30)
+    assert (done.returncode, done.stderr) == (0, "")

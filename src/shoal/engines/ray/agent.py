@@ -146,9 +146,12 @@ class Agent:
         """The unit of systemd's that takes our keepers along: see `ending_unit`. Asked now and then."""
         now = time.monotonic()
         with self._guard:
-            if not self._unit_at or now - self._unit_at > UNIT_S:
-                self._unit, self._unit_at = ending_unit(), now
-            return self._unit
+            if self._unit_at and now - self._unit_at <= UNIT_S:
+                return self._unit
+        unit = ending_unit()  # takes its time: nobody who starts a keeper waits for it
+        with self._guard:
+            self._unit, self._unit_at = unit, now
+        return unit
 
     def _launch(self, folder: str, lock: int, task: dict[str, Any]) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -294,11 +297,14 @@ def ending_unit(pid: int | str = "self") -> str:
             unit, whose = service_of(file.read())
         if not unit:
             return ""
-        command = ["systemctl", *whose, "show", "--property=KillMode", "--", unit]
+        command = ["systemctl", *whose, "show", "--property=LoadState,KillMode", "--", unit]
         told = subprocess.run(command, capture_output=True, timeout=SYSTEMCTL_S, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return unit if told.strip() in (b"KillMode=control-group", b"KillMode=mixed") else ""
+    # Of a unit that it does not know it says what would be usual.
+    said = set(told.split())
+    is_ending = b"LoadState=loaded" in said and said & {b"KillMode=control-group", b"KillMode=mixed"}
+    return unit if is_ending else ""
 
 
 def service_of(cgroup: str) -> tuple[str, list[str]]:

@@ -19,6 +19,7 @@ import struct
 import sys
 import threading
 import warnings
+from types import FrameType
 from typing import Any
 
 from . import imports, names, program
@@ -51,8 +52,9 @@ class Zygote:
         self._is_told = False
         self._wake, wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        # Sent to all of a job, it is for the ranks, who may save by it: this one's end would be theirs.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        self._on_sigterm: Any = signal.SIG_DFL
+        """What an imported module had set, which is the ranks'."""
+        self._hold_out()
         signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
         self._wake_w = wake_w
 
@@ -99,11 +101,19 @@ class Zygote:
                 connection.sendall(STATUS.pack(0))  # from here on it has begun, whatever becomes of us
         return None
 
+    def _hold_out(self) -> None:
+        """Against SIGTERM. Sent to all of a job, it is for the ranks, who may save by it: this one's end
+        would be theirs. By a handler: to ignore it would be passed on to programs that an import starts.
+        """
+        before = signal.signal(signal.SIGTERM, _pass_over)
+        if before is not _pass_over:
+            self._on_sigterm = before
+
     def _leave(self, connection: socket.socket) -> None:
         """In the new process: let go of everything that is the zygote's."""
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGCHLD, signal.SIGTERM):
-            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, self._on_sigterm or signal.SIG_DFL)
         for held in (self._door, connection, *(rank.connection for rank in self._ranks.values())):
             held.close()
         os.close(self._wake)
@@ -145,10 +155,15 @@ class Zygote:
             text = file.read()
             self._known += len(text)
             imports.load(list(dict.fromkeys(text.decode(errors="replace").split())))
+            self._hold_out()  # an import may have set something else
             _be_still()
             if text or not self._is_told:
                 self._is_told = True
                 _tell(self._folder)
+
+
+def _pass_over(signum: int, frame: FrameType | None) -> None:
+    """It was for the ranks."""
 
 
 def unpacked(payload: bytes) -> dict[str, Any]:
