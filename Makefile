@@ -109,9 +109,9 @@ sim: setup ## crashes, delays and partitions in virtual time: make sim SEEDS=200
 	@echo "== simulated lives"
 	@$(BIN)/python -m tests.sim.run --seeds $(SEEDS) --processes 2
 
-lives: setup ## planners that followed drawn lives beside ones told the facts today: make lives LIVES=5000
-	@echo "== drawn lives of the planner"
-	@SHOAL_LIVES=$(LIVES) $(BIN)/python -m pytest tests/property/test_planner_memory.py --timeout 0 --no-header --quiet
+lives: setup ## properties by many examples; planners that followed drawn lives beside ones told today: make lives LIVES=5000
+	@echo "== properties, and drawn lives of the planner"
+	@SHOAL_LIVES=$(LIVES) $(BIN)/python -m pytest tests/property --hypothesis-profile long --timeout 0 --no-header --quiet
 
 faults: setup ## full and read-only disks, no descriptors, clocks that jump
 	@echo "== faults"

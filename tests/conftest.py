@@ -21,7 +21,8 @@ __all__ = ["pytest_make_collect_report", "pytest_runtest_makereport"]  # pytest 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No deadline: a shared two-core machine may take a second where it took a millisecond before.
-hypothesis.settings.register_profile("shoal", deadline=None, print_blob=True)
+hypothesis.settings.register_profile("shoal", deadline=None, print_blob=True, max_examples=60)
+hypothesis.settings.register_profile("long", deadline=None, print_blob=True, max_examples=1000)
 hypothesis.settings.load_profile("shoal")
 
 

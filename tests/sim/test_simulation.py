@@ -1,4 +1,4 @@
-"""A few hundred simulated lives; `make sim` runs tens of thousands."""
+"""Some simulated lives; `make sim` runs tens of thousands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.sim.story import be_quiet, fingerprint, live
 
 pytestmark = pytest.mark.usefixtures("_log_as_before")
 REPO = Path(__file__).resolve().parents[2]
-NUM_SEEDS = 120
+NUM_SEEDS = 60
 CHUNK = 20
 MUST_HAPPEN = (
     "answers repeated",
