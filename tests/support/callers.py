@@ -12,7 +12,7 @@ from typing import NamedTuple, Self
 
 from tests.support.real_plane import until
 
-PAUSE_S = 0.01
+PAUSE_S = 0.03
 MOST = 200_000
 """Requests of one caller: a load has an end, also when nobody ends it."""
 

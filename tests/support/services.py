@@ -157,7 +157,7 @@ class Caller(threading.Thread):
             said = answer.read().decode()
             self.statuses[answer.status] += 1
             self.answers[said.partition(" ")[0]] += 1
-            time.sleep(0.01)
+            time.sleep(0.03)
         link.close()
 
     def __enter__(self) -> Self:
