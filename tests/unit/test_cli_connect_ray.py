@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from shoal.cli.checkup_machine import check_programs
+from shoal.cli.checkup_server import check_ray
 from shoal.engines.ray import client as client_module
 from shoal.engines.ray import head as head_module
 from shoal.engines.ray.config import load_config
@@ -85,7 +87,7 @@ def test_while_ray_is_asked_that_is_said_and_not_among_the_data(
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setattr(head_module.Head, "ensure", lambda _: "10.0.0.1:6379")
-    done = shell(*(("connect", "ray") if is_ours else ray.words), "--json")
+    done = shell(*(("connect", "ray", "--as-root") if is_ours else ray.words), "--json")
     assert (done.code, json.loads(done.out)["nodes"]) == (0, 1), done.err
     told = "starting a Ray here and asking it for its nodes" if is_ours else "asking Ray for its nodes"
     assert done.err.startswith(told)
@@ -121,6 +123,32 @@ def test_root_is_refused_unless_it_is_said(shell: Shell, ray: Ray) -> None:
     assert (refused.code, "all jobs would run as root" in refused.err) == (2, True)
     assert not (shell.home / "ray.json").exists()
     assert shell(*ray.words, "--as-root").code == 0
+
+
+def test_no_ray_is_started_that_would_be_roots(
+    shell: Shell, ray: Ray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[str] = []
+
+    def start(_: head_module.Head) -> str:
+        started.append("a head")
+        return "10.0.0.1:6379"
+
+    monkeypatch.setattr(head_module.Head, "ensure", start)
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    refused = shell("connect", "ray")
+    assert (refused.code, "run `shoal` as a user, or say `--as-root`" in refused.err) == (2, True)
+    assert not started
+    assert shell("connect", "ray", "--as-root").code == 0
+    assert started
+
+
+def test_doctor_says_which_ray_and_nothing_of_programs_on_this_machine(shell: Shell, ray: Ray) -> None:
+    assert (check_ray().told, "nodes of the" in check_programs().told) == ("not connected", False)
+    assert shell(*ray.words, "--project", "vision").code == 0
+    told = f"connected to one at 10.0.0.1:6379, by {sys.executable}; jobs of project vision run as"
+    assert check_ray().told.startswith(told)
+    assert check_programs().told == "jobs run on nodes of the Ray, with the programs of those"
 
 
 def test_another_version_is_said_with_both(shell: Shell, ray: Ray) -> None:

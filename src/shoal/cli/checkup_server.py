@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from shoal.cli.checkup import Finding, Level
+from shoal.cli.checkup_machine import ELSEWHERE
 from shoal.cli.home import load_remembered, token_of_others
 from shoal.cli.text import duration, told_failing, utc
 from shoal.client.connection import Connection
@@ -19,8 +20,6 @@ from shoal.home import holder, home_from_env
 from shoal.settings import merge_options
 
 SOON_S = 7 * 86400
-ELSEWHERE = ("slurm", "ray")
-"""Engines whose nodes nobody here has looked at."""
 
 
 def check_database() -> Finding:
@@ -189,6 +188,25 @@ def check_slurm() -> Finding:
     return Finding("slurm", level, "; ".join((used, *closed, *told)), "`sinfo` shows its partitions")
 
 
+def check_ray() -> Finding:
+    """The Ray that this home is connected to. Whether it answers its nodes tell."""
+    home = home_from_env()
+    remembered = merge_options({}, os.environ, load_remembered(home))
+    if remembered.get("engine") != "ray":
+        return Finding("ray", Level.OK, "not connected")
+    from shoal.engines.ray.config import load_config
+
+    shared = remembered.get("shared", "none")
+    try:
+        config = load_config(home if shared == "none" else Path(shared))
+    except ShoalError as error:
+        return Finding("ray", Level.BROKEN, error.message, error.hint or "`shoal connect ray`")
+    whose = f"at {config.address}" if config.address else "of our own, on this machine"
+    users = "all projects" if config.has_shared_trust else f"project {config.project}"
+    told = f"connected to one {whose}, by {config.ray_python}; jobs of {users} run as who started it"
+    return Finding("ray", Level.OK, told)
+
+
 def check_certificates() -> Finding:
     """Until when other machines know the control plane of this home."""
     home = home_from_env()
@@ -219,5 +237,6 @@ SERVER_CHECKS = (
     check_nodes,
     check_policy,
     check_slurm,
+    check_ray,
     check_certificates,
 )

@@ -187,6 +187,7 @@ def ray(
         has_shared_trust=shared_trust,
     )
     refuse_elsewhere(home, config.cluster_id, is_same=same_cluster)
+    _refuse_root(config, as_root=as_root)
     doing = "asking Ray for its nodes" if address else "starting a Ray here and asking it for its nodes"
     with long_work(doing):
         version, found = _ask_ray(config, home, as_root=as_root)
@@ -224,6 +225,15 @@ def _refuse_several(home: Path) -> None:
             f"several control planes share {shared}, and a Ray that Shoal starts is for this machine alone",
             hint="name one that all reach: `shoal connect ray --address HOST:PORT --token-file FILE`; "
             "or have one control plane: `shoal up --shared none`",
+        )
+
+
+def _refuse_root(config: RayConfig, *, as_root: bool) -> None:
+    """Before a Ray is started here that would be root's: nobody would use it, or end it."""
+    if not config.address and os.geteuid() == 0 and not as_root:
+        raise SpecError(
+            "all jobs would run as root: that is who would start Ray here",
+            hint="run `shoal` as a user, or say `--as-root`",
         )
 
 
