@@ -39,7 +39,7 @@ saved = runtime.Checkpoints(os.environ.get("SHOAL_CHECKPOINT_DIR", "saved"), eve
 runtime.train(program, {"model": model, "optimizer": optimizer}, checkpoints=saved)
 """
 STEPS = 300
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.soak
 TRAINING = """
 name: gives-way
 resources: {nodes: 2, gpus: 2, cpus: 1, memory: 2GB}

@@ -16,7 +16,7 @@ from tests.soak.run import soak
 KILLS = 16
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(os.geteuid() != 0, reason="killing inside sandboxes takes root")
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="there is no bubblewrap: `apt install bubblewrap`")
