@@ -5,29 +5,30 @@ Whoever speaks there, or an operator who takes his word back, is heard until the
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
 
-import anyio
 import msgspec
 import pytest
 
 from shoal.control.heal import heal
 from shoal.control.leases import QUIET_S
 from shoal.control.nodes import set_node_state
-from shoal.control.reports import StaleRenewal, renew
 from shoal.engines.fake import Act, always
-from shoal.model.attempt import Attempt, EndReason
+from shoal.model.attempt import EndReason
 from shoal.model.job import Job
 from shoal.model.node import NodeState
 from shoal.store import Tx
 from tests.support.lab import ANA, Lab, now
-from tests.unit.control.test_fence_races import ALONE, GANG, LIMIT_S, of, on_disk, pass_by
+from tests.unit.control.test_fence_races import (
+    ALONE,
+    GANG,
+    of,
+    on_disk,
+    pass_by,
+    speak_while_it_ends,
+)
 
-T = TypeVar("T")
 MANY = {"max": 3, "on": ["exit", "signal"]}
 
 
@@ -160,35 +161,7 @@ async def test_what_is_read_while_it_is_being_buried_tells_nobody_to_go_on(
     core, _, _, attempt = await on_disk(tmp_path, silent_s=QUIET_S + 1)
     await heal(core)
     await set_node_state(core, ANA, "n1", NodeState.DEAD, "", None)
-    is_decided, may_commit = threading.Event(), threading.Event()
-    advance, write = core.recorder.advance, core.store.write
-
-    def slow(*given: Any) -> Attempt | None:
-        after = advance(*given)
-        is_decided.set()
-        may_commit.wait(LIMIT_S)
-        return after
-
-    async def in_line(fn: Callable[[Tx], T], *, patience_s: float = 0.0) -> T:
-        waiting = asyncio.ensure_future(write(fn, patience_s=patience_s))
-        await asyncio.sleep(0)  # it stands in line now
-        may_commit.set()
-        return await waiting
-
-    async def speak() -> None:
-        try:
-            with pytest.raises(StaleRenewal):
-                await renew(core, of(attempt))
-        finally:
-            may_commit.set()
-
-    monkeypatch.setattr(core.recorder, "advance", slow)
-    with anyio.fail_after(2 * LIMIT_S):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(heal, core)
-            await anyio.to_thread.run_sync(is_decided.wait, LIMIT_S)
-            monkeypatch.setattr(core.store, "write", in_line)
-            tasks.start_soon(speak)
+    await speak_while_it_ends(core, attempt, heal, monkeypatch)
     ended = await core.store.read(lambda tx: tx.attempts.get(attempt.attempt_id))
     assert ended is not None
     assert ended.reason is EndReason.LOST

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -176,12 +176,13 @@ async def on_disk(
     return core, cluster, clock, attempt
 
 
-@pytest.mark.anyio
-async def test_what_is_read_while_its_end_is_being_recorded_tells_nobody_to_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def speak_while_it_ends(
+    core: Core,
+    attempt: Attempt,
+    loop: Callable[[Core], Coroutine[Any, Any, None]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The end is decided and not committed yet: a read still finds an attempt that runs."""
-    core, _, _, attempt = await on_disk(tmp_path)
+    """Its supervisor speaks when that loop has decided its end and not committed it yet, and is refused."""
     is_decided, may_commit = threading.Event(), threading.Event()
     advance, write = core.recorder.advance, core.store.write
 
@@ -207,10 +208,19 @@ async def test_what_is_read_while_its_end_is_being_recorded_tells_nobody_to_go_o
     monkeypatch.setattr(core.recorder, "advance", slow)
     with anyio.fail_after(2 * LIMIT_S):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(watch, core)
+            tasks.start_soon(loop, core)
             await anyio.to_thread.run_sync(is_decided.wait, LIMIT_S)
             monkeypatch.setattr(core.store, "write", in_line)
             tasks.start_soon(speak)
+
+
+@pytest.mark.anyio
+async def test_what_is_read_while_its_end_is_being_recorded_tells_nobody_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end is decided and not committed yet: a read still finds an attempt that runs."""
+    core, _, _, attempt = await on_disk(tmp_path)
+    await speak_while_it_ends(core, attempt, watch, monkeypatch)
     ended = await core.store.read(lambda tx: tx.attempts.get(attempt.attempt_id))
     assert ended is not None
     assert ended.reason is EndReason.FENCED
