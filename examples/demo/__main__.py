@@ -17,6 +17,8 @@ STEPS = 160
 FIRST, SECOND, THIRD = 12, 36, 64
 """The training steps at which things are broken; a checkpoint is saved at every tenth."""
 PACE = "0.1"
+LIMIT = "3m"
+"""For the training, which takes half a minute with all its kills: `shoal why` goes by such limits."""
 GPUS_PER_NODE = 2
 WINDOW = "3s"
 WAITING = "echo rank $RANK of $WORLD_SIZE on $SHOAL_NODE"
@@ -116,7 +118,8 @@ def submit(stage: Stage, shoal: Shoal) -> Training:
     gpus = ("--gpus", str(GPUS_PER_NODE), "--ranks-per-node", "1")
     say("A small language model, trained on two nodes; a checkpoint every 10 steps.")
     variables = ("-e", f"STEPS={STEPS}", "-e", f"PACE_S={PACE}")
-    stage.shoal("run", "-d", "--nodes", "2", *gpus, *variables, "examples/language_model/ddp.yaml")
+    asked = ("--nodes", "2", *gpus, "--time-limit", LIMIT, *variables)
+    stage.shoal("run", "-d", *asked, "examples/language_model/ddp.yaml")
     say("\nAn array of eight small jobs, at most four at once:")
     stage.shoal("run", "-d", "--gpus", "1", "examples/array/job.yaml")
     say("\nAnd one that needs all four nodes at the same time:")

@@ -107,6 +107,7 @@ class StoreContract(RecordsContract):
             archive_digest="ab" * 32,
             submitted_at=1763180000.123456,
             excluded_nodes=("n1", "n2"),
+            avoided_nodes=("n3",),
             outcome=JobOutcome.FAILED,
             because="exit 3",
             exit_code=3,

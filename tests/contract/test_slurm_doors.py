@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from shoal.engines.base import Sight
-from shoal.engines.remote import Reach
+from shoal.engines.reach import Reach
 from shoal.engines.slurm import SlurmConfig, SlurmEngine
 from shoal.engines.slurm.associations import Association
 from shoal.engines.slurm.door import Door, open_door

@@ -74,7 +74,7 @@ def goes_on(plane: ClusterPlane, job: JobHandle) -> None:
 
 
 @pytest.mark.parametrize("partition", ["main", "short"])
-def test_a_job_that_slurm_preempts_goes_on_and_has_lost_no_retry(
+def test_a_job_that_slurm_preempts_goes_on_elsewhere_and_has_lost_no_retry(
     plane: ClusterPlane, lab: SlurmLab, partition: str
 ) -> None:
     job = counting(plane, partition)
@@ -83,9 +83,10 @@ def test_a_job_that_slurm_preempts_goes_on_and_has_lost_no_retry(
     lab.run("sbatch", "--partition=urgent", *words, "--wrap=sleep 600")
     try:
         is_ended_by_slurm(plane, lab, job, "PREEMPTED", within_s=90.0)
+        goes_on(plane, job)
     finally:
         lab.run("scancel", "--name=filler")
-    goes_on(plane, job)
+    assert plane.attempt(job)["nodes"] != [node]
 
 
 @pytest.mark.soak

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from shoal.client.handles import JobHandle
-from shoal.engines.remote import SILENT_S
+from shoal.engines.sightings import SILENT_S
 from shoal.engines.slurm.render import job_name
 from tests.contract.cluster_survival import declared
 from tests.support.cluster_plane import ONE, TWO, ClusterPlane, cluster_plane

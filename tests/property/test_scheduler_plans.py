@@ -100,6 +100,7 @@ TWISTS: tuple[dict[str, Any], ...] = (
     {"not_before": NOW + 9},
     {"excluded_nodes": ("n0",)},
     {"excluded_nodes": ("n0", "n2")},
+    {"avoided_nodes": ("n0", "n1")},
     {"array_id": "arr", "array_at_once": 2},
     {"array_id": "arr", "array_at_once": 2},
     {"queue": "night"},
@@ -360,7 +361,9 @@ def naive_starts(snapshot: Snapshot) -> dict[str, list[str]]:
             and view.name not in candidate.excluded_nodes
             and can_give(view, asked, used)
         ]
-        chosen = sorted(able, key=lambda view: (*_left_over(view, used), view.name))[: asked.max_nodes]
+        elsewhere = [view for view in able if view.name not in candidate.avoided_nodes]
+        best = elsewhere if len(elsewhere) >= asked.min_nodes else able
+        chosen = sorted(best, key=lambda view: (*_left_over(view, used), view.name))[: asked.max_nodes]
         if len(chosen) >= asked.min_nodes:
             started[candidate.attempt_id] = [view.name for view in chosen]
             used += [_naive_share(view, asked, used) for view in chosen]

@@ -8,10 +8,8 @@ from pathlib import Path
 from shoal.engines.desk import DeskShare
 from shoal.engines.fake import VirtualClock
 from shoal.engines.glimpses import Glimpses
-from shoal.engines.remote import (
-    Reach,
-    RemoteEngine,
-)
+from shoal.engines.reach import Reach
+from shoal.engines.remote import RemoteEngine
 from shoal.errors import EngineRefused, EngineUnreachable
 from shoal.model.node import NodeFacts
 from shoal.wire import Order, Summons
@@ -49,6 +47,6 @@ class Lent(RemoteEngine):
         self.ended.append(attempt_id)
 
     async def nodes(self) -> list[NodeFacts]:
-        return self.reached(
+        return self.sightings.reached(
             [NodeFacts(name=n, cpus=4.0, memory_bytes=8 << 30, disk_bytes=1 << 30) for n in self.names]
         )

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from shoal.engines.fake import VirtualClock
-from shoal.engines.remote import Reach
+from shoal.engines.reach import Reach
 from shoal.engines.slurm.accounts import Account
 from shoal.engines.slurm.client import CommandDoor
 from shoal.engines.slurm.config import SlurmConfig

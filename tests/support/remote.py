@@ -26,7 +26,8 @@ from shoal.control.authority import load_authority, load_certificate
 from shoal.control.core import Core
 from shoal.engines.desk import DeskShare
 from shoal.engines.glimpses import Glimpse, Glimpses, Stage
-from shoal.engines.remote import Reach, RemoteEngine
+from shoal.engines.reach import Reach
+from shoal.engines.remote import RemoteEngine
 from shoal.identity import proof_key
 from shoal.ids import id_factory
 from shoal.model.node import NodeFacts

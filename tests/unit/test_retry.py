@@ -198,6 +198,15 @@ def test_a_log_rule_excludes_the_node_it_was_hit_on_from_the_next_attempts() -> 
     assert judge(before, ended(EndReason.EXIT), NOW).job.excluded_nodes == ("node-09",)
 
 
+def test_the_next_attempt_alone_avoids_the_node_on_which_somebody_else_stopped_the_last() -> None:
+    (stopped,) = ended(EndReason.LOST).outcomes
+    unasked = msgspec.structs.replace(stopped, kind=EndKind.STOPPED, is_unasked=True)
+    after = judge(job(), ended(EndReason.LOST, outcomes=(unasked,)), NOW).job
+    assert (after.avoided_nodes, after.excluded_nodes) == (("node-03",), ())
+    for reason in (EndReason.LOST, EndReason.EXIT, EndReason.PREEMPTED):
+        assert judge(after, ended(reason), NOW).job.avoided_nodes == ()
+
+
 @pytest.mark.parametrize("reason", EndReason)
 @pytest.mark.parametrize("stop_asked_by", [None, "ana"])
 def test_a_verdict_is_one_change_of_the_same_job(reason: EndReason, stop_asked_by: str | None) -> None:

@@ -127,6 +127,7 @@ def _retry(core: Core, tx: Tx, actor: Actor, job_id: str, now: float, refusal: S
         failures=0,
         losses=0,
         evictions=0,
+        avoided_nodes=(),
         stop_asked_by=None,
         outcome=None,
         because="",

@@ -19,8 +19,8 @@ from shoal.control.lead import keeping_lead, urls_for_supervisors
 from shoal.control.policy import declare_policy
 from shoal.control.policy_file import read_policy
 from shoal.control.services.porches import Porches
+from shoal.engines.reach import Reach
 from shoal.engines.registry import open_engine
-from shoal.engines.remote import Reach
 from shoal.ids import id_factory
 from shoal.settings import Settings
 from shoal.store import open_store

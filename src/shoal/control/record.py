@@ -112,6 +112,8 @@ class Recorder:
         facts = {"reason": attempt.reason, "epoch": again.epoch, "backoff_s": verdict.backoff_s}
         if verdict.job.excluded_nodes:
             facts["excluded_nodes"] = verdict.job.excluded_nodes
+        if verdict.job.avoided_nodes:
+            facts["avoided_nodes"] = verdict.job.avoided_nodes
         note(tx, "job.retrying", now, SHOAL, job=job, attempt=again, data=facts)
 
     def next_attempt(

@@ -41,6 +41,7 @@ def candidate(job: Job, attempt: Attempt) -> Candidate:
         submitted_at=job.submitted_at,
         request=job.request,
         excluded_nodes=job.excluded_nodes,
+        avoided_nodes=job.avoided_nodes,
         array_id=job.array.array_id if job.array else None,
         array_at_once=job.array.at_once if job.array else None,
         owner=job.owner,

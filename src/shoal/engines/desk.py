@@ -80,6 +80,11 @@ class DeskShare:
         """Monotonic: until when somebody who is there already may come for the order."""
 
     @property
+    def place(self) -> tuple[str, str]:
+        """Its attempt and its node."""
+        return self.order.attempt_id, self.order.node
+
+    @property
     def is_waiting(self) -> bool:
         return self.taken is None and self.outcome is None
 

@@ -11,7 +11,7 @@ import msgspec
 from shoal.clock import Clock
 from shoal.engines.base import Engine
 from shoal.engines.cluster_id import ClusterId, this_machine
-from shoal.engines.remote import Reach
+from shoal.engines.reach import Reach
 from shoal.errors import SpecError
 
 REMOTE = ("slurm", "ray")

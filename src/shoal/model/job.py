@@ -100,6 +100,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     evictions: int = 0
     """Attempts that gave way to other jobs: not counted against `retry` either."""
     excluded_nodes: tuple[str, ...] = ()
+    avoided_nodes: tuple[str, ...] = ()
+    """Where somebody else stopped the last attempt, and may have the room now: the next one goes elsewhere if
+    it can."""
     stop_asked_by: str | None = None
     outcome: JobOutcome | None = None
     because: str = ""

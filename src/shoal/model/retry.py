@@ -33,7 +33,10 @@ def judge(job: Job, attempt: Attempt, now: float, *, silent_s: float = 0.0) -> V
     groups = max([attempt.generation, *(outcome.restarts for outcome in attempt.outcomes)])
     restarts = groups - len(attempt.replacements) - attempt.excused
     job = msgspec.structs.replace(
-        job, excluded_nodes=_excluded(job, attempt), failures=job.failures + restarts
+        job,
+        excluded_nodes=_excluded(job, attempt),
+        avoided_nodes=(),
+        failures=job.failures + restarts,
     )
     if attempt.reason is EndReason.SUCCEEDED:
         return _over(job, attempt, now, JobOutcome.SUCCEEDED, "")
@@ -60,7 +63,7 @@ def _after_loss(job: Job, attempt: Attempt, now: float, silent_s: float) -> Verd
     if attempt.reason is EndReason.PREEMPTED:
         return _again(job, 0.0)
     before = 0 if _lived_s(attempt, now - silent_s) >= LONG_LIFE_S else job.losses
-    job = msgspec.structs.replace(job, losses=before + 1)
+    job = msgspec.structs.replace(job, losses=before + 1, avoided_nodes=_avoided(attempt))
     if job.losses >= MAX_LOSSES:
         told = f"lost {job.losses} times in a row, the last time: {attempt.message}"
         return _over(job, attempt, now, JobOutcome.FAILED, told)
@@ -102,6 +105,11 @@ def _over(job: Job, attempt: Attempt, now: float, outcome: JobOutcome, because: 
 
 def _hit(attempt: Attempt, action: RuleAction) -> bool:
     return any(action in outcome.rules_hit for outcome in attempt.outcomes)
+
+
+def _avoided(attempt: Attempt) -> tuple[str, ...]:
+    """What a cluster stops by its own rules makes room for another, who is there before anybody knows."""
+    return tuple(sorted(outcome.node for outcome in attempt.outcomes if outcome.is_unasked))
 
 
 def _excluded(job: Job, attempt: Attempt) -> tuple[str, ...]:

@@ -152,6 +152,8 @@ class Demand(NamedTuple):
     excluded: frozenset[str]
     spread: str | None = None
     """A level: no two of the nodes in the same domain of it."""
+    avoided: frozenset[str] = frozenset()
+    """Nodes that are taken only where it could not start without them."""
 
     @property
     def can_be_looser(self) -> bool:
@@ -173,7 +175,9 @@ def need_of(request: Request) -> Need:
 
 
 @lru_cache(maxsize=1 << 13)
-def demand_of(request: Request, excluded_nodes: tuple[str, ...] = ()) -> Demand:
+def demand_of(
+    request: Request, excluded_nodes: tuple[str, ...] = (), avoided_nodes: tuple[str, ...] = ()
+) -> Demand:
     topology = request.topology
     return Demand(
         need=need_of(request),
@@ -183,4 +187,5 @@ def demand_of(request: Request, excluded_nodes: tuple[str, ...] = ()) -> Demand:
         is_close_required=topology.is_required if topology else False,
         excluded=frozenset(excluded_nodes).union(request.exclude),
         spread=topology.spread if topology else None,
+        avoided=frozenset(avoided_nodes),
     )

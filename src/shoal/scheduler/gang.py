@@ -20,6 +20,14 @@ Nodes = Mapping[str, NodeUse]
 def choose(demand: Demand, finder: Finder, capacity: Capacity, barred: AbstractSet[str]) -> list[str]:
     """Names of the nodes to start on, best fit first; empty when fewer than `min_nodes` will do."""
     barred = barred | demand.excluded if demand.excluded else barred
+    if demand.avoided:
+        elsewhere = _choose(demand, finder, capacity, barred | demand.avoided)
+        if elsewhere:
+            return elsewhere
+    return _choose(demand, finder, capacity, barred)
+
+
+def _choose(demand: Demand, finder: Finder, capacity: Capacity, barred: AbstractSet[str]) -> list[str]:
     if demand.within is None and demand.spread is None:
         found = finder.ranked(barred, demand.max_nodes)
         return found if len(found) >= demand.min_nodes else []

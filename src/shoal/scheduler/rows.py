@@ -201,7 +201,8 @@ def row_key(candidate: Candidate) -> RowKey:
     request, at_once = candidate.request, candidate.array_at_once
     limit_s = inf if request.longest_s is None else request.longest_s
     array_id = None if at_once is None else candidate.array_id
-    return RowKey(demand_of(request, candidate.excluded_nodes), limit_s, array_id, at_once)
+    demand = demand_of(request, candidate.excluded_nodes, candidate.avoided_nodes)
+    return RowKey(demand, limit_s, array_id, at_once)
 
 
 def place_by_age(candidate: Candidate) -> Place:

@@ -85,6 +85,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     unmet: tuple[UnmetDependency, ...] = ()
     request: Request
     excluded_nodes: tuple[str, ...] = ()
+    avoided_nodes: tuple[str, ...] = ()
+    """It starts on others if it can, and else on these."""
     array_id: str | None = None
     array_at_once: int | None = None
     owner: str = ""

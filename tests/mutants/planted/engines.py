@@ -39,7 +39,7 @@ MUTANTS = (
     ),
     Mutant(
         "what_does_not_die_is_only_silent",
-        "engines/remote.py",
+        "engines/sightings.py",
         "if glimpse.is_left or glimpse.is_doubtful:",
         "if glimpse.is_over:",
         "P3: no fence passes over what is known to live",
@@ -87,7 +87,7 @@ MUTANTS = (
     ),
     Mutant(
         "orphan_before_it_could_speak",
-        "engines/remote.py",
+        "engines/sightings.py",
         "if glimpse.is_left and is_late:",
         "if glimpse.is_left:",
         "P2: no healthy kill after a restart of the control plane",
@@ -103,7 +103,7 @@ MUTANTS = (
     ),
     Mutant(
         "withdrawn_before_anybody_could_speak",
-        "engines/remote.py",
+        "engines/sightings.py",
         "is_cleared=glimpse.is_clear and is_late",
         "is_cleared=glimpse.is_clear",
         "P3: a doubt is withdrawn no sooner than who lived before could have spoken",
@@ -119,7 +119,7 @@ MUTANTS = (
     ),
     Mutant(
         "stranded_beside_others_waits_for_ever",
-        "engines/remote.py",
+        "engines/sightings.py",
         "glimpse.stage is Stage.RUNNING or bool(glimpse.stranded)",
         "glimpse.stage is Stage.RUNNING",
         "P1: what waits in vain is placed elsewhere",
@@ -159,8 +159,8 @@ MUTANTS = (
     ),
     Mutant(
         "refusal_ends_those_that_began",
-        "engines/remote.py",
-        "            if not self.desk.find(submission.attempt_id):\n                raise\n",
+        "engines/starts.py",
+        "            if not self._desk.find(submission.attempt_id):\n                raise\n",
         "            raise\n",
         "P3: refused is what nobody has begun",
         ("engine",),

@@ -18,7 +18,8 @@ from shoal.control.first import DEFAULT_PROJECT, prepare
 from shoal.control.leases import FENCE_MARGIN_S
 from shoal.engines.desk import DeskShare
 from shoal.engines.glimpses import Glimpses
-from shoal.engines.remote import Reach, RemoteEngine
+from shoal.engines.reach import Reach
+from shoal.engines.remote import RemoteEngine
 from shoal.errors import Deposed, EngineUnreachable, NotFound, StateError
 from shoal.identity import proof_key
 from shoal.ids import id_factory

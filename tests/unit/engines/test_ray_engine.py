@@ -12,7 +12,8 @@ from shoal.engines.fake import VirtualClock
 from shoal.engines.ray.client import RayClient
 from shoal.engines.ray.config import RayConfig
 from shoal.engines.ray.engine import NODES_S, RayEngine
-from shoal.engines.remote import HEARD_S, LATE_S, SILENT_S, Reach
+from shoal.engines.reach import Reach
+from shoal.engines.sightings import HEARD_S, LATE_S, SILENT_S
 from shoal.errors import EngineUnreachable
 from shoal.wire import EndKind, Fetch
 from tests.unit.engines.test_desk_terms import ORDER

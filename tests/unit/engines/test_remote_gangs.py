@@ -10,12 +10,8 @@ import pytest
 from shoal.engines.base import Sight, Submission
 from shoal.engines.fake import VirtualClock
 from shoal.engines.glimpses import Glimpse, Glimpses, Stage
-from shoal.engines.remote import (
-    BEHIND_S,
-    HEARD_S,
-    MAX_PAUSE_S,
-    SILENT_S,
-)
+from shoal.engines.sightings import BEHIND_S, HEARD_S, SILENT_S
+from shoal.engines.starts import MAX_PAUSE_S
 from shoal.errors import EngineRefused, EngineUnreachable, StateError
 from shoal.wire import EndKind
 from tests.support.lent import Lent

@@ -12,13 +12,9 @@ from shoal.engines.boots import Boot
 from shoal.engines.cluster_id import DESK, all_left
 from shoal.engines.fake import VirtualClock
 from shoal.engines.glimpses import Glimpse, Stage
-from shoal.engines.remote import (
-    HEARD_S,
-    LATE_S,
-    MAX_PAUSE_S,
-    SILENT_S,
-    Asked,
-)
+from shoal.engines.remote import Asked
+from shoal.engines.sightings import HEARD_S, LATE_S, SILENT_S
+from shoal.engines.starts import MAX_PAUSE_S
 from shoal.errors import EngineUnreachable, StateError
 from shoal.runtime import spool
 from shoal.wire import EndKind

@@ -10,9 +10,7 @@ import pytest
 
 from shoal.engines.base import Submission
 from shoal.engines.fake import VirtualClock
-from shoal.engines.remote import (
-    STARTS_AT_ONCE,
-)
+from shoal.engines.starts import STARTS_AT_ONCE
 from shoal.wire import Order, Summons
 from tests.support.lent import Lent
 from tests.unit.engines.test_desk_terms import ORDER

@@ -11,7 +11,7 @@ import pytest
 
 from shoal.engines.base import Sight
 from shoal.engines.fake import VirtualClock
-from shoal.engines.remote import BEHIND_S, HEARD_S, SILENT_S
+from shoal.engines.sightings import BEHIND_S, HEARD_S, SILENT_S
 from shoal.engines.slurm.client import TIMEOUT_S
 from shoal.engines.slurm.engine import JOBS_S, NODES_S, SLOW_S, SlurmEngine
 from shoal.engines.slurm.nodes import RawNode

@@ -10,7 +10,7 @@ import pytest
 
 from shoal.engines.base import CANNOT_ASK, Sight, Submission, SupportsOwnQueue
 from shoal.engines.fake import VirtualClock
-from shoal.engines.remote import Reach
+from shoal.engines.reach import Reach
 from shoal.engines.slurm.accounts import Account
 from shoal.engines.slurm.config import SlurmConfig
 from shoal.engines.slurm.engine import CONFIG_S, JOBS_S, NODES_S, SlurmEngine

@@ -9,7 +9,7 @@ import pytest
 
 from shoal.engines.base import Sight, Submission, SupportsClearing
 from shoal.engines.fake import VirtualClock
-from shoal.engines.remote import HEARD_S, LATE_S
+from shoal.engines.sightings import HEARD_S, LATE_S
 from shoal.engines.slurm.engine import NODES_S, PAST_S, SlurmEngine
 from shoal.engines.slurm.render import job_name
 from shoal.engines.slurm.states import SETTLE_S, Job

@@ -9,7 +9,7 @@ import pytest
 
 from shoal.engines.base import Sight
 from shoal.engines.fake import VirtualClock
-from shoal.engines.remote import Reach
+from shoal.engines.reach import Reach
 from shoal.engines.slurm.accounts import Account
 from shoal.engines.slurm.config import SlurmConfig
 from shoal.engines.slurm.engine import SlurmEngine

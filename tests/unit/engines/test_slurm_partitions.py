@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from shoal.engines.fake import VirtualClock
-from shoal.engines.remote import Reach
+from shoal.engines.reach import Reach
 from shoal.engines.slurm.associations import Association, read_choice, refuse_unknown
 from shoal.engines.slurm.config import SlurmConfig
 from shoal.engines.slurm.engine import SlurmEngine

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shoal.engines.remote import HEARD_S, LATE_S
+from shoal.engines.sightings import HEARD_S, LATE_S
 from shoal.identity.authority import Pair, make_authority, make_server
 from shoal.runtime import desk, keeper
 from shoal.runtime.addresses import MAX_KNOWN

@@ -51,6 +51,16 @@ def test_a_gang_takes_as_many_nodes_as_are_free_up_to_its_most() -> None:
     assert placed(planned(nodes(6), job(1, elastic)))["att-1"] == ["node-01", "node-02", "node-03", "node-04"]
 
 
+def test_a_job_avoids_nodes_as_long_as_it_can_start_elsewhere() -> None:
+    def where(asked: Request, *held: Holding) -> dict[str, list[str]]:
+        return placed(planned(nodes(3), job(1, asked, avoided_nodes=("node-01", "node-02")), held=held))
+
+    assert where(request(gpus=8)) == {"att-1": ["node-03"]}
+    assert where(request(gpus=8, nodes=(1, 3))) == {"att-1": ["node-03"]}
+    assert where(request(gpus=8), holding(1, {"node-03": ALL_GPUS})) == {"att-1": ["node-01"]}
+    assert where(request(gpus=8, nodes=3)) == {"att-1": ["node-01", "node-02", "node-03"]}
+
+
 def test_a_gang_that_is_one_node_short_takes_nothing() -> None:
     told = planned(nodes(3), job(1, request(gpus=8, nodes=4)), job(2, request(gpus=8)))
     assert list(placed(told)) == ["att-2"]

@@ -9,6 +9,7 @@ import pytest
 
 from shoal.control.windows import AskedWindow
 from shoal.engines.fake import Act, always
+from shoal.model.moves import NodeEnded
 from shoal.model.node import NodeState
 from shoal.model.window import WindowKind
 from shoal.sim.change import with_nodes
@@ -21,7 +22,7 @@ from shoal.sim.twin import replay
 from shoal.sim.workload import Workload
 from shoal.spec import parse_job
 from shoal.store import EventFilter
-from shoal.wire import EndKind
+from shoal.wire import EndKind, NodeOutcome
 from tests.support.lab import ANA, SPEC, USER, Lab, now
 
 FAILS = always(Act(run_s=2.0, kind=EndKind.EXITED, exit_code=1))
@@ -104,6 +105,26 @@ def test_retries_and_their_backoff_are_part_of_the_past() -> None:
     turns(lab, 30)
     verdicts = list(Replay().verdicts(facts(lab)))
     assert len(verdicts) == 3
+    assert all(verdict.is_equal for verdict in verdicts)
+
+
+def test_what_somebody_else_stopped_goes_on_elsewhere_and_that_decision_comes_out_equal() -> None:
+    lab = Lab(num_nodes=2)
+    job = lab.running()
+    (first,) = lab.attempts(job)
+    stopped = NodeOutcome(
+        attempt_id=first.attempt_id,
+        epoch=first.epoch,
+        node=first.node_names[0],
+        kind=EndKind.STOPPED,
+        ended_at=lab.clock.now(),
+        is_unasked=True,
+    )
+    now(lab.store.write(lambda tx: lab.core.recorder.advance(tx, first.attempt_id, NodeEnded(stopped))))
+    turns(lab, 2)
+    assert [one.node_names for one in lab.attempts(job)] == [("n1",), ("n2",)]
+    verdicts = list(Replay().verdicts(facts(lab)))
+    assert len(verdicts) == 2
     assert all(verdict.is_equal for verdict in verdicts)
 
 

@@ -18,7 +18,9 @@ from shoal.engines.ray.head import finder
 from shoal.engines.ray.parse import RayNode, parse_nodes
 from shoal.engines.ray.render import keeper_task, key_of
 from shoal.engines.ray.states import glimpse, is_about, restarted, unseen
-from shoal.engines.remote import SILENT_S, Asked, Reach, RemoteEngine
+from shoal.engines.reach import Reach
+from shoal.engines.remote import Asked, RemoteEngine
+from shoal.engines.sightings import SILENT_S
 from shoal.errors import EngineUnreachable, SpecError
 from shoal.model.node import NodeFacts
 from shoal.wire import Order, Summons
@@ -139,7 +141,7 @@ class RayEngine(RemoteEngine):
 
     async def nodes(self) -> list[NodeFacts]:
         await self._refresh()
-        return self.reached([node.facts for node in self._nodes.values()])
+        return self.sightings.reached([node.facts for node in self._nodes.values()])
 
     async def close(self) -> None:
         await super().close()

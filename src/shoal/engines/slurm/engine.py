@@ -14,7 +14,9 @@ import structlog
 from shoal.clock import Clock
 from shoal.engines.desk import DeskShare
 from shoal.engines.glimpses import Glimpses, Stage
-from shoal.engines.remote import SILENT_S, Asked, Reach, RemoteEngine
+from shoal.engines.reach import Reach
+from shoal.engines.remote import Asked, RemoteEngine
+from shoal.engines.sightings import SILENT_S
 from shoal.engines.slurm.accounts import fit_account
 from shoal.engines.slurm.client import CommandDoor
 from shoal.engines.slurm.config import SlurmConfig, load_config
@@ -202,7 +204,7 @@ class SlurmEngine(RemoteEngine):
 
     async def look(self, shares: Collection[DeskShare]) -> Glimpses:
         is_news_due = self._handed or self._jobs_failed is not None
-        is_urgent = is_news_due or any(share.is_waiting or self.is_deaf(share) for share in shares)
+        is_urgent = is_news_due or any(share.is_waiting or self.sightings.is_deaf(share) for share in shares)
         async with self._asking:
             await self._refresh_jobs(JOBS_S if is_urgent else QUIET_S)
             await self._refresh_nodes()
@@ -385,7 +387,7 @@ class SlurmEngine(RemoteEngine):
     async def nodes(self) -> list[NodeFacts]:
         async with self._asking:
             await self._refresh_nodes()
-        return self.reached([node.facts for node in self._nodes.values()])
+        return self.sightings.reached([node.facts for node in self._nodes.values()])
 
     async def _refresh_jobs(self, age_s: float) -> None:
         if self._clock.monotonic() - self._jobs_at >= max(age_s, EASE * self._jobs_took):
@@ -417,7 +419,7 @@ class SlurmEngine(RemoteEngine):
 
         What it says is worth what `squeue` says; while it cannot be asked there is no trace, as without it.
         """
-        known = {self._key(share.order, share.launch) for share in taken if self.is_deaf(share)}
+        known = {self._key(share.order, share.launch) for share in taken if self.sightings.is_deaf(share)}
         lost = known - self._jobs.keys()
         open_ends = {key for key in lost if key not in self._past or self._past[key].is_active}
         if not open_ends or self._clock.monotonic() - self._past_at < PAST_S:

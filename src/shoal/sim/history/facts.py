@@ -191,6 +191,7 @@ class _Reader:
         data, job = event["data"], self._jobs[str(event["job_id"])]
         if data.get("excluded_nodes"):
             job = msgspec.structs.replace(job, excluded_nodes=tuple(data["excluded_nodes"]))
+        job = msgspec.structs.replace(job, avoided_nodes=tuple(data.get("avoided_nodes", ())))
         if event["kind"] == "job.retried":
             job = msgspec.structs.replace(job, evictions=0)
         self._jobs[job.job_id] = job
