@@ -97,6 +97,35 @@ def test_what_waits_quotes_slurms_reason_and_its_estimate(plane: ClusterPlane, l
     plane.until_status(job, "succeeded")
 
 
+@pytest.fixture
+def busy(lab: SlurmLab) -> Iterator[str]:
+    """A node that somebody else has most of."""
+    words = ("--job-name=filler", "--partition=wide", "--nodelist=n1", "--cpus-per-task=3")
+    lab.run("sbatch", *words, "--output=/dev/null", "--wrap=sleep 600")
+    yield "n1"
+    lab.cancel("filler")
+
+
+def test_a_node_that_others_work_on_comes_after_those_that_nobody_does(
+    plane: ClusterPlane, lab: SlurmLab, busy: str
+) -> None:
+    def states() -> dict[str, str]:
+        lines = plane.command("nodes").stdout.splitlines()[1:]
+        return {line.split()[0]: line.split()[2] for line in lines}
+
+    until(
+        lambda: states() == {"n0": "ready", busy: "busy", "n2": "ready"}, "Slurm has said twice that it is so"
+    )
+    went = []
+    for resources in ({"cpus": 3}, {"cpus": 3}, {"nodes": 2}):
+        job = plane.submit("true", resources={**resources, "require": {"rack": "leaf1"}})
+        plane.until_status(job, "succeeded")
+        went.append(plane.attempt(job)["nodes"])
+    assert went == [["n2"], ["n2"], ["n2", busy]]
+    lab.cancel("filler")
+    until(lambda: set(states().values()) == {"ready"}, "and that nobody is there")
+
+
 def test_what_is_left_out_is_told_and_why(plane: ClusterPlane, lab: SlurmLab) -> None:
     said = " ".join(plane.command("doctor").stdout.split())
     assert "jobs may go to main, wide, twin; partition `closed` is left out: hidden" in said

@@ -197,6 +197,7 @@ def render_node(
         "is_alive": facts.is_alive,
         "closed": facts.closed,
         "is_gone": node.is_gone,
+        "is_busy": facts.is_busy,
         "takes_work": node.takes_work,
         "confinement": facts.confinement,
         "remarks": list(node.remarks),

@@ -325,6 +325,7 @@ class NodeView(TypedDict):
     is_alive: bool
     closed: str
     is_gone: bool
+    is_busy: bool
     takes_work: bool
     confinement: str
     remarks: list[str]

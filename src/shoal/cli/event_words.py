@@ -12,6 +12,8 @@ KINDS = {
     "job.retried": "to be tried again",
     "node.added": "joined",
     "node.answers": "answers again",
+    "node.busy": "has work of others",
+    "node.idle": "has no work of others any more",
     "node.gone": "gone: the cluster lists it no more",
     "node.back": "listed again",
     "node.removed": "taken off the list",

@@ -70,7 +70,7 @@ def row(node: dict[str, Any]) -> tuple[str, ...]:
 
 
 def state_of(node: dict[str, Any]) -> str:
-    """What people decided, or that it does not answer, or that a remark says why it takes no work."""
+    """What people decided, or that it does not answer, takes no work (a remark says why) or has others'."""
     if node.get("is_gone"):
         return "gone"
     if node["state"] == "dead":
@@ -78,6 +78,8 @@ def state_of(node: dict[str, Any]) -> str:
     if not node.get("is_alive", True) and not node.get("closed"):
         return "silent"
     is_shut = node["state"] == "ready" and not node.get("takes_work", True)
+    if node["state"] == "ready" and not is_shut and node.get("is_busy"):
+        return "busy"
     return "closed" if is_shut else str(node["state"])
 
 

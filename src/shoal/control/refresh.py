@@ -81,7 +81,10 @@ def _put(core: Core, tx: Tx, changed: dict[str, NodeFacts], listed: Collection[s
         if known.facts.answers != facts.answers:
             kind = "node.answers" if facts.answers else "node.silent"
             note(tx, kind, now, SHOAL, node=name)
-        if msgspec.structs.replace(facts, is_alive=known.facts.is_alive) != known.facts:
+        if known.facts.is_busy != facts.is_busy:
+            note(tx, "node.busy" if facts.is_busy else "node.idle", now, SHOAL, node=name)
+        told = {"is_alive": known.facts.is_alive, "is_busy": known.facts.is_busy}
+        if msgspec.structs.replace(facts, **told) != known.facts:
             note(tx, "node.changed", now, SHOAL, node=name, data=msgspec.to_builtins(facts))
 
 

@@ -100,6 +100,7 @@ def node_view(node: Node) -> NodeView:
         disk_bytes=facts.disk_bytes,
         gpus=tuple(GpuView(gpu.index, gpu.kind) for gpu in facts.gpus),
         labels=facts.labels,
+        is_busy=facts.is_busy,
         **_closed(node),
     )
 

@@ -58,6 +58,8 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     closed: str = ""
     """Why its cluster gives it no work though it answers there, in the cluster's words: it is not alive then.
     Empty where it is, or is silent."""
+    is_busy: bool = False
+    """Its cluster runs somebody else's work there: what we give it may have to wait, so it is taken last."""
     confinement: str = ""
     """Which walls stand around a job here, e.g. `cgroup1 bubblewrap uid`; `unknown` until somebody knows."""
     labels: dict[str, str] = {}
@@ -137,7 +139,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
             "the cluster lists it no more, so that it counts for no job; if that is for good: "
             f"`shoal nodes remove {self.name}`"
         )
-        ours = (self.no_watts, gone if self.is_gone else None)
+        busy = "others' work is on it, by its cluster's word: ours goes elsewhere first"
+        ours = (self.no_watts, gone if self.is_gone else None, busy if self.facts.is_busy else None)
         return (*self.facts.remarks, *(told for told in ours if told is not None))
 
     @property

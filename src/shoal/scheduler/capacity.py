@@ -97,17 +97,19 @@ def _changed(free: Amounts, devices: GpuUse, share: NodeShare, millicpus: int, s
 
 
 class Group:
-    """Open nodes with the same capacity and the same free amounts; `names` is kept sorted.
+    """Open nodes with the same capacity and the same free amounts, all busy with others' work or none;
+    `names` is kept sorted.
 
     A group that lost its last member stays empty for ever: nodes that look so again form a new one.
     """
 
-    __slots__ = ("free", "gpu_millis", "look", "names", "number", "whole")
+    __slots__ = ("free", "gpu_millis", "is_busy", "look", "names", "number", "whole")
 
-    def __init__(self, number: int, whole: Amounts, free: Amounts) -> None:
+    def __init__(self, number: int, whole: Amounts, free: Amounts, *, is_busy: bool) -> None:
         self.number = number
         self.whole = whole
         self.free = free
+        self.is_busy = is_busy
         self.gpu_millis = free.gpu_millis
         self.look = look_of(free)
         self.names: list[str] = []
@@ -127,7 +129,7 @@ class Capacity:
         self.touched: Journal[str] = Journal()
         self.typical = Typical()
         self.packing = Packing()
-        self._groups: dict[tuple[Amounts, Amounts], Group] = {}
+        self._groups: dict[tuple[Amounts, Amounts, bool], Group] = {}
         self._num_born = 0
         self._most, self._most_as_of = (0, 0, 0), -1
         self._absent: dict[str, list[End]] = {}
@@ -245,17 +247,18 @@ class Capacity:
             del group.names[bisect_left(group.names, node.name)]
         else:
             group.names.clear()
-            del self._groups[group.whole, group.free]
+            del self._groups[group.whole, group.free, group.is_busy]
 
     def _join(self, node: NodeUse) -> None:
         self.touched.append(node.name)
         if not node.is_open:
             return
-        key = node.whole, node.free
+        is_busy = node.view.is_busy
+        key = node.whole, node.free, is_busy
         group = self._groups.get(key)
         if group is None:
             self._num_born += 1
-            group = self._groups[key] = Group(self._num_born, node.whole, node.free)
+            group = self._groups[key] = Group(self._num_born, *key[:2], is_busy=is_busy)
             self.born.append(group)
         insort(group.names, node.name)
         node.group = group

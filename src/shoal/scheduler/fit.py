@@ -1,8 +1,8 @@
 """Which nodes can hold a need now, the tightest first, and what each of them takes.
 
-Where it costs those least that are typical here (`packing`); among equals best fit: the fewest GPUs left
-over, then the fewest CPUs, then the name. Broken nodes fill up and whole ones stay whole for those that need
-them whole.
+Those with others' work on them last. Else where it costs those least that are typical here (`packing`);
+among equals best fit: the fewest GPUs left over, then the fewest CPUs, then the name. Broken nodes fill up
+and whole ones stay whole for those that need them whole.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def _gpu_ids(need: Need, devices: GpuUse) -> tuple[int, ...]:
 
 MAX_FINDERS = 4096
 
-Entry = tuple[int, int, int, int, Group]
-"""What the placement costs others, free GPUs, free CPUs, the group's number, the group."""
+Entry = tuple[bool, int, int, int, int, Group]
+"""Whether others' work is there, what the placement costs, free GPUs, free CPUs, the group's number, it."""
 
 
 class Finder:
@@ -153,12 +153,13 @@ class Finder:
         looks = [group.look for group in fitting]
         losses = self._capacity.packing.losses(need, [group.free for group in fitting], looks)
         for loss, group in zip(losses, fitting, strict=True):
-            heappush(self._queue, (loss, group.gpu_millis, group.look[0], group.number, group))
+            order = group.is_busy, loss, group.gpu_millis, group.look[0], group.number
+            heappush(self._queue, (*order, group))
 
     def _pop_equals(self) -> list[Entry]:
         """The groups that are equally good; empty ones are dropped for good."""
         equals: list[Entry] = []
-        while self._queue and (not equals or self._queue[0][:3] == equals[0][:3]):
+        while self._queue and (not equals or self._queue[0][:4] == equals[0][:4]):
             entry = heappop(self._queue)
             if entry[-1].names:
                 equals.append(entry)

@@ -27,6 +27,8 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     disk_bytes: int = 0
     gpus: tuple[GpuView, ...] = ()
     labels: dict[str, str] = {}
+    is_busy: bool = False
+    """Somebody else's work is on it that we know no more about: of nodes that fit it is taken last."""
     closed_because: str | None = None
     """Why it takes no work (`drained by ana`); None: it does."""
     closed_at: float | None = None

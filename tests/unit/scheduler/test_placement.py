@@ -38,6 +38,16 @@ def test_a_small_job_goes_where_the_fewest_gpus_are_left_over() -> None:
     assert placed(planned(nodes(3), job(1, request(gpus=2)), held=(held,))) == {"att-1": ["node-02"]}
 
 
+def test_a_node_that_others_work_on_is_taken_last() -> None:
+    """Also where it would be the best fit; and it is taken where nothing else is left."""
+    cluster = (node("node-01", gpus=4, is_busy=True), node("node-02"), node("node-03", is_busy=True))
+    assert placed(planned(cluster, job(1, request(gpus=2)))) == {"att-1": ["node-02"]}
+    jobs = [job(number, request(gpus=8)) for number in (1, 2, 3)]
+    assert placed(planned(cluster, *jobs)) == {"att-1": ["node-02"], "att-2": ["node-03"]}
+    gang = planned(cluster, job(1, request(gpus=4, nodes=2)))
+    assert placed(gang) == {"att-1": ["node-02", "node-01"]}
+
+
 def test_a_job_without_gpus_keeps_off_nodes_that_have_some() -> None:
     cluster = (node("node-01"), node("node-02", gpus=0))
     assert placed(planned(cluster, job(1, request(cpus=2.0)))) == {"att-1": ["node-02"]}

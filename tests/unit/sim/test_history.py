@@ -98,6 +98,25 @@ def test_decisions_around_a_node_that_its_cluster_closes_and_opens_come_out_equa
     assert not any(fact.is_lost for _, fact in facts(lab) if isinstance(fact, NodeIs)), "it never failed"
 
 
+def test_decisions_around_a_node_that_others_come_to_and_leave_come_out_equal() -> None:
+    lab = Lab(num_nodes=2, script=always(Act(run_s=1.0)))
+    lab.heal()
+    facts_of = lab.cluster.facts["n1"]
+    went = []
+    for is_busy in (False, True, False):
+        lab.cluster.facts["n1"] = msgspec.structs.replace(facts_of, is_busy=is_busy)
+        turns(lab, 2)
+        job = lab.submit(resources={"cpus": 1})
+        turns(lab, 5)
+        went.append(lab.attempts(job)[0].node_names)
+    assert went == [("n1",), ("n2",), ("n1",)]
+    told = [(event.kind, event.data) for event in lab.events("node.") if event.node == "n1"]
+    assert told[1:] == [("node.busy", {}), ("node.idle", {})], "no more than that: they come and go all day"
+    verdicts = list(Replay().verdicts(facts(lab)))
+    assert len(verdicts) >= 3
+    assert all(verdict.is_equal for verdict in verdicts)
+
+
 def test_retries_and_their_backoff_are_part_of_the_past() -> None:
     lab = Lab(num_nodes=1, script=FAILS)
     lab.heal()

@@ -21,7 +21,15 @@ from shoal.engines.slurm.accounts import fit_account
 from shoal.engines.slurm.client import CommandDoor
 from shoal.engines.slurm.config import SlurmConfig, load_config
 from shoal.engines.slurm.door import Door, open_door
-from shoal.engines.slurm.nodes import SlurmNode, by_name, mute_since, slurm_nodes, what_changed, what_shuts
+from shoal.engines.slurm.nodes import (
+    SlurmNode,
+    by_name,
+    foreign_since,
+    mute_since,
+    slurm_nodes,
+    what_changed,
+    what_shuts,
+)
 from shoal.engines.slurm.outputs import unneeded
 from shoal.engines.slurm.parse import SlurmFacts
 from shoal.engines.slurm.partitions import Parts, is_asked, partition_for
@@ -112,6 +120,8 @@ class SlurmEngine(RemoteEngine):
         self._nodes: dict[str, SlurmNode] = {}
         self._mute_since: dict[str, float] = {}
         """By node: since when Slurm says, each time it is asked, that its slurmd does not answer."""
+        self._foreign_since: dict[str, float] = {}
+        """By node: since when jobs run on it and none of them is ours, each time Slurm was asked."""
         self._parts = Parts()
         self._facts = SlurmFacts()
         self._past: dict[Key, Job] = {}
@@ -387,7 +397,12 @@ class SlurmEngine(RemoteEngine):
     async def nodes(self) -> list[NodeFacts]:
         async with self._asking:
             await self._refresh_nodes()
-        return self.sightings.reached([node.facts for node in self._nodes.values()])
+        # Said once only, it may be of a job of ours that has just ended.
+        busy = {name for name, since in self._foreign_since.items() if since < self._nodes_at}
+        replace = msgspec.structs.replace
+        return self.sightings.reached(
+            [replace(node.facts, is_busy=name in busy) for name, node in self._nodes.items()]
+        )
 
     async def _refresh_jobs(self, age_s: float) -> None:
         if self._clock.monotonic() - self._jobs_at >= max(age_s, EASE * self._jobs_took):
@@ -478,6 +493,8 @@ class SlurmEngine(RemoteEngine):
         self._nodes_at = self._clock.monotonic()
         self._nodes_asked = Asked(asked_at, self._nodes_at)
         self._mute_since = mute_since(found, self._mute_since, self._nodes_at)
+        ours = {share.order.node for share in self.desk.shares() if share.taken and share.outcome is None}
+        self._foreign_since = foreign_since(found, ours, self._foreign_since, self._nodes_at)
 
     async def _find_shared(self) -> None:
         """Take up a directory that nodes have come to share since, as `shoal cluster create` writes it down.

@@ -6,7 +6,7 @@ Its pool is the partition that jobs on it go to first; every other that they may
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
@@ -20,6 +20,7 @@ ASLEEP = frozenset({"POWERED_DOWN", "POWERING_DOWN", "POWERING_UP"})
 """Slurm wakes them for a job: they take work, and tell nothing."""
 CLOSED = frozenset({"DRAIN", "DRAINED", "DRAINING", "MAINTENANCE", "RESERVED"})
 """As `scontrol` and slurmrestd say it; `sinfo` has shorter words."""
+TAKEN = frozenset({"ALLOCATED", "MIXED"})
 _GPUS = re.compile(r"gpu(?::(?P<kind>[A-Za-z0-9_.-]+))?:(?P<count>[0-9]+)")
 _OTHERS = re.compile(r"(?:^|,)(?!gpu\b)([A-Za-z][A-Za-z0-9_.-]*)(?=[:,(]|$)")
 DRAINED = frozenset({"DRAIN", "DRAINED", "DRAINING"})
@@ -73,6 +74,8 @@ class SlurmNode(msgspec.Struct, frozen=True, kw_only=True):
     it does, or the node sleeps."""
     is_asleep: bool = False
     """Or about to wake, maybe at another address."""
+    is_taken: bool = False
+    """All of it or a part is given to jobs, whosever they are."""
     unkilled: str = ""
     """That processes of a job which Slurm calls over did not die there, in Slurm's words. Whose, it does not
     say. Empty: it knows of none."""
@@ -137,6 +140,7 @@ def _node(raw: RawNode, places: Mapping[str, str], through: list[Partition]) -> 
         shut=said if closed not in ([], ["NOT_RESPONDING"]) else "",
         mute=said if "NOT_RESPONDING" in closed else "",
         is_asleep=bool(states & ASLEEP),
+        is_taken=bool(states & TAKEN),
     )
 
 
@@ -169,6 +173,17 @@ def what_shuts(name: str, node: SlurmNode | None) -> str:
 def mute_since(nodes: Iterable[SlurmNode], before: Mapping[str, float], now: float) -> dict[str, float]:
     """By name: since when nodes that do not answer now have not, as far as anybody has looked."""
     return {node.facts.name: before.get(node.facts.name, now) for node in nodes if node.mute}
+
+
+def foreign_since(
+    nodes: Iterable[SlurmNode], ours: Collection[str], before: Mapping[str, float], now: float
+) -> dict[str, float]:
+    """By name: since when nodes on which nothing is ours are given to jobs, as far as anybody has looked."""
+    return {
+        node.facts.name: before.get(node.facts.name, now)
+        for node in nodes
+        if node.is_taken and node.facts.name not in ours
+    }
 
 
 def what_changed(order: Order, before: SlurmNode | None, after: SlurmNode | None) -> str | None:

@@ -254,6 +254,13 @@ class _Reader:
         facts = msgspec.structs.replace(known.facts, is_alive=event["kind"] == "node.answers")
         return self._node(msgspec.structs.replace(known, facts=facts), event)
 
+    def node_busy(self, event: Event) -> Fact | None:
+        known = self._nodes.get(str(event["node"]))
+        if known is None:
+            return None
+        facts = msgspec.structs.replace(known.facts, is_busy=event["kind"] == "node.busy")
+        return self._node(msgspec.structs.replace(known, facts=facts), event)
+
     def node_listed(self, event: Event) -> Fact | None:
         known = self._nodes.get(str(event["node"]))
         if known is None:
@@ -342,6 +349,8 @@ READERS: dict[str, Callable[[_Reader, Event], Fact | None]] = {
     "node.changed": _Reader.node_facts,
     "node.answers": _Reader.node_alive,
     "node.silent": _Reader.node_alive,
+    "node.busy": _Reader.node_busy,
+    "node.idle": _Reader.node_busy,
     "node.gone": _Reader.node_listed,
     "node.back": _Reader.node_listed,
     "node.removed": _Reader.node_removed,
