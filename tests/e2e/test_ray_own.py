@@ -73,6 +73,9 @@ def test_a_ray_of_our_own_that_was_killed_is_started_again_under_what_runs(plane
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     after = plane.submit("true", resources={"cpus": 1})
+    until(lambda: plane.shoal.nodes()[0]["unanswered"], "people are told that Ray is away", within_s=15.0)
+    told = after.why()
+    assert (told["status"], told["explanation"]["why"]) == ("starting", "not_begun"), told["sentence"]
     until(lambda: after.refresh().status == "succeeded", "the next head takes work", within_s=240.0)
     plane.until_status(job, "succeeded")
     assert len(plane.attempts(job)) == 1

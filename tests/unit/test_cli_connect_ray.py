@@ -15,6 +15,7 @@ from shoal.engines.ray import head as head_module
 from shoal.engines.ray.config import load_config
 from tests.support.cli import Shell
 from tests.unit.engines.test_ray_pieces import MISMATCH, answer, facts, row
+from tests.unit.test_cli_connect import lay_down
 
 BRIDGE = """
 import json, sys
@@ -141,6 +142,17 @@ def test_no_ray_is_started_that_would_be_roots(
     assert not started
     assert shell("connect", "ray", "--as-root").code == 0
     assert started
+
+
+def test_a_ray_of_our_own_is_not_said_to_be_on_another_machine(
+    shell: Shell, ray: Ray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(head_module.Head, "ensure", lambda _: "10.0.0.1:6379")
+    assert shell("connect", "ray", "--as-root").code == 0
+    lay_down(shell.home)
+    refused = shell("connect", "local")
+    told = "may run on the Ray (our own), and a control plane over this machine knows nothing of them"
+    assert (refused.code, told in " ".join(refused.err.split())) == (3, True), refused.err
 
 
 def test_doctor_says_which_ray_and_nothing_of_programs_on_this_machine(shell: Shell, ray: Ray) -> None:

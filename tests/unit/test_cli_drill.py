@@ -44,6 +44,7 @@ RESULT: dict[str, Any] = {
     "window_s": 20.1,
     "step_s": 0.03111,
     "new_attempts": 0,
+    "tells_steps": True,
     "finished_at": 1_800_007_521.0,
 }
 
@@ -76,6 +77,20 @@ def test_job_that_went_on_before_any_step_says_what_is_therefore_not_known() -> 
         "steps lost     0",
         "goodput        not known: too few steps had been told of",
     ]
+
+
+def test_of_a_program_that_tells_of_no_step_none_is_claimed() -> None:
+    unknown = dict.fromkeys(("steps_lost", "goodput", "window_s", "step_s"))
+    result = {**RESULT, **unknown, "tells_steps": False, "new_attempts": 1}
+    assert report({**DRILL, "result": result}) == [
+        "outcome        recovered",
+        "noticed        after 0.01 s",
+        "runs again     after 0.27 s, in a new attempt",
+        "steps          the program tells of none: it was judged by whether its ranks run",
+    ]
+    assert row({**DRILL, "result": result})[3:] == ("0.01s", "-", "-", "-", "recovered")
+    ended = {**result, "outcome": "not recovered", "because": "its ranks did not run again within 120 s"}
+    assert "next step" not in " ".join(report({**DRILL, "result": {**ended, "stepped_s": None}}))
 
 
 def test_goodput_of_several_jobs_has_a_window_and_no_pace() -> None:
@@ -136,7 +151,7 @@ def test_flags_of_a_drill_are_asked_for(shell: Shell, fake: FakeServer) -> None:
 
 @pytest.mark.parametrize("kind", ["kill-rank", "kill-control"])
 def test_what_is_waited_for_and_how_long_is_said_on_one_line(kind: str) -> None:
-    goal = "all jobs are heard" if kind == "kill-control" else "the next step"
+    goal = "all jobs are heard" if kind == "kill-control" else "the job goes on"
     told = measuring({**DRILL, "kind": kind}, window_s=20.0, within_s=120.0)
     assert told == f"measuring for 20 s, and until {goal} (at most 120 s)"
     assert len(f"{told}: 120 s so far") < 80
@@ -150,7 +165,7 @@ def test_while_a_job_is_measured_that_is_said_and_not_among_the_data(
     fake.answers["GET", "/v1/drills"] = {"items": [{**DRILL, "result": RESULT}], "next_cursor": None}
     done = shell("drill", "kill-rank", f"job_{17:026d}", "--window", "5s", "--within", "1m", "--json")
     assert (done.code, done.json()["id"]) == (0, "drl_1")
-    assert done.err.startswith("measuring for 5 s, and until the next step (at most 60 s)")
+    assert done.err.startswith("measuring for 5 s, and until the job goes on (at most 60 s)")
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from shoal.cli import data_plane, data_plane_facts, serve, up
@@ -17,9 +18,10 @@ from shoal.cli import home as homes
 from shoal.cli.daemon import Running, environment, start
 from shoal.client.connection import Connection
 from shoal.client.credentials import LOCAL, Credentials, find_endpoint
+from shoal.engines.ray.head import HeadRecord
 from shoal.errors import SpecError, StateError
 from shoal.home import holder, last_port
-from shoal.runtime.spool import start_ticks
+from shoal.runtime.spool import boot_id, start_ticks
 from shoal.settings import Settings
 
 
@@ -111,6 +113,26 @@ def test_down_says_that_jobs_run_on_where_some_do_or_nobody_knows(
     monkeypatch.setattr(Connection, "status", status)
     up.down()
     assert ("what runs, runs on" in capsys.readouterr().out) == (counts != {"queued": 3})
+
+
+def test_down_says_that_a_ray_of_our_own_runs_on_and_what_ends_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = "the Ray of our own runs on; `shoal connect local` ends it"
+    head = subprocess.Popen(["sleep", "300"], start_new_session=True)
+    try:
+        record = HeadRecord(port=1, pid=head.pid, ticks=start_ticks(head.pid) or 0, boot=boot_id())
+        (tmp_path / "ray").mkdir()
+        (tmp_path / "ray" / "head.json").write_bytes(msgspec.json.encode(record))
+        up.down()
+        assert told in capsys.readouterr().out
+        up.down(json=True)
+        assert json.loads(capsys.readouterr().out)["pid"] is None
+    finally:
+        head.kill()
+        head.wait()
+    up.down()
+    assert told not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("is_first_start", [True, False])

@@ -8,7 +8,8 @@ from typing_extensions import TypedDict
 class DrillResultView(TypedDict):
     """Seconds count from when it was done; null: not known. `goodput` is over `window_s` from then on: what
     the steps made in it would have taken at `step_s` each, over what it took. `step_s` is the pace before the
-    drill or that after it, whichever is faster.
+    drill or that after it, whichever is faster. Of a program that told of no step (`tells_steps` is false)
+    `stepped_s` counts until its ranks ran again.
     """
 
     outcome: str
@@ -21,6 +22,7 @@ class DrillResultView(TypedDict):
     window_s: float | None
     step_s: float | None
     new_attempts: int
+    tells_steps: bool
     finished_at: float
 
 

@@ -12,6 +12,8 @@ from shoal.api.call import Call
 from shoal.api.logs import Page, Position, Wanted, read_page, read_tail
 from shoal.api.render import status_of
 from shoal.api.sse import HEARTBEAT, HEARTBEAT_S, event
+from shoal.control.explain import is_kept_here
+from shoal.engines.base import CANNOT_ASK
 from shoal.errors import EngineUnreachable
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.job import Job
@@ -41,8 +43,8 @@ class Followed(msgspec.Struct, frozen=True):
 
 
 async def follow(call: Call, wanted: Followed) -> AsyncIterator[bytes]:
-    """Events `placed` (where it waits in the cluster's queue), `attempt` (it runs), `line`, `again` (before
-    the next attempt) and at last `end`.
+    """Events `placed` (where it waits in the cluster's queue, or for an answer of it), `attempt` (it runs),
+    `line`, `again` (before the next attempt) and at last `end`.
 
     Comments in between keep a quiet stream open.
     """
@@ -119,6 +121,8 @@ class _Follower:
     def _tell_placed(self, attempt: Attempt) -> bytes:
         """Once, and no place to go on from: a reader who is cut off is told again."""
         waits = self._core.leases.waits(attempt.attempt_id)
+        if is_kept_here(self._core, attempt):
+            waits = (CANNOT_ASK,)
         now = self._core.clock.monotonic()
         if not waits or now - self._waits_since.setdefault(attempt.epoch, now) < PLACED_S:
             return b""

@@ -36,5 +36,6 @@ def _result(result: DrillResult) -> drill_views.DrillResultView:
         "window_s": result.window_s,
         "step_s": result.step_s,
         "new_attempts": result.new_attempts,
+        "tells_steps": result.tells_steps,
         "finished_at": result.finished_at,
     }

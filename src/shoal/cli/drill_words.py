@@ -15,6 +15,7 @@ DOES = {
     "kill-control": "killing the control plane",
 }
 NO_STEP = "not known: no step had been told of yet"
+NO_STEPS = "the program tells of none: it was judged by whether its ranks run"
 NO_PACE = "not known: too few steps had been told of"
 
 
@@ -24,11 +25,11 @@ def begun(drill: dict[str, Any]) -> str:
 
 
 def measuring(drill: dict[str, Any], window_s: float, within_s: float) -> str:
-    """What is waited for, and for how long: a job that has made its next step is still measured.
+    """What is waited for, and for how long: a job that has gone on is still measured.
 
     Short: with the seconds behind it, it is to fit on one line of a terminal.
     """
-    goal = "all jobs are heard" if drill["kind"] == "kill-control" else "the next step"
+    goal = "all jobs are heard" if drill["kind"] == "kill-control" else "the job goes on"
     return f"measuring for {window_s:g} s, and until {goal} (at most {within_s:g} s)"
 
 
@@ -44,17 +45,27 @@ def report(drill: dict[str, Any]) -> list[str]:
         lines.append((noticed, f"after {result['noticed_s']:.2f} s"))
     if result["stepped_s"] is not None:
         fresh = f", in {_attempts(result['new_attempts'])}" if result["new_attempts"] else ""
-        lines.append(("next step", f"after {result['stepped_s']:.2f} s{fresh}"))
+        again = "next step" if _tells_steps(result) else "runs again"
+        lines.append((again, f"after {result['stepped_s']:.2f} s{fresh}"))
     went_on = drill["kind"] != "kill-control" and result["outcome"] in ("recovered", "unharmed")
-    if result["steps_lost"] is not None:
-        lines.append(("steps lost", str(result["steps_lost"])))
+    if _tells_steps(result):
+        lines += _of_steps(result, went_on=went_on)
     elif went_on:
-        lines.append(("steps lost", NO_STEP))
-    if result["goodput"] is not None:
-        lines.append(("goodput", _goodput(result)))
-    elif went_on:
-        lines.append(("goodput", NO_STEP if result["steps_lost"] is None else NO_PACE))
+        lines.append(("steps", NO_STEPS))
     return [f"{name:<14} {value}" for name, value in lines]
+
+
+def _of_steps(result: dict[str, Any], *, went_on: bool) -> list[tuple[str, str]]:
+    lost, goodput = "", ""
+    if result["steps_lost"] is not None:
+        lost = str(result["steps_lost"])
+    elif went_on:
+        lost = NO_STEP
+    if result["goodput"] is not None:
+        goodput = _goodput(result)
+    elif went_on:
+        goodput = NO_STEP if result["steps_lost"] is None else NO_PACE
+    return [(name, told) for name, told in (("steps lost", lost), ("goodput", goodput)) if told]
 
 
 def row(drill: dict[str, Any]) -> tuple[str, ...]:
@@ -65,11 +76,16 @@ def row(drill: dict[str, Any]) -> tuple[str, ...]:
         drill["kind"],
         drill["ref"] or "-",
         _seconds(result.get("noticed_s")),
-        _seconds(result.get("stepped_s")),
+        _seconds(result.get("stepped_s") if _tells_steps(result) else None),
         "-" if result.get("steps_lost") is None else str(result["steps_lost"]),
         "-" if result.get("goodput") is None else f"{result['goodput']:.0%}",
         str(result.get("outcome") or "under way"),
     )
+
+
+def _tells_steps(result: dict[str, Any]) -> bool:
+    """Whether there were steps to judge by; a server of an earlier version does not say."""
+    return bool(result.get("tells_steps", True))
 
 
 def _goodput(result: dict[str, Any]) -> str:

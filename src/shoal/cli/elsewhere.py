@@ -33,7 +33,8 @@ def refuse_elsewhere(home: Path, cluster: ClusterId, *, is_same: bool) -> None:
         shown = "; ".join(map(str, running[:SHOWN])) + (" ..." if len(running) > SHOWN else "")
         same = "; if it is the same under another name: `--same-cluster`" if is_alike else ""
         raise StateError(
-            f"{len(running)} of this home's attempts may run on {before}, which is not {cluster}: {shown}",
+            f"{len(running)} of this home's attempts may run on {before}, and a control plane over {cluster} "
+            f"knows nothing of them: {shown}",
             hint="`shoal up`, and let them end or `shoal down --jobs`, which waits for what is silent until "
             f"its fence has passed; of a machine that is gone: `shoal nodes declare-dead NODE` first{same}",
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -226,7 +227,8 @@ def down(
 ) -> int:
     """Stop the control plane of this machine.
 
-    Running jobs run on, and the next `shoal up` finds them again.
+    Running jobs run on, and the next `shoal up` finds them again. A Ray that
+    `shoal connect ray` started runs on, too.
     """
     home = home_from_env()
     stopped = _stop_jobs() if jobs and holder(home) is not None else []
@@ -242,7 +244,16 @@ def down(
         print(f"Shoal is down (process {pid} ended)")
         if not jobs and not is_idle:
             print("what runs, runs on; `shoal up` finds it again (`shoal down --jobs` stops them)")
+    if not json and _has_own_ray(home):
+        print("the Ray of our own runs on; `shoal connect local` ends it, once no job is left on it")
     return 0
+
+
+def _has_own_ray(home: Path) -> bool:
+    """Whether a Ray runs that `shoal connect ray` had started here."""
+    from shoal.engines.ray.head import Head
+
+    return Head(home / "ray", "").is_running()
 
 
 def _is_idle() -> bool:

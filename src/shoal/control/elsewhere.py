@@ -96,7 +96,7 @@ def _refuse_running(left: list[Left], there: str, cluster: ClusterId) -> None:
         shown = "; ".join(map(str, running[:SHOWN])) + (" ..." if len(running) > SHOWN else "")
         raise StateError(
             f"{len(running)} attempts may run on {there}, and this control plane would hand work to "
-            f"{cluster}, which knows nothing of them: {shown}",
+            f"{cluster}, and know nothing of them: {shown}",
             hint="connect that one again (`shoal connect --help`), `shoal up`, and let them end, or "
             "`shoal down --jobs`",
         )

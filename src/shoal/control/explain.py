@@ -65,7 +65,7 @@ def _troubles(core: Core, attempt: Attempt) -> tuple[str, ...]:
     """
     if attempt.state is not AttemptState.STARTING:
         return ()
-    return core.leases.troubles(attempt.attempt_id, has_whole=core.outages.present is None)
+    return core.leases.troubles(attempt.attempt_id, has_whole=core.outages.told is None)
 
 
 def _with_history(told: Explanation, earlier: Sequence[Attempt]) -> Explanation:
@@ -117,21 +117,24 @@ def _not_begun(core: Core, job: Job, attempt: Attempt, troubles: tuple[str, ...]
 
 
 def is_kept_here(core: Core, attempt: Attempt) -> bool:
-    """Its engine does not answer, and has nothing of it: nobody on its nodes could be silent."""
+    """Its engine does not answer, and has nothing of it, or has not said so yet: nobody on its nodes could be
+    silent.
+    """
     is_unknown = attempt.state is AttemptState.STARTING and attempt.native_id is None
-    if core.outages.present is None or not is_unknown or attempt.started_nodes:
+    if core.outages.told is None or not is_unknown or attempt.started_nodes:
         return False
-    return core.leases.was_refused_whole(attempt)
+    return core.leases.is_unheard_of(attempt, is_being_handed_over=attempt.attempt_id in core.submitting)
 
 
 def _kept_here(core: Core, job: Job, attempt: Attempt) -> Explanation:
     """Nothing is wrong with its nodes: nobody there has heard of it."""
+    cluster = core.engine.name.capitalize()
     return Explanation(
         attempt_id=attempt.attempt_id,
         job_id=job.job_id,
         why=Why.NOT_BEGUN,
-        sentence=f"not handed to the {core.engine.name.capitalize()} yet: it does not answer",
-        details=("it is handed over when that answers",),
+        sentence=f"not handed to the {cluster} yet: it does not answer",
+        details=(f"it is handed over when the {cluster} answers",),
         hint="`shoal status` says since when, and to operators why",
         facts={"in_short": "cluster away"},
     )

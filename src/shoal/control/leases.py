@@ -127,11 +127,11 @@ class Leases:
                 nodes.setdefault(told, []).extend([node] if node else [])
         return tuple(f"{listed(names)}: {told}" if names else told for told, names in nodes.items())
 
-    def was_refused_whole(self, attempt: Attempt) -> bool:
-        """Nothing of it could be handed over, and its engine has nothing of it."""
+    def is_unheard_of(self, attempt: Attempt, *, is_being_handed_over: bool) -> bool:
+        """Nothing of it could be handed over, or it just is being, and its engine has said nothing of it."""
         own = attempt.attempt_id
         has_share = any((own, node) in self._troubles for node in attempt.node_names)
-        return (own, "") in self._troubles and not has_share
+        return (is_being_handed_over or (own, "") in self._troubles) and not has_share
 
     def waits(self, attempt_id: str) -> tuple[str, ...]:
         """What the cluster says of those of its shares that wait in its own queue, each thing once."""

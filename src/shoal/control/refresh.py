@@ -25,13 +25,14 @@ async def refresh_nodes(core: Core) -> None:
     simulated, and after long those about which nobody decided anything. Neither happens to one that
     something holds.
     """
-    try:
-        facts = {f.name: f for f in await core.engine.nodes()}
-    except EngineUnreachable as error:
-        log.warning("engine.unreachable", engine=core.engine.name, error=error.message)
-        core.absences.unanswered()
-        core.outages.unanswered(error.message)
-        return
+    with core.outages.asking():
+        try:
+            facts = {f.name: f for f in await core.engine.nodes()}
+        except EngineUnreachable as error:
+            log.warning("engine.unreachable", engine=core.engine.name, error=error.message)
+            core.absences.unanswered()
+            core.outages.unanswered(error.message)
+            return
     core.outages.answered()
     known = {node.name: node for node in await core.store.read(lambda tx: tx.nodes.all())}
     core.absences.answered(known, facts)

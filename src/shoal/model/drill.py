@@ -79,6 +79,8 @@ class DrillResult(msgspec.Struct, frozen=True, kw_only=True):
     step_s: float | None = None
     """What counts as undisturbed: the pace before the act or that after it, whichever is faster."""
     new_attempts: int = 0
+    tells_steps: bool = True
+    """False: the program told of no step, before or since, so that its ranks alone were judged."""
     finished_at: float = 0.0
 
 
@@ -154,11 +156,12 @@ def judge(drill: Drill, sight: Sight, now: float) -> DrillResult | None:
         told=next((one.told for one in sight.acts if one.told), ""),
         noticed_s=_since(done.at, sight.noticed_at) if is_harmed else None,
         stepped_s=_since(done.at, stepped_at),
-        steps_lost=_lost(done, first_step) if is_harmed else 0,
+        steps_lost=_lost(done, first_step) if is_harmed or _is_mute(sight) else 0,
         goodput=goodput,
         window_s=window_s,
         step_s=step_s,
         new_attempts=len(sight.attempts) - 1,
+        tells_steps=not _is_mute(sight),
         finished_at=now,
     )
 
@@ -200,8 +203,13 @@ def _went_on(drill: Drill, sight: Sight) -> tuple[float, int | None] | None:
         ended = [one.failed_at + (one.stepped_s or one.formed_s) for one in told]
         steps = [one.first_step for one in told if one.first_step is not None]
         return max(ended), min(steps, default=None)
-    is_mute = not sight.progress and not any(one.step is not None for one in sight.acts)
-    return (sight.up_at, None) if is_mute and sight.up_at is not None else None
+    return (sight.up_at, None) if _is_mute(sight) and sight.up_at is not None else None
+
+
+def _is_mute(sight: Sight) -> bool:
+    """Whether nobody has told of a step, before the act or since."""
+    told = [one.step for one in sight.acts] + [one.first_step for one in sight.attempts[-1].recoveries]
+    return not sight.progress and all(step is None for step in told)
 
 
 def _is_unharmed(drill: Drill, sight: Sight, done: Drilled) -> bool:
@@ -219,12 +227,14 @@ def _without_end(drill: Drill, sight: Sight, done: Drilled | None, now: float) -
         return DrillResult(outcome=DrillOutcome.NOT_DONE, because=early, finished_at=now)
     if not job.is_open:
         is_well = job.outcome is JobOutcome.SUCCEEDED
-        told = "it ended well before its next step was heard of" if is_well else job.because
+        sign = "its ranks were heard of again" if _is_mute(sight) else "its next step was heard of"
+        told = f"it ended well before {sign}" if is_well else job.because
         return DrillResult(
             outcome=DrillOutcome.RECOVERED if is_well else DrillOutcome.NOT_RECOVERED,
             because=told or f"the job was {job.outcome}",
             noticed_s=_since(done.at, sight.noticed_at) if done is not None else None,
             new_attempts=len(sight.attempts) - 1,
+            tells_steps=not _is_mute(sight),
             finished_at=now,
         )
     if now < (done.at if done is not None else drill.started_at) + drill.within_s:
@@ -240,12 +250,14 @@ def _without_end(drill: Drill, sight: Sight, done: Drilled | None, now: float) -
             finished_at=now,
         )
     newest = sight.attempts[-1]
+    missed = "its ranks did not run again" if _is_mute(sight) else "no step"
     where = f"attempt {newest.epoch} is {newest.state}, group {newest.generation}"
     return DrillResult(
         outcome=DrillOutcome.NOT_RECOVERED,
-        because=f"no step within {drill.within_s:g} s; {where}",
+        because=f"{missed} within {drill.within_s:g} s; {where}",
         noticed_s=_since(done.at, sight.noticed_at),
         new_attempts=len(sight.attempts) - 1,
+        tells_steps=not _is_mute(sight),
         finished_at=now,
     )
 

@@ -11,6 +11,7 @@ import pytest
 
 from shoal.api import follow
 from shoal.api.logs import ALL, Page, Position
+from shoal.control.outage import LATE_S
 from shoal.engines.fake import Act, by_run
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.settings import ServerLimits
@@ -191,6 +192,32 @@ def test_an_attempt_that_its_cluster_lets_wait_is_placed_and_has_not_started(
     lab.watch()
     out, _ = now(follower.turn())
     assert b"event: attempt" in out
+
+
+def test_who_follows_a_job_is_told_that_its_cluster_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def sleep(_seconds: float) -> None:
+        """In no time."""
+
+    monkeypatch.setattr("shoal.api.follow.anyio.sleep", sleep)
+    lab = Lab(num_nodes=1)
+    lab.heal()
+    job = lab.submit()
+    call: Any = SimpleNamespace(plane=SimpleNamespace(core=lab.core, changed=BusyCluster()))
+    wanted = follow.Followed(job.job_id, None, is_resumed=False, lines=ALL, tail=None)
+    follower = follow._Follower(call, wanted)
+    sent: list[bytes] = []
+
+    def hang() -> None:
+        with lab.core.outages.asking():
+            for passed_s in (0.0, LATE_S, follow.PLACED_S):
+                lab.clock.advance(passed_s)
+                sent.append(now(follower.turn())[0])
+
+    lab.engine.meanwhile("before submit", hang)
+    lab.place()
+    assert sent[:2] == [b"", b""]
+    assert b"event: placed" in sent[2]
+    assert b"the cluster cannot be asked" in sent[2]
 
 
 def test_an_attempt_that_ended_before_it_began_has_not_started(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -197,6 +197,37 @@ def test_a_job_that_does_not_go_on_in_time_has_not_recovered(lab: Lab) -> None:
     assert "no step within 30 s; attempt 1 is running, group 0" in result.because
 
 
+def test_job_that_tells_of_no_step_is_judged_by_its_ranks_and_said_to_be(lab: Lab) -> None:
+    job = a_job(lab)
+    ask(lab, job)
+    drilled = done(lab, say(lab, job, "n2").drill, step=None, step_s=None)
+    say(lab, job, "n2", drilled=drilled, failure=failed(lab, job))
+    for node in ("n1", "n2"):
+        say(lab, job, node, generation=1, drilled=drilled)
+    result = look(lab, 6.0)
+    assert result is not None
+    assert (result.outcome, result.tells_steps, result.steps_lost) == ("recovered", False, None)
+    assert result.stepped_s is not None
+
+
+def test_job_that_tells_of_no_step_and_is_cut_off_has_lost_none_that_anybody_knows(lab: Lab) -> None:
+    job = a_job(lab)
+    ask(lab, job, DrillKind.PARTITION, for_s=1.0)
+    say(lab, job, "n2", drilled=done(lab, say(lab, job, "n2").drill, step=None, step_s=None))
+    result = look(lab, 6.0)
+    assert result is not None
+    assert (result.outcome, result.tells_steps, result.steps_lost) == ("unharmed", False, None)
+
+
+def test_job_that_tells_of_no_step_is_not_said_to_have_missed_one(lab: Lab) -> None:
+    job = a_job(lab)
+    ask(lab, job, within_s=30.0)
+    say(lab, job, "n2", drilled=done(lab, say(lab, job, "n2").drill, step=None, step_s=None))
+    result = look(lab, 31.0)
+    assert result is not None
+    assert result.because == "its ranks did not run again within 30 s; attempt 1 is running, group 0"
+
+
 def test_a_supervisor_that_is_not_reached_has_done_nothing(lab: Lab) -> None:
     job = a_job(lab)
     ask(lab, job, within_s=30.0)

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from shoal.control.absences import FORGOTTEN_S, GONE_S, MOST_S
-from shoal.control.outage import Outage, in_short
+from shoal.control.outage import LATE_S, Outage, in_short
 from shoal.engines.fake import Act, Verb, always
-from shoal.errors import NotFound, SpecError, StateError
+from shoal.errors import EngineUnreachable, NotFound, SpecError, StateError
 from shoal.model.attempt import EndReason
 from shoal.model.node import NodeFacts, NodeState
 from shoal.scheduler import Why
@@ -372,6 +372,37 @@ def test_who_was_restarted_during_an_outage_does_not_say_that_the_nodes_are_as_o
     told = away(lab)
     assert told is not None
     assert told.has_answered
+
+
+def test_an_answer_that_is_late_is_told_before_its_engine_gives_up_and_decides_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lab = Lab(num_nodes=1)
+    lab.heal()
+    asked_at = lab.clock.now()
+
+    def shown() -> Outage | None:
+        return lab.core.outages.told
+
+    async def nodes() -> list[NodeFacts]:
+        assert shown() is None
+        lab.clock.advance(LATE_S)
+        assert shown() == Outage(since=asked_at, has_answered=True, why="no answer for 3 s so far")
+        assert away(lab) is None
+        with pytest.raises(StateError, match="answers"):
+            lab.decide("n1", NodeState.DEAD)
+        lab.clock.advance(17)
+        raise EngineUnreachable("Ray did not answer `nodes` within 20 s")
+
+    monkeypatch.setattr(lab.engine, "nodes", nodes)
+    lab.heal()
+    told = away(lab)
+    assert told is not None
+    assert (told.since, told.why) == (asked_at, "Ray did not answer `nodes` within 20 s")
+    monkeypatch.undo()
+    lab.heal()
+    lab.clock.advance(60)
+    assert shown() is None, "nobody asks now"
 
 
 def test_of_an_engines_words_the_first_line_is_kept() -> None:

@@ -7,14 +7,15 @@ import pytest
 
 from shoal.api.render import render_node
 from shoal.cli.nodes import state_of
-from shoal.control.leases import FENCE_MARGIN_S
+from shoal.control.leases import FENCE_MARGIN_S, QUIET_S
+from shoal.control.outage import LATE_S
 from shoal.control.queue import Queue, look
 from shoal.control.snapshot import node_view
 from shoal.engines.base import CANNOT_ASK
 from shoal.engines.fake import Act, Verb, always
 from shoal.model.job import DependencyKind, Job
 from shoal.model.node import Node, NodeState
-from shoal.scheduler import Planner, Policy, Snapshot, Stamps, Why
+from shoal.scheduler import Explanation, Planner, Policy, Snapshot, Stamps, Why
 from shoal.scheduler.words import age
 from shoal.wire import EndKind, Order
 from tests.support.lab import Lab, node_facts
@@ -294,7 +295,8 @@ def test_a_job_that_was_never_handed_over_says_that_its_cluster_does_not_answer(
         Why.NOT_BEGUN,
         "not handed to the Fake yet: it does not answer",
     )
-    assert told.details == ("it is handed over when that answers",), "the cluster's words are for operators"
+    words = ("it is handed over when the Fake answers",)
+    assert told.details == words, "the cluster's words are for operators"
     assert "declare-dead" not in (told.hint or "")
     assert told.facts == {"in_short": "cluster away"}
     attempt_id = lab.attempt(job).attempt_id
@@ -303,6 +305,29 @@ def test_a_job_that_was_never_handed_over_says_that_its_cluster_does_not_answer(
     assert told is not None
     assert not told.sentence.startswith("not handed"), "its engine may have it"
     assert "no connection" not in str(told), "nor are they told then"
+
+
+def test_a_job_that_is_being_handed_to_a_cluster_whose_answer_is_late_says_so() -> None:
+    lab = Lab(num_nodes=1)
+    lab.heal()
+    job = lab.submit()
+    found: list[Explanation | None] = []
+
+    def hang() -> None:
+        with lab.core.outages.asking():
+            for passed_s in (0.0, LATE_S, QUIET_S):
+                lab.clock.advance(passed_s)
+                found.append(lab.plane.explain(job, lab.attempts(job)))
+
+    lab.engine.meanwhile("before submit", hang)
+    lab.place()
+    in_time, *late = found
+    assert in_time is None
+    for told in late:
+        assert told is not None
+        assert told.sentence == "not handed to the Fake yet: it does not answer"
+        assert told.facts == {"in_short": "cluster away"}
+    assert lab.plane.explain(job, lab.attempts(job)) is None, "it was handed over"
 
 
 def test_what_a_cluster_lets_a_job_wait_for_is_told_in_short() -> None:

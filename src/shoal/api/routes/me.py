@@ -89,7 +89,7 @@ async def show_status(request: Request, query: Annotated[NoQuery, Query()]) -> R
         },
         "events_head": {"seq": head.seq, "hash": head.hash} if is_operator else None,
         "failing": [_failing(one, is_operator=is_operator) for one in call.plane.core.turns.failing],
-        "unanswered": _unanswered(call.plane.core.outages.present, is_operator=is_operator),
+        "unanswered": _unanswered(call.plane.core.outages.told, is_operator=is_operator),
     }
     return answer(view)
 

@@ -117,6 +117,6 @@ async def _views(call: Call, name: str | None = None) -> list[views.NodeView]:
             for node_name in core.leases.silent_nodes(attempt, QUIET_S):
                 silent[node_name].append(job)
     return [
-        render_node(node, by_node[node.name], call.visible(), core.outages.present, silent[node.name])
+        render_node(node, by_node[node.name], call.visible(), core.outages.told, silent[node.name])
         for node in nodes
     ]

@@ -85,6 +85,11 @@ class Head:
                 record = self._start(lock.fileno())
         return f"{LOOPBACK}:{record.port}"
 
+    def is_running(self) -> bool:
+        """Whether its process is there; not whether it answers. Starts nothing."""
+        record = self._read()
+        return record is not None and is_alive(record)
+
     def stop(self) -> bool:
         """End it with all its processes. False: it did not run. Keepers and jobs run on."""
         record = self._read()
