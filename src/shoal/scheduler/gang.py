@@ -30,6 +30,9 @@ def choose(demand: Demand, finder: Finder, capacity: Capacity, barred: AbstractS
 def _choose(demand: Demand, finder: Finder, capacity: Capacity, barred: AbstractSet[str]) -> list[str]:
     if demand.within is None and demand.spread is None:
         found = finder.ranked(barred, demand.max_nodes)
+        # Where it could wait for others' work it takes no more than it must.
+        while len(found) > demand.min_nodes and capacity.nodes[found[-1]].view.is_busy:
+            found.pop()
         return found if len(found) >= demand.min_nodes else []
     return gathered(demand, finder.ranked(barred), capacity.nodes)
 

@@ -111,7 +111,9 @@ def _as_candidate(one: Holding, request: Request) -> Candidate:
 
 
 def _idle_nodes(book: Book, claims: Claims, one: Holding, count: int, now: float) -> list[str]:
-    """Besides its own, up to so many that it could start on now."""
+    """Besides its own, up to so many that it could start on now. None on which others work: what was stopped
+    to have them would wait there, and has run.
+    """
     request = one.request
     if request is None or request.topology is not None or count <= 0:
         return []  # whether others are close enough is only known once it has left its own
@@ -120,7 +122,8 @@ def _idle_nodes(book: Book, claims: Claims, one: Holding, count: int, now: float
     own = {share.node for share in one.allocation}
     bars = claims.bars(one.project, now, ends_at)
     barred = claims.barred(demand.need, bars) | own | demand.excluded
-    more = book.finders.of(demand.need).ranked(barred, count)
+    ranked = book.finders.of(demand.need).ranked(barred, count)
+    more = [name for name in ranked if not book.capacity.nodes[name].view.is_busy]
     if book.power.has_caps:
         more = book.power.within(more, demand.need, claims.power_left(bars))
     while more and book.refusal(one.project, demand._replace(min_nodes=len(more))) is not None:

@@ -69,6 +69,13 @@ def test_job_is_left_alone_where(why: str, request_: Request, saved_at: float | 
     assert grown(shrunken(request_), saved_at, now).evictions == (), why
 
 
+def test_job_is_not_stopped_for_nodes_that_others_work_on() -> None:
+    planner = shrunken(asked(1, 4))
+    for name in ("n0", "n1"):
+        planner.set_node(NodeView(name=name, cpus=8.0, memory_bytes=64, gpus=GPUS, is_busy=True))
+    assert grown(planner, 2 * HOUR - 60, 2 * HOUR).evictions == ()
+
+
 def test_nobody_grows_while_somebody_waits() -> None:
     planner = shrunken(asked(1, 4))
     planner.add(candidate("wide", asked(3, 3), 3.0))

@@ -46,6 +46,8 @@ def test_a_node_that_others_work_on_is_taken_last() -> None:
     assert placed(planned(cluster, *jobs)) == {"att-1": ["node-02"], "att-2": ["node-03"]}
     gang = planned(cluster, job(1, request(gpus=4, nodes=2)))
     assert placed(gang) == {"att-1": ["node-02", "node-01"]}
+    elastic = planned(cluster, job(1, request(gpus=4, nodes=(1, 3))))
+    assert placed(elastic) == {"att-1": ["node-02"]}, "with more it would wait for them"
 
 
 def test_a_job_without_gpus_keeps_off_nodes_that_have_some() -> None:
