@@ -179,10 +179,10 @@ class SlurmEngine(RemoteEngine):
         """Where Slurm writes what keepers say; in it, where each job is its owner's, a folder for each."""
         return str(Path(self._config.shared) / "slurm")
 
-    async def tidy(self, old: Collection[str]) -> None:
+    async def tidy(self, old: Collection[str]) -> bool:
         """A file for each Slurm job is on the shared directory: in most of them is nothing."""
         if not self._config.shared:
-            return
+            return True
 
         def drop() -> None:
             found = self._door.outputs(self._outputs)
@@ -192,6 +192,8 @@ class SlurmEngine(RemoteEngine):
             await self.on_thread(drop)
         except EngineUnreachable as error:  # logs go all the same: there is room for so many of them
             log.warning("slurm.outputs_stay", folder=self._outputs, error=error.message)
+            return False
+        return True
 
     def make_folder(self, path: str) -> None:
         """Over SSH on the login node: this machine need not have the directory. An owner's folders are made
