@@ -22,7 +22,7 @@ from shoal.engines.slurm.door import Door, open_door
 from shoal.engines.slurm.nodes import SlurmNode, by_name, mute_since, slurm_nodes, what_changed, what_shuts
 from shoal.engines.slurm.outputs import unneeded
 from shoal.engines.slurm.parse import SlurmFacts
-from shoal.engines.slurm.partitions import Parts, is_asked, partition_for
+from shoal.engines.slurm.partitions import Parts, is_asked, limit_for, partition_for
 from shoal.engines.slurm.render import batch_script, job_name, job_prefix, num_cpus, request
 from shoal.engines.slurm.rights import parts_of, rights_of
 from shoal.engines.slurm.states import (
@@ -138,6 +138,7 @@ class SlurmEngine(RemoteEngine):
         nodes_of = {name: node.partitions for name, node in self._nodes.items()}
         rights = rights_of(self._config, self._facts, orders[0].project)
         partition = partition_for(self._parts, nodes_of, orders, rights)
+        summons = msgspec.structs.replace(summons, time_limit_s=limit_for(orders[0], partition))
         can_bind = self._facts.can_bind
         script = batch_script(self._config, summons, len(orders), num_cpus(orders), can_bind=can_bind)
         asked = request(self._config, orders, kinds, output, script, partition)
