@@ -466,6 +466,9 @@ class Summons(msgspec.Struct, frozen=True, kw_only=True):
     """The variable in which the cluster says which devices it gave; empty: those of the order."""
     patience_s: float = KEEPER_PATIENCE_S
     """How long to try to get the order."""
+    time_limit_s: float | None = None
+    """What an order with a time limit has at most, counted from when its keeper began: the cluster ends all
+    of it soon after. None: as long as the order says."""
     can_follow: bool = False
     """Whether a keeper whose supervisor was lost may take the order for the share in its place: the cluster
     has given it room on the node, which another would have to wait for."""

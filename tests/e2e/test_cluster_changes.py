@@ -137,7 +137,7 @@ def machines_leave_dead_or_alive(desk: Desk, theirs: str) -> None:
     busy = desk.ask("remove", "node-b", code=5)
     said = next(step["detail"] for step in busy["steps"] if step["state"] == "failed")
     assert "runs there" in said
-    assert said.endswith("node-b was drained, and takes jobs again")
+    assert said.endswith("node-b was drained, and takes jobs as before")
     assert desk.states()["node-b"].rstrip("*") == "mix"  # refused, it takes jobs as before
     lab.ssh("node-a", "scontrol update nodename=node-b state=drain reason='bad fan'")
     desk.ask("remove", "node-b", code=5)

@@ -89,6 +89,16 @@ def test_a_job_that_slurm_preempts_goes_on_elsewhere_and_has_lost_no_retry(
     assert plane.attempt(job)["nodes"] != [node]
 
 
+def test_a_job_whose_limit_is_its_partitions_ends_with_it_and_does_not_begin_anew(
+    plane: ClusterPlane,
+) -> None:
+    resources = {"cpus": 1, "require": {"partition.short": "yes"}}
+    job = plane.submit("sleep 600", resources=resources, grace="2s", time_limit="1m")
+    until(lambda: job.refresh().status == "failed", f"{job.ref} is over", within_s=90.0)
+    [only] = plane.attempts(job)
+    assert only["reason"] == "time_limit", only
+
+
 @pytest.mark.soak
 def test_a_job_that_slurm_ends_at_its_partitions_time_limit_goes_on_and_has_lost_no_retry(
     plane: ClusterPlane, lab: SlurmLab

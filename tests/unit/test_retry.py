@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from shoal.model.attempt import CLUSTER_REASONS, Attempt, AttemptState, EndReason, Replacement
+from shoal.model.attempt import CLUSTER_REASONS, Attempt, AttemptState, EndReason, NodeShare, Replacement
 from shoal.model.job import Job, JobOutcome, RetryPolicy
 from shoal.model.request import Request
 from shoal.model.retry import LONG_LIFE_S, MAX_BACKOFF_S, MAX_LOSSES, Verdict, judge
@@ -160,14 +160,61 @@ def test_an_attempt_that_never_ran_has_not_lived_however_long_it_took() -> None:
     assert judge(job(losses=5), lost, NOW).job.losses == 6
 
 
+def anew(
+    node: str, ago_s: float, generation: int = 1, *, was: str = "", is_unasked: bool = False
+) -> Replacement:
+    kind = EndKind.STOPPED if is_unasked else EndKind.LOST
+    lost = NodeOutcome(
+        attempt_id="att", epoch=1, node=was or node, kind=kind, ended_at=NOW - ago_s, is_unasked=is_unasked
+    )
+    return Replacement(generation=generation, at=NOW - ago_s, lost=lost, node=node)
+
+
+def gang_lost_after(lived_s: float, *replacements: Replacement, begun: tuple[str, ...] = ()) -> Attempt:
+    shares = tuple(NodeShare(node=node, cpus=1.0, memory_bytes=0) for node in ("n1", "n2"))
+    return lost_after(lived_s, allocation=shares, replacements=replacements, started_nodes=begun)
+
+
 def test_a_share_that_was_begun_anew_has_a_life_of_its_own() -> None:
     """Or a program that takes its supervisor down each minute would live for as long as that is replaced."""
-    gone = NodeOutcome(attempt_id="att", epoch=1, node="n1", kind=EndKind.LOST, ended_at=NOW - 60.0)
-    replaced = Replacement(generation=1, at=NOW - 60.0, lost=gone, node="n1")
-    lost = lost_after(10 * LONG_LIFE_S, replacements=(replaced,), generation=1)
+    lost = gang_lost_after(10 * LONG_LIFE_S, anew("n1", 60.0), begun=("n1", "n2"))
     assert judge(job(losses=5), lost, NOW).job.losses == 6
-    before = msgspec.structs.replace(replaced, at=NOW - LONG_LIFE_S)
-    assert judge(job(losses=5), msgspec.structs.replace(lost, replacements=(before,)), NOW).job.losses == 1
+    before = msgspec.structs.replace(lost, replacements=(anew("n1", LONG_LIFE_S),))
+    assert judge(job(losses=5), before, NOW).job.losses == 1
+
+
+@pytest.mark.parametrize("begun", [(), ("n1",), ("n2",), ("n1", "n2")])
+def test_a_gang_that_the_cluster_stops_has_lived_until_then(begun: tuple[str, ...]) -> None:
+    """Each node says so by itself and gets another share, which begins if nobody else has the node."""
+    stops = anew("n1", 61.0, is_unasked=True), anew("n2", 60.0, 2, is_unasked=True)
+    assert judge(job(losses=5), gang_lost_after(LONG_LIFE_S + 61.0, *stops, begun=begun), NOW).job.losses == 1
+    short = gang_lost_after(LONG_LIFE_S + 59.0, *stops, begun=begun)
+    assert judge(job(losses=5), short, NOW).job.losses == 6
+
+
+def test_a_share_that_never_began_takes_nothing_from_the_life_before_it() -> None:
+    """So it is where the cluster kills what does not stop in time: nobody says that it was stopped."""
+    in_vain = anew("n1", 60.0)
+    assert judge(job(losses=5), gang_lost_after(LONG_LIFE_S + 60.0, in_vain), NOW).job.losses == 1
+    short = gang_lost_after(LONG_LIFE_S + 59.0, in_vain)
+    assert judge(job(losses=5), short, NOW).job.losses == 6
+
+
+def test_to_wait_for_a_share_that_never_begins_is_no_life() -> None:
+    lost = gang_lost_after(LONG_LIFE_S + 60.0, anew("n1", LONG_LIFE_S), begun=("n2",))
+    assert judge(job(losses=5), lost, NOW).job.losses == 6
+
+
+def test_a_node_that_a_share_has_left_since_is_not_waited_for() -> None:
+    moves = anew("n3", 2 * LONG_LIFE_S), anew("n1", LONG_LIFE_S, 2, was="n3")
+    lost = gang_lost_after(2 * LONG_LIFE_S, *moves, begun=("n1", "n2"))
+    assert judge(job(losses=5), lost, NOW).job.losses == 1
+
+
+def test_silence_before_a_share_is_stopped_is_no_life_either() -> None:
+    stop = anew("n1", 0.0, is_unasked=True)
+    lost = gang_lost_after(LONG_LIFE_S + 60.0, stop, begun=("n2",))
+    assert judge(job(losses=5), lost, NOW, silent_s=61.0).job.losses == 6
 
 
 @pytest.mark.parametrize("reason", [reason for reason in EndReason if reason is not EndReason.SUCCEEDED])

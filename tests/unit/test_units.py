@@ -163,4 +163,17 @@ def test_the_doctor_and_up_warn_of_a_unit_that_kills_jobs(
     assert "warning: systemd kills jobs" in stayed.err
     systemctl.write_text("KillMode=process\nLoadState=loaded\n")
     assert checkup_machine.check_unit().level is Level.OK
-    assert up.told_unit(1) == ""
+    assert up.told_unit(1, "local") == ("", "")
+
+
+@pytest.mark.parametrize("engine", ["local", "slurm", "ray"])
+@pytest.mark.parametrize("whose", [[], ["--user"]])
+def test_what_is_told_of_a_unit_is_true_of_the_engine_and_can_be_typed(
+    shell: Shell, systemctl: Path, monkeypatch: pytest.MonkeyPatch, engine: str, whose: list[str]
+) -> None:
+    monkeypatch.setattr(agent_module, "service_of", lambda _: ("shoal@a.service", whose))
+    monkeypatch.setenv("SHOAL_ENGINE", engine)
+    found = checkup_machine.check_unit()
+    assert ("kills jobs on this machine" in found.told) is (engine == "local")
+    assert ("kills the data plane" in found.told) is (engine != "local")
+    assert found.hint.startswith(f"`{' '.join(['systemctl', *whose, 'edit', 'shoal@a.service'])}`")

@@ -118,13 +118,13 @@ def check_cgroups() -> Finding:
 
 
 def check_unit() -> Finding:
-    """Whether a service manager would end jobs with the control plane: where it runs, else where we are."""
+    """Whether a service manager would end more than the control plane: where it runs, else where we are."""
     from shoal.cli.up import told_unit
 
-    told = told_unit(holder(home_from_env()) or os.getpid())
+    told, typed = told_unit(holder(home_from_env()) or os.getpid(), _engine())
     if told:
-        return Finding("unit", Level.WARN, told, "`systemctl edit` it, or see deploy/systemd/shoal.service")
-    return Finding("unit", Level.OK, "no service manager ends jobs with the control plane")
+        return Finding("unit", Level.WARN, told, typed)
+    return Finding("unit", Level.OK, "no service manager ends anything else with the control plane")
 
 
 def check_bwrap() -> Finding:
@@ -142,7 +142,7 @@ def check_bwrap() -> Finding:
 
 def check_programs() -> Finding:
     """Where jobs run as their project's own user, that user must be able to reach the programs on PATH."""
-    engine = merge_options({}, os.environ, load_remembered(home_from_env())).get("engine")
+    engine = _engine()
     if engine in ELSEWHERE:
         told = f"jobs run on nodes of the {engine.capitalize()}, with the programs of those"
         return Finding("programs", Level.OK, told)
@@ -163,6 +163,11 @@ def check_programs() -> Finding:
             "`apt-get install bubblewrap`, or start jobs with `/usr/bin/python3`",
         )
     return Finding("programs", Level.OK, f"jobs can reach {found}")
+
+
+def _engine() -> str:
+    """Where jobs of this home run."""
+    return merge_options({}, os.environ, load_remembered(home_from_env())).get("engine", "local")
 
 
 def check_port() -> Finding:
@@ -190,7 +195,7 @@ def check_gpus() -> Finding:
             return Finding(
                 "gpus", Level.BROKEN, f"{told}, though a driver is loaded", "`nvidia-smi` says more"
             )
-        engine = merge_options({}, os.environ, load_remembered(home_from_env())).get("engine", "local")
+        engine = _engine()
         more = "try `shoal up --demo 4x8` for simulated ones"
         if engine != "local":
             more = f"jobs run on the nodes of {engine.capitalize()}: `shoal nodes` shows theirs"

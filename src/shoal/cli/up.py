@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -174,7 +175,7 @@ def remarks(running: daemon.Running) -> Iterator[str]:
     if running.taken_serve_port is not None:
         port = running.taken_serve_port
         yield f"note: port {port} was taken; services have another one, which `shoal services` shows"
-    if ending := told_unit(running.pid):
+    if ending := told_unit(running.pid, daemon.settings_for({})[0].engine)[0]:
         yield f"warning: {ending}; see `shoal doctor`"
     there = find_endpoint()
     if there.url == running.url:
@@ -193,14 +194,22 @@ def remarks(running: daemon.Running) -> Iterator[str]:
         yield f"note: commands talk to {chosen}; {turn} turns to this one"
 
 
-def told_unit(pid: int) -> str:
-    """That jobs on this machine end with the service that the control plane is in; empty: they do not."""
-    from shoal.engines.ray.agent import ending_unit  # stands on Python's library alone, and knows it on nodes
+def told_unit(pid: int, engine: str) -> tuple[str, str]:
+    """What ends with the service that the control plane is in, and what to type; empty: nothing does.
 
-    unit = ending_unit(pid)
+    Jobs on nodes of another cluster do not: only the data plane is beside the control plane then.
+    """
+    from shoal.engines.ray.agent import ending_service  # of Python's library alone, and knows it on nodes
+
+    unit, whose = ending_service(pid)
     if not unit:
-        return ""
-    return f"systemd kills jobs on this machine when {one_line(unit)} ends or is restarted, for its KillMode"
+        return "", ""
+    name, ends = one_line(unit), "jobs on this machine" if engine == "local" else "the data plane"
+    typed = " ".join(["systemctl", *whose, "edit", shlex.quote(name)])
+    return (
+        f"systemd kills {ends} when {name} ends or is restarted, for its KillMode",
+        f"`{typed}`, and write `[Service]` and `KillMode=process`, as in deploy/systemd/shoal.service",
+    )
 
 
 def _stay(flags: dict[str, str | None]) -> int:
@@ -213,7 +222,7 @@ def _stay(flags: dict[str, str | None]) -> int:
         raise StateError(
             f"a control plane is already running here (process {pid})", hint="`shoal down` first"
         )
-    if told := told_unit(os.getpid()):
+    if told := told_unit(os.getpid(), settings.engine)[0]:
         note(f"warning: {told}; see `shoal doctor`")
     daemon.adopt(settings, options)
     os.environ.update(daemon.environment(options, settings.home))

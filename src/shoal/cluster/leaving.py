@@ -137,9 +137,8 @@ def quiet_node(host: Host, inventory: Inventory, *, is_forced: bool, is_away: bo
     end = f"{_end_jobs(which)}\nrefuse" if is_forced else "refuse"
     if is_away and is_forced:
         end = _call_down(host)
-    back = (
-        f"{_is_drained_by_us(node)} && {_wake(node)} && echo '{node} was drained, and takes jobs again' >&2"
-    )
+    told = f"echo '{node} was drained, and takes jobs as before' >&2"
+    back = f"{_is_drained_by_us(node)} && {_wake(node)} && {told}"
     return Step(
         host=about.address,
         label=about.label,
@@ -168,7 +167,7 @@ def woken_node(host: Host, inventory: Inventory) -> Step:
         host=host.address,
         label=node,
         stage=Stage.PREPARE,
-        title=f"node {node} takes jobs again",
+        title=f"node {node} takes jobs as before",
         check=f"{_is_out(node)} || {{ scontrol ping && ! {_is_drained_by_us(node)}; }}",
         apply=_wake(node),
         on=inventory.controller.address,
@@ -180,12 +179,14 @@ def _is_out(node: str) -> str:
 
 
 def _is_drained_by_us(node: str) -> str:
-    """What somebody else drained has another reason."""
-    return f"scontrol show node {node} 2>/dev/null | grep -q '^ *Reason={LEAVES} '"
+    """What somebody else drained has another reason. Where it is down, ours stays when the drain goes."""
+    both = f"^ *State=[^ ]*DRAIN|^ *Reason={LEAVES} "
+    return f"[ \"$(scontrol show node {node} 2>/dev/null | grep -Ec '{both}')\" = 2 ]"
 
 
 def _wake(node: str) -> str:
-    return f"scontrol update nodename={node} state=resume"
+    """Not by `resume`, which takes the drain from a dead machine as well as that it is down."""
+    return f"scontrol update nodename={node} state=undrain"
 
 
 def quiet_cluster(inventory: Inventory, *, is_forced: bool, away: Iterable[Host] = ()) -> Step:

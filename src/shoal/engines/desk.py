@@ -390,10 +390,11 @@ class Desk:
             going.append(attempt_id)
         return going
 
-    def remove(self, attempt_ids: Collection[str]) -> None:
-        """What was kept of them. May be repeated."""
+    def remove(self, attempt_ids: Collection[str], *, are_known: bool = False) -> None:
+        """What was kept of them. May be repeated. `are_known`: but for the names, which are `old` again."""
+        remove = removal.empty if are_known else removal.remove
         for attempt_id in attempt_ids:
-            removal.remove(str(self._kept / attempt_id), timeout_s=REMOVAL_S)
+            remove(str(self._kept / attempt_id), timeout_s=REMOVAL_S)
 
     def _sweep(self) -> None:
         """Remove what was thrown away, but for what somebody was about to keep when he was killed."""

@@ -195,15 +195,15 @@ class RemoteEngine(ABC):
 
     async def prune(self, older_than: float, max_bytes: int) -> int:
         old = await self.on_thread(lambda: self.desk.old(older_than, max_bytes))
-        await self.tidy(old)
-        await self.on_thread(lambda: self.desk.remove(old))
+        is_tidy = await self.tidy(old)
+        await self.on_thread(lambda: self.desk.remove(old, are_known=not is_tidy))
         return len(old)
 
-    async def tidy(self, old: Collection[str]) -> None:
+    async def tidy(self, old: Collection[str]) -> bool:
         """Throw away what the cluster has left of attempts that were forgotten; of the `old`, whose logs go
-        next and who are not known then, all of it. May be repeated.
+        next, all of it. May be repeated. False: not now, and these must be known until it was.
         """
-        return
+        return True
 
     async def checkpoints(self) -> list[str]:
         """Those on the shared directory; of other homes, which may share it, too."""

@@ -73,9 +73,24 @@ def _after_loss(job: Job, attempt: Attempt, now: float, silent_s: float) -> Verd
 
 
 def _lived_s(attempt: Attempt, until: float) -> float:
-    """Since all of it was there: a share that was begun in place of a lost one has a life of its own."""
-    began_at = max((one.at for one in attempt.replacements), default=attempt.started_at)
-    return 0.0 if began_at is None else until - began_at
+    """The longest time for which all of it was there, as far as that is known.
+
+    A share that was begun in place of a lost one has a life of its own: what takes its supervisor down each
+    minute lives for a minute, however often that is replaced. But where the cluster stopped a share, or the
+    one in its place never began, others wanted the nodes: all that was before it was a life.
+    """
+    if attempt.started_at is None:
+        return 0.0
+    lived_s, began_at = 0.0, attempt.started_at
+    unbegun = set(attempt.node_names) - set(attempt.started_nodes)
+    for one in attempt.replacements:
+        is_in_vain = one.node in unbegun and one.generation == attempt.incarnation(one.node)
+        if one.lost.is_unasked or is_in_vain:
+            lived_s = max(lived_s, min(one.at, until) - began_at)
+        if is_in_vain:
+            return lived_s
+        began_at = one.at
+    return max(lived_s, until - began_at)
 
 
 def _after_failure(job: Job, attempt: Attempt, now: float) -> Verdict:

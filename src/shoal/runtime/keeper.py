@@ -79,7 +79,7 @@ def main(arguments: list[str]) -> int:
     keeper = Keeper(summons, node, DeskClient(summons.urls, summons.ca))
     code = keeper.run()
     while code == DONE and keeper.lost is not None and not keeper.is_asked_to_stop:
-        keeper = Keeper(summons, node, keeper.client, after=keeper.lost)
+        keeper = Keeper(summons, node, keeper.client, after=keeper.lost, began_at=keeper.began_at)
         code = keeper.run()
     return code
 
@@ -91,11 +91,21 @@ class Unfit(Exception):
 class Keeper:
     """Of one share, from its order to the delivery of its end."""
 
-    def __init__(self, summons: Summons, node: str, client: DeskClient, after: int | None = None) -> None:
-        """`after`: the incarnation whose share was lost here; what follows it is ours, if anything does."""
+    def __init__(
+        self,
+        summons: Summons,
+        node: str,
+        client: DeskClient,
+        after: int | None = None,
+        began_at: float | None = None,
+    ) -> None:
+        """`after`: the incarnation whose share was lost here; what follows it is ours, if anything does.
+        `began_at`: when the cluster started the one who had it, and us with it.
+        """
         self._summons = summons
         self._node = node
         self._clock = BootClock()
+        self.began_at = self._clock.monotonic() if began_at is None else began_at
         self.client = client
         self.lost: int | None = None
         """The incarnation of the share, once it was lost beside others, who may go on with another."""
@@ -193,11 +203,11 @@ class Keeper:
         return None
 
     def _fitted(self, order: Order) -> Order:
-        """With the devices that the cluster gave, which chose among equals by itself.
+        """With the devices that the cluster gave, which chose among equals by itself, and within its time.
 
         Without a standby: no engine is on this machine that could call it, or bury it.
         """
-        order = msgspec.structs.replace(order, has_standby=False)
+        order = msgspec.structs.replace(order, has_standby=False, time_limit_s=self._limit_s(order))
         name = self._summons.devices_from
         if not name or not order.gpu_ids:
             return order
@@ -213,6 +223,12 @@ class Keeper:
         return msgspec.structs.replace(
             order, gpu_ids=tuple(one.index for one in handles), gpus=handles, are_gpus_chosen_there=True
         )
+
+    def _limit_s(self, order: Order) -> float | None:
+        if order.time_limit_s is None or self._summons.time_limit_s is None:
+            return order.time_limit_s
+        left_s = self._summons.time_limit_s - (self._clock.monotonic() - self.began_at)
+        return min(order.time_limit_s, max(0.0, left_s // 1))  # in whole seconds: people read it
 
     def _prepare(self, share: spool.Share, order: Order, assignment: Assignment) -> None:
         """Make the share's directory on this node, with all the supervisor needs. First the order: of a share

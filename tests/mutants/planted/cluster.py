@@ -88,9 +88,17 @@ MUTANTS = (
     Mutant(
         "removal_takes_back_what_somebody_else_drained",
         "cluster/leaving.py",
-        "'^ *Reason={LEAVES} '",
-        "'^ *Reason='",
+        "|^ *Reason={LEAVES} ",
+        "|^ *Reason=",
         "what people decided about a node stands",
+        ("cluster",),
+    ),
+    Mutant(
+        "removal_that_fails_calls_a_dead_machine_alive",
+        "cluster/leaving.py",
+        "state=undrain",
+        "state=resume",
+        "Slurm gives no jobs to a machine that is down",
         ("cluster",),
     ),
     Mutant(

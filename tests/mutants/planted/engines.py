@@ -46,6 +46,22 @@ MUTANTS = (
         ("engine",),
     ),
     Mutant(
+        "partition_ends_a_job_before_its_own_limit",
+        "engines/slurm/partitions.py",
+        "return granted_s - min(early_s, granted_s / 2)",
+        "return None",
+        "a job whose time limit has passed is over, and does not begin anew",
+        ("engine",),
+    ),
+    Mutant(
+        "outputs_that_could_not_go_are_forgotten",
+        "engines/remote.py",
+        "are_known=not is_tidy",
+        "are_known=False",
+        "what Slurm has left on a shared directory goes some time",
+        ("engine",),
+    ),
+    Mutant(
         "slurm_that_could_not_kill_is_believed",
         "engines/slurm/nodes.py",
         " if UNKILLED in raw.reason.lower() else ",

@@ -22,6 +22,14 @@ MUTANTS = (
         ("control",),
     ),
     Mutant(
+        "waiting_for_a_share_that_never_begins_is_all_the_life_there_was",
+        "model/retry.py",
+        "if one.lost.is_unasked or is_in_vain:",
+        "if one.lost.is_unasked:",
+        "P1: a gang whose nodes others get each day goes on for as many days as it takes",
+        ("control",),
+    ),
+    Mutant(
         "to_wait_for_a_fence_is_a_life",
         "model/retry.py",
         "_lived_s(attempt, now - silent_s)",

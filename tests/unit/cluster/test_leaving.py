@@ -150,7 +150,7 @@ async def test_a_machine_that_does_not_answer_stays_while_slurm_has_jobs_on_it()
         await removed(paper, inventory, "b", "c")
     (asked,) = changes(paper)  # b was not drained first
     assert "nodename=c state=drain" in asked
-    assert "nodename=c state=resume" in asked
+    assert "nodename=c state=undrain" in asked
 
 
 async def test_a_machine_that_does_not_answer_goes_by_force_and_slurm_is_told() -> None:
@@ -229,7 +229,7 @@ async def test_a_cluster_that_would_not_do_is_objected_to_before_a_node_is_drain
 
 
 @pytest.mark.parametrize("is_ours", [True, False])
-async def test_nodes_that_were_drained_take_jobs_again_if_they_do_not_leave_after_all(
+async def test_nodes_that_were_drained_take_jobs_as_before_if_they_do_not_leave_after_all(
     *, is_ours: bool
 ) -> None:
     inventory = found(three(), facts_of(three().hosts))
@@ -244,8 +244,9 @@ async def test_nodes_that_were_drained_take_jobs_again_if_they_do_not_leave_afte
     crew = paper.crew()
     with pytest.raises(EngineRefused, match="the controller, a, failed at `packages"):
         await remove(crew, inventory, [inventory.host("b"), inventory.host("c")], Wishes())
-    woken = [line for outcome in crew.outcomes for line in told_by(outcome) if "again" in line]
-    assert woken == (["b: node b takes jobs again", "c: node c takes jobs again"] if is_ours else [])
+    woken = [line for outcome in crew.outcomes for line in told_by(outcome) if "as before" in line]
+    told = ["b: node b takes jobs as before", "c: node c takes jobs as before"]
+    assert woken == (told if is_ours else [])
 
 
 async def test_the_last_machine_for_jobs_is_not_removed() -> None:

@@ -17,13 +17,16 @@ SCONTROL = """\
 #!/bin/sh
 [ -e {folder}/is_up ] || {{ echo 'Unable to contact slurm controller' >&2; exit 1; }}
 case $* in
-  'show config') ;;
+  'show config' | ping) ;;
   'show node c') [ -e {folder}/state ] || {{ echo 'Node c not found'; exit 1; }}
     echo 'NodeName=c Arch=x86_64'; echo "   State=$(cat {folder}/state) Weight=1"
     [ ! -e {folder}/reason ] || echo "   Reason=$(cat {folder}/reason) [root@2026-03-01T14:26:07]" ;;
   'show node '*) echo "Node $3 not found"; exit 1 ;;
   *state=drain*) echo "$*" >>{folder}/told; echo "$(cat {folder}/state)+DRAIN" >{folder}/state
     echo "${{4#*=}}" >{folder}/reason; [ ! -e {folder}/begins ] || cat {folder}/begins >>{folder}/jobs ;;
+  *state=resume) echo "$*" >>{folder}/told; echo IDLE >{folder}/state; rm -f {folder}/reason ;;
+  *state=undrain) echo "$*" >>{folder}/told; sed -i s/+DRAIN// {folder}/state
+    grep -q DOWN {folder}/state || rm -f {folder}/reason ;;
   *) echo "$*" >>{folder}/told ;;
 esac
 """
@@ -109,22 +112,33 @@ def test_a_job_that_begins_while_its_node_is_drained_has_the_drain_taken_back(
     slurm.says("IDLE")
     (slurm.folder / "begins").write_text("7\n")
     code, words = changed(slurm, is_away=is_away)
-    assert (code, slurm.told) == (1, ["drain reason=leaves", "resume"])
+    assert (code, slurm.told) == (1, ["drain reason=leaves", "undrain"])
     assert "Slurm's job 7 runs there" in words
-    assert "c was drained, and takes jobs again" in words
+    assert "c was drained, and takes jobs as before" in words
 
 
-@pytest.mark.parametrize(("reason", "told"), [("bad fan", []), ("leaves", ["resume"])])
+@pytest.mark.parametrize(("reason", "told"), [("bad fan", []), ("leaves", ["undrain"])])
 def test_what_somebody_else_has_drained_stays_drained(slurm: Slurm, reason: str, told: list[str]) -> None:
     """And what a command that was cut off has drained does not."""
     slurm.says("MIXED+DRAIN", "7\n")
     (slurm.folder / "reason").write_text(reason)
-    assert changed(slurm, is_away=False)[0] == 1
-    assert slurm.told == told
     woken = woken_node(three().hosts[2], three())
     assert (slurm.ends(woken.check)[0] != 0) is bool(told)
+    assert changed(slurm, is_away=False)[0] == 1
+    assert slurm.told == told
+    assert slurm.ends(woken.check)[0] == 0
     slurm.says("MIXED+DRAIN", is_up=False)
     assert slurm.ends(woken.check)[0] != 0, "a Slurm that does not answer has not said so"
+
+
+def test_a_dead_machine_that_was_drained_and_does_not_leave_is_down_as_before(slurm: Slurm) -> None:
+    slurm.says("DOWN")
+    assert changed(slurm, is_away=True)[0] == 0
+    woken = woken_node(three().hosts[2], three())
+    assert slurm.ends(woken.check)[0] != 0
+    assert slurm.ends(woken.apply)[0] == 0
+    assert ((slurm.folder / "state").read_text().strip(), slurm.told[1:]) == ("DOWN", ["undrain"])
+    assert slurm.ends(woken.check)[0] == 0, "though Slurm goes on to give our reason"
 
 
 @pytest.mark.parametrize(

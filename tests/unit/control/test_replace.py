@@ -16,6 +16,7 @@ from shoal.engines.fake import Act, SentRenewal, Verb
 from shoal.model.attempt import Attempt, AttemptState, EndReason
 from shoal.model.job import Job
 from shoal.model.node import NodeState
+from shoal.model.retry import LONG_LIFE_S
 from shoal.sim.history.facts import facts_of
 from shoal.sim.history.replay import Replay
 from shoal.store import EventFilter
@@ -300,6 +301,20 @@ def test_share_that_was_taken_and_does_not_begin_is_given_up() -> None:
         EndReason.LOST,
         "n2: the share in place of a lost one did not begin",
     )
+
+
+def test_gang_whose_nodes_others_get_each_time_it_has_run_for_long_is_never_lost_twice_in_a_row() -> None:
+    lab = Lab(script=lambda order: Act(run_s=None, claim_s=1e6 if order.incarnation else 0.0))
+    job = a_gang(lab)
+    for epoch in (1, 2, 3):
+        lab.clock.advance(LONG_LIFE_S)
+        lab.watch()
+        lose(lab, job, "n2")
+        while lab.attempt(job).epoch == epoch:
+            lab.clock.advance(40)
+            lab.turn()
+        assert lab.job(job).losses == 1
+        lab.turn()
 
 
 def test_rank_that_fails_after_a_loss_does_not_take_the_blame_for_it() -> None:

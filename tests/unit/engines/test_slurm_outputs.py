@@ -69,15 +69,20 @@ async def test_an_empty_output_goes_when_its_attempt_is_forgotten_and_words_stay
     assert names(folder) == left
 
 
-async def test_logs_go_though_outputs_cannot(
-    engine: SlurmEngine, folder: Path, monkeypatch: pytest.MonkeyPatch
+async def test_logs_go_though_outputs_cannot_and_those_go_once_they_can(
+    engine: SlurmEngine, folder: Path, tmp_path: Path
 ) -> None:
     end(engine.desk, "att_1")
     await engine.forget("att_1")
-    (folder / "shoal-att_1.0.out").touch()
-    monkeypatch.setenv("PATH", "/nowhere")
-    assert await engine.prune(LONG_AGO, 0) == 1
+    (folder / "shoal-att_1.0.out").write_text("srun: error")
+    with pytest.MonkeyPatch.context() as away:
+        away.setenv("PATH", "/nowhere")
+        assert await engine.prune(LONG_AGO, 0) == 1
     assert names(folder) == ["shoal-att_1.0.out"]
+    assert not any(path.is_file() for path in (tmp_path / "home" / "desk" / "kept").rglob("*"))
+    assert await engine.prune(LONG_AGO + 1.0, MUCH) == 1
+    assert names(folder) == []
+    assert await engine.prune(LONG_AGO + 1.0, MUCH) == 0
 
 
 async def test_without_a_shared_directory_nothing_is_asked(

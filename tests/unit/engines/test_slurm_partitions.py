@@ -20,12 +20,21 @@ from shoal.engines.slurm.parse import (
     parse_minutes,
     parse_partitions,
 )
-from shoal.engines.slurm.partitions import Partition, Parts, Rights, divide, partition_for, time_for, why_not
+from shoal.engines.slurm.partitions import (
+    Partition,
+    Parts,
+    Rights,
+    divide,
+    limit_for,
+    partition_for,
+    time_for,
+    why_not,
+)
 from shoal.engines.slurm.render import request, sbatch_arguments
 from shoal.engines.slurm.rights import parts_of, rights_of
 from shoal.errors import EngineRefused, EngineUnreachable, SpecError
 from shoal.wire import Order, Summons
-from tests.support.paper_slurm import PaperSlurm, order
+from tests.support.paper_slurm import PaperSlurm, engine_on, order
 from tests.unit.engines.test_slurm_pieces import GOLDEN
 
 LINE = (
@@ -242,6 +251,37 @@ def test_the_time_of_the_chosen_partition_is_asked_for(
     limit_s: float | None, partition: Partition, asked: str
 ) -> None:
     assert time_for(order(time_limit_s=limit_s, grace_s=0.0), partition) == asked
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "max_minutes", "given_s"),
+    [
+        (3600.0, 60, 3450.0),  # the grace of 30 s, and two minutes, before Slurm would
+        (3451.0, 60, 3450.0),
+        (3450.0, 60, None),
+        (3600.0, None, None),
+        (None, 60, None),
+        (120.0, 2, 60.0),
+    ],
+)
+def test_shoal_ends_a_job_before_its_partition_does(
+    limit_s: float | None, max_minutes: int | None, given_s: float | None
+) -> None:
+    partition = Partition(name="p", max_minutes=max_minutes)
+    assert limit_for(order(time_limit_s=limit_s, grace_s=30.0), partition) == given_s
+
+
+async def test_keepers_are_told_how_long_their_partition_leaves_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm = PaperSlurm()
+    main = Partition(name="main", is_default=True, max_minutes=60)
+    monkeypatch.setattr(slurm, "partitions", lambda: [main])
+    summons = Summons(attempt_id="att_1", urls=("https://a:1",), ca="", ticket="t")
+    orders = (order(nodes=("n0",), gpu_ids=(), time_limit_s=3600.0, grace_s=30.0),)
+    await engine_on(tmp_path, VirtualClock(), slurm).start(summons, orders)
+    assert slurm.request.time == "60"
+    assert '"time_limit_s":3450.0' in slurm.request.script
 
 
 def test_what_slurm_is_told_of_a_job_in_two_partitions_that_asks_for_more_is_the_golden_file() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from shoal.clock import BootClock
 from shoal.engines.fake import VirtualClock
 from shoal.runtime import keeper, spool
 from shoal.runtime.desk import DeskClient, Refused
@@ -129,6 +130,27 @@ def test_other_devices_than_the_order_is_for_are_not_guessed(
     desk = PaperDesk(msgspec.structs.replace(ORDER, gpu_ids=(4, 5)))
     assert run(monkeypatch, desk, tmp_path / "spool", devices_from="GIVEN") == DONE
     assert f"its order is for 2 GPUs; the cluster gave 'GIVEN={given}'" in the_end(desk)
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "most_s", "ago_s", "given_s"),
+    [
+        (60.0, None, 0.0, 60.0),
+        (None, 50.0, 0.0, None),
+        (60.0, 50.5, 0.0, 50.0),
+        (60.0, 90.5, 0.0, 60.0),
+        (60.0, 90.5, 50.0, 40.0),  # of the share before it, whose place it has
+        (60.0, 50.0, 70.0, 0.0),
+    ],
+)
+def test_keepers_supervisor_ends_its_share_before_the_cluster_does(
+    limit_s: float | None, most_s: float | None, ago_s: float, given_s: float | None
+) -> None:
+    summons = Summons(attempt_id="att_1", urls=("https://a:1",), ca="", ticket="t", time_limit_s=most_s)
+    order = msgspec.structs.replace(ORDER, time_limit_s=limit_s)
+    began_at = BootClock().monotonic() - ago_s
+    fitted = Keeper(summons, "n1", PaperDesk(order), began_at=began_at)._fitted(order)
+    assert fitted.time_limit_s == given_s
 
 
 @pytest.mark.parametrize("name", ["", "GIVEN"])

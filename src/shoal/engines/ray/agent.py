@@ -288,7 +288,12 @@ def launch(
 
 
 def ending_unit(pid: int | str = "self") -> str:
-    """The service of systemd's with which all ends that this process starts; empty: none, or nobody tells.
+    """The service of systemd's with which all ends that this process starts; empty: none, or nobody tells."""
+    return ending_service(pid)[0]
+
+
+def ending_service(pid: int | str) -> tuple[str, list[str]]:
+    """The same, and the words that tell `systemctl` whose service it is.
 
     Whoever is started stays in the unit's control group, in whichever session: systemd.kill(5).
     """
@@ -296,15 +301,15 @@ def ending_unit(pid: int | str = "self") -> str:
         with open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="replace") as file:
             unit, whose = service_of(file.read())
         if not unit:
-            return ""
+            return "", []
         command = ["systemctl", *whose, "show", "--property=LoadState,KillMode", "--", unit]
         told = subprocess.run(command, capture_output=True, timeout=SYSTEMCTL_S, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
-        return ""
+        return "", []
     # Of a unit that it does not know it says what would be usual.
     said = set(told.split())
     is_ending = b"LoadState=loaded" in said and said & {b"KillMode=control-group", b"KillMode=mixed"}
-    return unit if is_ending else ""
+    return (unit, whose) if is_ending else ("", [])
 
 
 def service_of(cgroup: str) -> tuple[str, list[str]]:

@@ -32,7 +32,7 @@ from shoal.engines.slurm.nodes import (
 )
 from shoal.engines.slurm.outputs import unneeded
 from shoal.engines.slurm.parse import SlurmFacts
-from shoal.engines.slurm.partitions import Parts, is_asked, partition_for
+from shoal.engines.slurm.partitions import Parts, is_asked, limit_for, partition_for
 from shoal.engines.slurm.render import batch_script, job_name, job_prefix, num_cpus, request
 from shoal.engines.slurm.rights import parts_of, rights_of
 from shoal.engines.slurm.states import (
@@ -150,6 +150,7 @@ class SlurmEngine(RemoteEngine):
         nodes_of = {name: node.partitions for name, node in self._nodes.items()}
         rights = rights_of(self._config, self._facts, orders[0].project)
         partition = partition_for(self._parts, nodes_of, orders, rights)
+        summons = msgspec.structs.replace(summons, time_limit_s=limit_for(orders[0], partition))
         can_bind = self._facts.can_bind
         script = batch_script(self._config, summons, len(orders), num_cpus(orders), can_bind=can_bind)
         asked = request(self._config, orders, kinds, output, script, partition)
@@ -191,10 +192,10 @@ class SlurmEngine(RemoteEngine):
         """Where Slurm writes what keepers say; in it, where each job is its owner's, a folder for each."""
         return str(Path(self._config.shared) / "slurm")
 
-    async def tidy(self, old: Collection[str]) -> None:
+    async def tidy(self, old: Collection[str]) -> bool:
         """A file for each Slurm job is on the shared directory: in most of them is nothing."""
         if not self._config.shared:
-            return
+            return True
 
         def drop() -> None:
             found = self._door.outputs(self._outputs)
@@ -204,6 +205,8 @@ class SlurmEngine(RemoteEngine):
             await self.on_thread(drop)
         except EngineUnreachable as error:  # logs go all the same: there is room for so many of them
             log.warning("slurm.outputs_stay", folder=self._outputs, error=error.message)
+            return False
+        return True
 
     def make_folder(self, path: str) -> None:
         """Over SSH on the login node: this machine need not have the directory. An owner's folders are made

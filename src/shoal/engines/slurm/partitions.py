@@ -152,6 +152,20 @@ def time_for(order: Order, one: Partition) -> str:
     return UNLIMITED if one.max_minutes is None else str(one.max_minutes)
 
 
+def limit_for(order: Order, one: Partition) -> float | None:
+    """How long a job with a limit may run where Slurm's own would come too soon after it; None: as it says.
+
+    Slurm counts from before there is a supervisor, and what Slurm ends is lost and begins anew: our limit
+    has to come first, each time. A short partition is not all margin: half of it is the job's.
+    """
+    if order.time_limit_s is None or one.max_minutes is None:
+        return None
+    granted_s, early_s = one.max_minutes * 60.0, order.grace_s + TIME_MARGIN_S
+    if order.time_limit_s + early_s <= granted_s:
+        return None
+    return granted_s - min(early_s, granted_s / 2)
+
+
 def partition_for(parts: Parts, nodes_of: NodesOf, orders: tuple[Order, ...], rights: Rights) -> Partition:
     """Where a job on these nodes goes; one without a name: to Slurm's default, as nothing else is known.
 
