@@ -7,16 +7,14 @@ import hashlib
 import io
 import os
 import signal
-import subprocess
 import tarfile
-import time
 from pathlib import Path
 
 import pytest
 
 from shoal.runtime import spool, tree
-from shoal.wire import Credentials, EndKind, Limits, LogRule, NodeOutcome, RuleAction
-from tests.support.shares import RunningShare, Start, an_order, until
+from shoal.wire import Credentials, EndKind, Limits, LogRule, RuleAction
+from tests.support.shares import RunningShare, Start, an_order, told_to_end, until
 
 
 def test_share_whose_ranks_all_exit_0_has_succeeded(start: Start) -> None:
@@ -138,16 +136,6 @@ def test_sigterm_gives_the_ranks_their_grace_even_behind_a_shell(start: Start) -
     process.wait(20)
     assert outcome.kind is EndKind.STOPPED
     assert share.texts() == ["ready", "saved"]
-
-
-def told_to_end(share: RunningShare, process: subprocess.Popen[bytes]) -> NodeOutcome:
-    """All of it, as by Slurm without control groups, or by systemd: the supervisor last."""
-    for pid in tree.descendants(process.pid):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)
-    time.sleep(0.1)
-    process.send_signal(signal.SIGTERM)
-    return share.outcome()
 
 
 @pytest.mark.parametrize("run", ["exec sleep 300", "sleep 300; exit $?"], ids=["program", "shell"])

@@ -18,7 +18,7 @@ import msgspec
 
 from shoal.clock import Clock
 from shoal.runtime import metrics, stacks, tree
-from shoal.runtime.board import VARIABLE, Board, Place, Standing
+from shoal.runtime.board import VARIABLE, Board, Place, Request, Standing
 from shoal.runtime.confine.confinement import Confinement
 from shoal.runtime.ending import Hang
 from shoal.runtime.environment import Generation
@@ -287,9 +287,9 @@ class Crew:
         _send(own, signal.SIGCONT)
         return None
 
-    def ask_to_save(self) -> None:
-        """The request to stop that ranks get next is meant for all of them."""
-        self._board.ask_to_save()
+    def tell(self, request: Request) -> None:
+        """What the request to stop means that ranks get next, or have got from others."""
+        self._board.tell(request)
 
     def look_after(self) -> None:
         """Have a spare ready once the ranks are of the kind that can use one; have those that hang ended."""

@@ -13,6 +13,7 @@ from types import FrameType
 from shoal.clock import Clock
 from shoal.errors import ShoalError
 from shoal.runtime import ending, listening, network, removal, shared_memory, spool
+from shoal.runtime.board import Request
 from shoal.runtime.confine.confinement import Confinement
 from shoal.runtime.crew import Crew
 from shoal.runtime.drills import Driller
@@ -436,8 +437,8 @@ class ShareRun:
         """SIGTERM to whatever still runs, then wait for it, at most the grace. Killing is `_bury`'s."""
         self._have_standby_give_way()
         self._tell(Phase.STOPPING)
-        if self._crew is not None and end.kind in ALL_STOP:
-            self._crew.ask_to_save()
+        if self._crew is not None:
+            self._crew.tell(Request.SAVE if end.kind in ALL_STOP else Request.GO)
         groups = [process.pid for process in self._running if process.status is None]
         for group in groups:
             with contextlib.suppress(ProcessLookupError):

@@ -64,6 +64,14 @@ MUTANTS = (
         ("supervisor",),
     ),
     Mutant(
+        "rank_that_hears_of_the_end_first_saves_nothing",
+        "runtime/rank/farewell.py",
+        "self._member.request is Request.GO:",
+        "self._member.request is not Request.SAVE:",
+        "P1: whom the cluster stopped goes on where it was",
+        ("farewell",),
+    ),
+    Mutant(
         "whoever_ends_well_when_told_to_has_succeeded",
         "runtime/share.py",
         "        return signalled or end\n",

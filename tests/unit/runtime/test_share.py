@@ -10,6 +10,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from shoal.runtime import listening, shared_memory
+from shoal.runtime.board import Request
 from shoal.runtime.ending import SUCCEEDED, Ending, Hang
 from shoal.runtime.share import TOGETHER_S, ShareRun
 from shoal.wire import EndKind
@@ -36,7 +37,22 @@ class Run:
 def test_standby_gives_way_before_ranks_are_asked_to_save() -> None:
     made = Run()
     made.run._stop(Ending(kind=EndKind.STOPPED, message="preempted", grace_s=30.0))
-    assert made.asked()[:2] == ["minder.give_way", "crew.ask_to_save"]
+    assert made.asked()[:2] == ["minder.give_way", "crew.tell"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "request_"),
+    [
+        (EndKind.STOPPED, Request.SAVE),
+        (EndKind.TIME_LIMIT, Request.SAVE),
+        (EndKind.EXITED, Request.GO),
+        (EndKind.FENCED, Request.GO),
+    ],
+)
+def test_ranks_are_told_whether_they_can_save_together(kind: EndKind, request_: Request) -> None:
+    made = Run()
+    made.run._stop(Ending(kind=kind, grace_s=30.0))
+    made.parts.crew.tell.assert_called_once_with(request_)
 
 
 def test_standby_gives_way_before_the_ranks_wait_for_another_group() -> None:
