@@ -106,6 +106,8 @@ class ShareRun:
         self._driller = Driller(order, self._renewer, clock, self._log)
         self._failed: tuple[float, int] | None = (clock.now(), time.monotonic_ns())
         """When the group before failed here, or we began, until it is told how this group did."""
+        self._over_at = -math.inf
+        """When all that ran last was seen to have ended well, by the monotonic clock."""
 
     def run(self) -> None:
         """Run the share to its end. Only what cannot be caught keeps it from writing an outcome."""
@@ -360,6 +362,7 @@ class ShareRun:
                 end = end if hung is None or hung.rank is None else ending.of_hang(end, hung)
                 return self._reason_behind(end) or end
             if all(process.status == 0 for process in self._running):
+                self._over_at = self._clock.monotonic()
                 return ending.SUCCEEDED
             reason = self._reasons.now() or self._dead_server()
             if reason is not None:
@@ -472,9 +475,13 @@ class ShareRun:
 
     def _in_hindsight(self, end: Ending) -> Ending:
         """One that saves and ends well when it is told to has not done what it was started for. A signal to
-        all may reach us later than ranks, but hardly after the burial: nobody waits for it.
+        all may reach us later than ranks, but not much: nobody waits for it, and one that comes while what
+        they left takes its time to die finds them done.
         """
-        signalled = self._reasons.signalled() if end.kind is EndKind.SUCCEEDED else None
+        if end.kind is not EndKind.SUCCEEDED:
+            return end
+        over_s = self._clock.monotonic() - self._over_at
+        signalled = self._reasons.signalled(over_s - TOGETHER_S)
         return signalled or end
 
     def _outcome(self, end: Ending) -> NodeOutcome:

@@ -29,6 +29,7 @@ class Run:
         run._order = SimpleNamespace(node="node-1")
         run._share = SimpleNamespace(home="/nowhere", scratch="/nowhere/scratch")
         run._clock = SimpleNamespace(monotonic=lambda: 0.0)
+        run._over_at = 0.0
 
     def asked(self) -> list[str]:
         return [name for name, _, _ in self.parts.mock_calls if "()" not in name]
@@ -161,3 +162,18 @@ def test_rank_that_ended_well_has_not_succeeded_if_a_signal_came_before_that_is_
     made.run._outcome, made.run._report = lambda end: end, outcomes.append
     made.run.run()
     assert outcomes == [told]
+
+
+@pytest.mark.parametrize(("heard_at", "told"), [(5.0, STOPPED), (10.4, STOPPED), (11.0, SUCCEEDED)])
+def test_signal_that_comes_while_what_is_left_does_not_die_finds_a_success_as_it_was(
+    heard_at: float, told: Ending
+) -> None:
+    made, now = Run(), [10.0]
+    made.run._clock = SimpleNamespace(monotonic=lambda: now[0])
+    made.run._running = [SimpleNamespace(status=0)]
+    made.run._driller = MagicMock()
+    made.parts.watcher.first_failed = None
+    assert made.run._follow(MagicMock(), "a rank", made.parts.crew) == SUCCEEDED
+    now[0] = 70.0  # the burial took a minute
+    made.parts.reasons.signalled = lambda least_s: STOPPED if now[0] - heard_at >= least_s else None
+    assert made.run._in_hindsight(SUCCEEDED) == told
