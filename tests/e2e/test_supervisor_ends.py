@@ -147,6 +147,15 @@ def test_signal_to_all_of_a_share_is_no_failure_of_its_rank(start: Start, run: s
     assert (outcome.kind, outcome.is_unasked) == (EndKind.STOPPED, True)
 
 
+@pytest.mark.parametrize("code", [1, 75])
+def test_rank_that_ends_in_its_own_way_because_it_was_told_to_has_not_failed(start: Start, code: int) -> None:
+    share = start(an_order(run=f"trap 'exit {code}' TERM; echo ready; while :; do sleep 0.01; done"))
+    process = share.spawn()
+    until(lambda: share.texts() == ["ready"], describe=share.describe)
+    outcome = told_to_end(share, process)
+    assert (outcome.kind, outcome.is_unasked, outcome.exit_code) == (EndKind.STOPPED, True, None)
+
+
 def test_signal_to_all_of_a_share_leaves_its_ranks_their_grace(start: Start) -> None:
     """Neither the sandbox nor the process that forks ranks takes them along."""
     program = "import os,signal,time\ndef f(*a): time.sleep(0.5); os.write(1,b'saved\\n'); os._exit(0)\n"

@@ -29,7 +29,7 @@ from shoal.runtime.probe import Prober
 from shoal.runtime.ready import Ready
 from shoal.runtime.reasons import Reasons
 from shoal.runtime.renewal import Renewer
-from shoal.runtime.restarts import OTHERS_FAILED, Restarts
+from shoal.runtime.restarts import OTHERS_FAILED, RANK_FAILED, Restarts
 from shoal.runtime.rules import DEVICE_FAULTS, LogRules
 from shoal.runtime.standby.minder import Minder
 from shoal.runtime.warm import install
@@ -107,7 +107,7 @@ class ShareRun:
         self._failed: tuple[float, int] | None = (clock.now(), time.monotonic_ns())
         """When the group before failed here, or we began, until it is told how this group did."""
         self._over_at = -math.inf
-        """When all that ran last was seen to have ended well, by the monotonic clock."""
+        """When what ran last was seen to be over by itself, well or not, by the monotonic clock."""
 
     def run(self) -> None:
         """Run the share to its end. Only what cannot be caught keeps it from writing an outcome."""
@@ -358,6 +358,7 @@ class ShareRun:
             failed = self._watcher.first_failed
             hung = crew.lookout.hung if crew is not None else None
             if failed is not None and failed.status is not None:
+                self._over_at = self._clock.monotonic()
                 end = self._end_of(failed, failed.status, launcher.failure(), what)
                 end = end if hung is None or hung.rank is None else ending.of_hang(end, hung)
                 return self._reason_behind(end) or end
@@ -475,14 +476,23 @@ class ShareRun:
 
     def _in_hindsight(self, end: Ending) -> Ending:
         """One that saves and ends well when it is told to has not done what it was started for. A signal to
-        all may reach us later than ranks, but not much: nobody waits for it, and one that comes while what
-        they left takes its time to die finds them done.
+        all may reach us later than ranks, but not much: one that comes while what they left takes its time to
+        die finds them done. It is waited for before a failure is told, which may be a rank's way to end when
+        it is told to. Nobody waits before a success is, nor before ranks begin anew, which is not the end.
         """
-        if end.kind is not EndKind.SUCCEEDED:
+        if end.kind is not EndKind.SUCCEEDED and end.kind not in RANK_FAILED:
             return end
-        over_s = self._clock.monotonic() - self._over_at
-        signalled = self._reasons.signalled(over_s - TOGETHER_S)
+        while (signalled := self._signalled_together()) is None and end.kind in RANK_FAILED:
+            left_s = self._over_at + TOGETHER_S - self._clock.monotonic()
+            if left_s <= 0:
+                break
+            self._watcher.turn(left_s)
         return signalled or end
+
+    def _signalled_together(self) -> Ending | None:
+        """That a signal came which may have been for what ran last, too."""
+        over_s = self._clock.monotonic() - self._over_at
+        return self._reasons.signalled(over_s - TOGETHER_S)
 
     def _outcome(self, end: Ending) -> NodeOutcome:
         outcome = self._outcome_of(end)

@@ -80,6 +80,14 @@ MUTANTS = (
         ("supervisor",),
     ),
     Mutant(
+        "rank_that_ends_in_its_own_way_is_blamed_for_a_signal_to_all",
+        "runtime/share.py",
+        "        if end.kind is not EndKind.SUCCEEDED and end.kind not in RANK_FAILED:\n",
+        "        if end.kind is not EndKind.SUCCEEDED:\n",
+        "P1: whom the cluster stopped has not failed",
+        ("supervisor",),
+    ),
+    Mutant(
         "forked_process_waits_for_a_thread_that_is_not_there",
         "runtime/names.py",
         "        self._lock = threading.Lock()  # one of them may have held it\n        self._asked = {}\n",

@@ -140,28 +140,47 @@ def test_signal_explains_neither_memory_that_ran_out_nor_a_setup_that_failed_by_
     assert waited(end, heard_at)[0] == behind
 
 
-@pytest.mark.parametrize(
-    ("end", "heard", "told"),
-    [
-        (SUCCEEDED, STOPPED, STOPPED),
-        (SUCCEEDED, None, SUCCEEDED),
-        (ended_by(code=1), STOPPED, ended_by(code=1)),
-    ],
-)
-def test_rank_that_ended_well_has_not_succeeded_if_a_signal_came_before_that_is_told(
-    end: Ending, heard: Ending | None, told: Ending
-) -> None:
-    made, outcomes = Run(), list[Ending]()
-    reasons = made.parts.reasons
-    reasons.signalled.return_value = None
+def in_hindsight(end: Ending, heard_at: float | None, buried_at: float = 10.0) -> tuple[Ending, float]:
+    """What is told of ranks that ended so at 10, and when, by when SIGTERM came and they were buried."""
+    made, now, outcomes = Run(), [10.0], list[Ending]()
 
-    def bury() -> None:
-        reasons.signalled.return_value = heard
+    def live() -> Ending:
+        made.run._over_at = now[0]
+        return end
 
-    made.run._listen, made.run._live, made.run._bury = lambda: None, lambda: end, bury
+    def signalled(least_s: float) -> Ending | None:
+        return STOPPED if heard_at is not None and now[0] - heard_at >= max(least_s, 0.0) else None
+
+    def turn(timeout_s: float) -> None:
+        until = now[0] + timeout_s
+        now[0] = until if heard_at is None or heard_at <= now[0] else min(until, heard_at)
+
+    made.run._clock = SimpleNamespace(monotonic=lambda: now[0])
+    made.parts.reasons.signalled, made.parts.watcher.turn = signalled, turn
+    made.run._listen, made.run._live = lambda: None, live
+    made.run._bury = lambda: now.__setitem__(0, buried_at)
     made.run._outcome, made.run._report = lambda end: end, outcomes.append
     made.run.run()
-    assert outcomes == [told]
+    return outcomes[0], now[0]
+
+
+def test_rank_that_ended_well_has_not_succeeded_if_a_signal_came_before_that_is_told() -> None:
+    assert in_hindsight(SUCCEEDED, 9.9) == (STOPPED, 10.0)
+    assert in_hindsight(SUCCEEDED, 10.2, buried_at=10.3) == (STOPPED, 10.3)
+    assert in_hindsight(SUCCEEDED, None) == (SUCCEEDED, 10.0), "nobody waits"
+
+
+@pytest.mark.parametrize("end", [ended_by(code=1), ended_by(code=75), ended_by(signal.SIGKILL)])
+def test_rank_has_not_failed_if_a_signal_to_all_follows_its_end(end: Ending) -> None:
+    assert in_hindsight(end, 10.1) == (STOPPED, 10.1)
+    assert in_hindsight(end, None) == (end, 10.0 + TOGETHER_S)
+    assert in_hindsight(end, None, buried_at=11.0) == (end, 11.0), "nobody waits twice"
+    assert in_hindsight(end, 10.8, buried_at=11.0) == (end, 11.0), "it came too late to be why"
+
+
+def test_nobody_waits_for_a_signal_that_would_explain_nothing() -> None:
+    end = Ending(kind=EndKind.OUT_OF_MEMORY, rank=0)
+    assert in_hindsight(end, 10.1) == (end, 10.0)
 
 
 @pytest.mark.parametrize(("heard_at", "told"), [(5.0, STOPPED), (10.4, STOPPED), (11.0, SUCCEEDED)])
