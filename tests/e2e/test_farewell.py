@@ -37,12 +37,12 @@ runtime.train(program, {"model": model, "optimizer": optimizer}, checkpoints=sav
 """
 
 
-def begun(start: Start) -> tuple[RunningShare, subprocess.Popen[bytes]]:
+def begun(start: Start, run: str = "exec python train.py") -> tuple[RunningShare, subprocess.Popen[bytes]]:
     """Two ranks that train, and have saved nothing."""
     share = start(
         an_order(
             setup=f"cat > train.py <<'END'\n{PROGRAM}\nEND",
-            run="exec python train.py",
+            run=run,
             ranks_per_node=2,
             master_port=free_port("127.0.0.1", 97 * os.getpid()),
             env={"OMP_NUM_THREADS": "1", "PYTHONPATH": SOURCE},
@@ -60,9 +60,11 @@ def saved(share: RunningShare) -> list[int]:
     return [int(found[1]) for name in names if (found := re.match(r"step-(\d+)", name))]
 
 
-@pytest.mark.parametrize("gap_s", [0.0, 0.1])
-def test_ranks_save_where_a_signal_to_all_of_a_job_reaches_them_first(start: Start, gap_s: float) -> None:
-    share, process = begun(start)
+@pytest.mark.parametrize(("run", "gap_s"), [("exec python train.py", 0.0), ("python train.py; exit $?", 0.1)])
+def test_ranks_save_where_a_signal_to_all_of_a_job_reaches_them_first(
+    start: Start, run: str, gap_s: float
+) -> None:
+    share, process = begun(start, run)
     outcome = told_to_end(share, process, gap_s)
     assert (outcome.kind, outcome.is_unasked) == (EndKind.STOPPED, True)
     steps = [int(text.split()[1]) for text in share.texts() if text.startswith("step")]

@@ -156,11 +156,16 @@ def test_rank_that_ends_in_its_own_way_because_it_was_told_to_has_not_failed(sta
     assert (outcome.kind, outcome.is_unasked, outcome.exit_code) == (EndKind.STOPPED, True, None)
 
 
-def test_signal_to_all_of_a_share_leaves_its_ranks_their_grace(start: Start) -> None:
-    """Neither the sandbox nor the process that forks ranks takes them along."""
+@pytest.mark.parametrize("max_restarts", [0, 1])
+@pytest.mark.parametrize("run", ["exec {}", "{}; echo not reached"], ids=["program", "shell"])
+def test_signal_to_all_of_a_share_leaves_its_ranks_their_grace(
+    start: Start, run: str, max_restarts: int
+) -> None:
+    """Neither a shell, nor the sandbox, nor the process that forks ranks takes them along."""
     program = "import os,signal,time\ndef f(*a): time.sleep(0.5); os.write(1,b'saved\\n'); os._exit(0)\n"
     program += "signal.signal(signal.SIGTERM,f); print('ready',flush=True); time.sleep(300)"
-    share = start(an_order(run=f'exec python -c "{program}"', grace_s=20.0, max_restarts=1))
+    run = run.format(f'python -c "{program}"')
+    share = start(an_order(run=run, grace_s=20.0, max_restarts=max_restarts))
     process = share.spawn()
     until(lambda: share.texts() == ["ready"], describe=share.describe)
     outcome = told_to_end(share, process)

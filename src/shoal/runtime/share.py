@@ -444,6 +444,8 @@ class ShareRun:
         if self._crew is not None:
             self._crew.tell(Request.SAVE if end.kind in ALL_STOP else Request.GO)
         groups = [process.pid for process in self._running if process.status is None]
+        if self._crew is not None and end.kind in ALL_STOP:
+            groups += self._crew.without_shell()
         for group in groups:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGTERM if end.grace_s > 0 else signal.SIGKILL)

@@ -72,6 +72,14 @@ MUTANTS = (
         ("farewell",),
     ),
     Mutant(
+        "program_has_no_grace_once_its_shell_is_dead",
+        "runtime/share.py",
+        "            groups += self._crew.without_shell()\n",
+        "            pass\n",
+        "ranks have their grace",
+        ("supervisor",),
+    ),
+    Mutant(
         "whoever_ends_well_when_told_to_has_succeeded",
         "runtime/share.py",
         "        return signalled or end\n",
