@@ -38,13 +38,14 @@ def plane(lab: SlurmLab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
 
 
 def test_scancel_is_no_failure_of_jobs_without_a_retry(plane: ClusterPlane, lab: SlurmLab) -> None:
-    """Nor is a preemption by Slurm, or a time limit of its own, which send the same. Half of the programs die
-    of it, the others save and end well.
+    """Nor is a preemption by Slurm, or a time limit of its own, which send the same. Some programs die of it,
+    others save and end well, or with a code of their own.
     """
-    saves = "import signal,sys,time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); time.sleep(600)"
-    runs = ["exec python3 -c 'import time; time.sleep(600)'", f'exec python3 -c "{saves}"']
+    saves = "import signal,sys,time; signal.signal(signal.SIGTERM, lambda *_: sys.exit({})); time.sleep(600)"
+    runs = ["exec python3 -c 'import time; time.sleep(600)'"]
+    runs += [f'exec python3 -c "{saves.format(code)}"' for code in (0, 1, 75)]
     jobs = [plane.submit(runs[0], resources=TWO, grace="5s")]
-    jobs += [plane.submit(runs[number % 2], resources=ONE, grace="5s") for number in range(NUM_JOBS)]
+    jobs += [plane.submit(runs[number % len(runs)], resources=ONE, grace="5s") for number in range(NUM_JOBS)]
     for job in jobs:
         plane.until_status(job, "running")
     lab.cancel(*(job_name(plane.attempt(job)["attempt_id"], 0) for job in jobs))

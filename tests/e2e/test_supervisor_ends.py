@@ -7,16 +7,14 @@ import hashlib
 import io
 import os
 import signal
-import subprocess
 import tarfile
-import time
 from pathlib import Path
 
 import pytest
 
 from shoal.runtime import spool, tree
-from shoal.wire import Credentials, EndKind, Limits, LogRule, NodeOutcome, RuleAction
-from tests.support.shares import RunningShare, Start, an_order, until
+from shoal.wire import Credentials, EndKind, Limits, LogRule, RuleAction
+from tests.support.shares import RunningShare, Start, an_order, told_to_end, until
 
 
 def test_share_whose_ranks_all_exit_0_has_succeeded(start: Start) -> None:
@@ -140,16 +138,6 @@ def test_sigterm_gives_the_ranks_their_grace_even_behind_a_shell(start: Start) -
     assert share.texts() == ["ready", "saved"]
 
 
-def told_to_end(share: RunningShare, process: subprocess.Popen[bytes]) -> NodeOutcome:
-    """All of it, as by Slurm without control groups, or by systemd: the supervisor last."""
-    for pid in tree.descendants(process.pid):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)
-    time.sleep(0.1)
-    process.send_signal(signal.SIGTERM)
-    return share.outcome()
-
-
 @pytest.mark.parametrize("run", ["exec sleep 300", "sleep 300; exit $?"], ids=["program", "shell"])
 def test_signal_to_all_of_a_share_is_no_failure_of_its_rank(start: Start, run: str) -> None:
     share = start(an_order(run=f"echo ready; {run}"))
@@ -159,11 +147,25 @@ def test_signal_to_all_of_a_share_is_no_failure_of_its_rank(start: Start, run: s
     assert (outcome.kind, outcome.is_unasked) == (EndKind.STOPPED, True)
 
 
-def test_signal_to_all_of_a_share_leaves_its_ranks_their_grace(start: Start) -> None:
-    """Neither the sandbox nor the process that forks ranks takes them along."""
+@pytest.mark.parametrize("code", [1, 75])
+def test_rank_that_ends_in_its_own_way_because_it_was_told_to_has_not_failed(start: Start, code: int) -> None:
+    share = start(an_order(run=f"trap 'exit {code}' TERM; echo ready; while :; do sleep 0.01; done"))
+    process = share.spawn()
+    until(lambda: share.texts() == ["ready"], describe=share.describe)
+    outcome = told_to_end(share, process)
+    assert (outcome.kind, outcome.is_unasked, outcome.exit_code) == (EndKind.STOPPED, True, None)
+
+
+@pytest.mark.parametrize("max_restarts", [0, 1])
+@pytest.mark.parametrize("run", ["exec {}", "{}; echo not reached"], ids=["program", "shell"])
+def test_signal_to_all_of_a_share_leaves_its_ranks_their_grace(
+    start: Start, run: str, max_restarts: int
+) -> None:
+    """Neither a shell, nor the sandbox, nor the process that forks ranks takes them along."""
     program = "import os,signal,time\ndef f(*a): time.sleep(0.5); os.write(1,b'saved\\n'); os._exit(0)\n"
     program += "signal.signal(signal.SIGTERM,f); print('ready',flush=True); time.sleep(300)"
-    share = start(an_order(run=f'exec python -c "{program}"', grace_s=20.0, max_restarts=1))
+    run = run.format(f'python -c "{program}"')
+    share = start(an_order(run=run, grace_s=20.0, max_restarts=max_restarts))
     process = share.spawn()
     until(lambda: share.texts() == ["ready"], describe=share.describe)
     outcome = told_to_end(share, process)

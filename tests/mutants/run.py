@@ -47,6 +47,7 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/unit/runtime/test_reasons.py",
         "tests/unit/runtime/test_share.py",
     ),
+    "farewell": (*PYTEST, "tests/unit/runtime/test_farewell.py", "tests/e2e/test_farewell.py"),
     "engine": (*PYTEST, "tests/unit/engines", "tests/contract/test_engine_local.py"),
     "serving": (
         *PYTEST,

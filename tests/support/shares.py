@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from shoal.runtime import spool
+from shoal.runtime import spool, tree
 from shoal.wire import Credentials, Limits, NodeOutcome, Order
 from tests.support.patience import pause_s
 
@@ -114,6 +114,16 @@ class RunningShare:
                 process.send_signal(signal.SIGKILL)
             process.wait(10)
         assert spool.kill_leftovers(self.directory, self.order)
+
+
+def told_to_end(share: RunningShare, process: subprocess.Popen[bytes], gap_s: float = 0.1) -> NodeOutcome:
+    """All of it, as by Slurm without control groups, or by systemd: the supervisor last."""
+    for pid in tree.descendants(process.pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    time.sleep(gap_s)
+    process.send_signal(signal.SIGTERM)
+    return share.outcome()
 
 
 Start = Callable[..., RunningShare]

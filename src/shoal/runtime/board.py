@@ -46,6 +46,19 @@ class Standing(IntEnum):
     """It has left the group for good, and does what its program has to do after training."""
 
 
+class Request(IntEnum):
+    """What a request to stop, SIGTERM, means to a rank that gets one."""
+
+    UNTOLD = 0
+    """Nobody has said: it may be for this rank alone, or come before the word. A supervisor of an earlier
+    version says no more where ranks are to go.
+    """
+    SAVE = 1
+    """It is for all of them, with time to save."""
+    GO = 2
+    """There is nothing to save, or nobody to save with: a rank has failed."""
+
+
 class Place(msgspec.Struct, frozen=True, kw_only=True):
     """Who one process is in one group."""
 
@@ -114,9 +127,9 @@ class Board:
             self._words[at + offset] = number
         self._words[at] = place.generation + 1
 
-    def ask_to_save(self) -> None:
-        """Everybody is about to be asked to stop, and may take the time to save."""
-        self._words[0] = 1
+    def tell(self, request: Request) -> None:
+        """Everybody is about to be asked to stop: what that means."""
+        self._words[0] = request
 
     def clear(self, slot: int) -> None:
         """The slot's process is gone."""
@@ -142,9 +155,10 @@ class Board:
     # --- a rank's part
 
     @property
-    def may_save(self) -> bool:
-        """Whether a request to stop is meant for all, with time to save; else a rank has failed."""
-        return bool(self._words[0] == 1)
+    def request(self) -> Request:
+        """What a request to stop means now. A word that we do not know, of a later version, is no leave."""
+        word = self._words[0]
+        return Request(word) if 0 <= word < len(Request) else Request.GO
 
     def place(self, slot: int) -> Place | None:
         """Who this process is now; None: nobody has said."""

@@ -18,9 +18,9 @@ import msgspec
 
 from shoal.clock import Clock
 from shoal.runtime import metrics, stacks, tree
-from shoal.runtime.board import VARIABLE, Board, Place, Standing
+from shoal.runtime.board import VARIABLE, Board, Place, Request, Standing
 from shoal.runtime.confine.confinement import Confinement
-from shoal.runtime.ending import Hang
+from shoal.runtime.ending import BY_SIGNAL, Hang
 from shoal.runtime.environment import Generation
 from shoal.runtime.launch import Launcher
 from shoal.runtime.lookout import Lookout, Page, kill_group
@@ -287,9 +287,19 @@ class Crew:
         _send(own, signal.SIGCONT)
         return None
 
-    def ask_to_save(self) -> None:
-        """The request to stop that ranks get next is meant for all of them."""
-        self._board.ask_to_save()
+    def tell(self, request: Request) -> None:
+        """What the request to stop means that ranks get next, or have got from others."""
+        self._board.tell(request)
+
+    def without_shell(self) -> list[int]:
+        """Process groups whose leader died of SIGTERM, as a shell does at once, and whose others live: who
+        sends one to all of a job takes from a program its shell, not its time to save.
+        """
+        by_it = (-signal.SIGTERM, BY_SIGNAL + signal.SIGTERM)
+        ended = [(one.pid, one.status) for one in self.ranks if one.status is not None]
+        dead = {pid for pid, status in ended if os.waitstatus_to_exitcode(status) in by_it}
+        # While there is anybody in its session nobody else has its number.
+        return list(dead & set(tree.sessions(self._confinement.processes()).values())) if dead else []
 
     def look_after(self) -> None:
         """Have a spare ready once the ranks are of the kind that can use one; have those that hang ended."""

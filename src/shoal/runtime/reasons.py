@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from types import FrameType
 
@@ -38,21 +39,25 @@ class Reasons:
         self._clock = clock
         self._renewer = renewer
         self._began_at = clock.monotonic()
-        self._has_sigterm = False
+        self._sigterm_at: float | None = None
         self._is_sigterm_ours: bool | None = None
 
     def on_sigterm(self, signum: int, frame: FrameType | None) -> None:
-        """Signal handler."""
-        self._has_sigterm = True
+        """Signal handler. The first one counts."""
+        if self._sigterm_at is None:
+            self._sigterm_at = self._clock.monotonic()
 
     def now(self) -> Ending | None:
         """The strongest reason to end now, None to go on."""
         return self._bereft() or self._stale() or self._fence() or self._asked() or self._time_limit()
 
-    def signalled(self) -> Ending | None:
-        """That a signal came which nobody of ours can have sent: ranks may have got it, too."""
+    def signalled(self, least_s: float = -math.inf) -> Ending | None:
+        """That a signal came, `least_s` ago or longer, which nobody of ours can have sent: ranks may have got
+        it, too.
+        """
         reason = self._asked()
-        return reason if reason is not None and reason.is_unasked else None
+        is_it = reason is not None and reason.is_unasked and self._asked_s() >= least_s
+        return reason if is_it else None
 
     @property
     def is_bereft(self) -> bool:
@@ -71,11 +76,8 @@ class Reasons:
 
     def _asked(self) -> Ending | None:
         # First the signal: who sends ours has written the stop before.
-        has_sigterm, has_stop = self._has_sigterm, os.path.exists(self._share.stop)
-        stop: spool.Stop | None = None
-        if has_stop:
-            with contextlib.suppress(OSError, msgspec.DecodeError):
-                stop = spool.read_stop(self._share)
+        has_sigterm, has_stop = self._sigterm_at is not None, os.path.exists(self._share.stop)
+        stop = self._stop() if has_stop else None
         if stop is not None:
             told = f": {stop.because}" if stop.because else ""
             return Ending(
@@ -101,6 +103,22 @@ class Reasons:
         return Ending(
             kind=EndKind.STOPPED, message=f"stopped by the control plane{because}", grace_s=answer.grace_s
         )
+
+    def _asked_s(self) -> float:
+        """For how long somebody has asked: by the signal or, if that is older, by the stop, which a keeper
+        writes that is sent the signal.
+        """
+        stop = self._stop()
+        told_s = self._clock.now() - stop.at if stop is not None else -math.inf
+        if self._sigterm_at is None:
+            return told_s
+        return max(told_s, self._clock.monotonic() - self._sigterm_at)
+
+    def _stop(self) -> spool.Stop | None:
+        """None: there is none, or it cannot be read."""
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            return spool.read_stop(self._share)
+        return None
 
     def _bereft(self) -> Ending | None:
         """Its cluster calls the share over with its keeper, and may give its room to others: no grace."""

@@ -13,6 +13,7 @@ from types import FrameType
 from shoal.clock import Clock
 from shoal.errors import ShoalError
 from shoal.runtime import ending, listening, network, removal, shared_memory, spool
+from shoal.runtime.board import Request
 from shoal.runtime.confine.confinement import Confinement
 from shoal.runtime.crew import Crew
 from shoal.runtime.drills import Driller
@@ -28,7 +29,7 @@ from shoal.runtime.probe import Prober
 from shoal.runtime.ready import Ready
 from shoal.runtime.reasons import Reasons
 from shoal.runtime.renewal import Renewer
-from shoal.runtime.restarts import OTHERS_FAILED, Restarts
+from shoal.runtime.restarts import OTHERS_FAILED, RANK_FAILED, Restarts
 from shoal.runtime.rules import DEVICE_FAULTS, LogRules
 from shoal.runtime.standby.minder import Minder
 from shoal.runtime.warm import install
@@ -105,6 +106,8 @@ class ShareRun:
         self._driller = Driller(order, self._renewer, clock, self._log)
         self._failed: tuple[float, int] | None = (clock.now(), time.monotonic_ns())
         """When the group before failed here, or we began, until it is told how this group did."""
+        self._over_at = -math.inf
+        """When what ran last was seen to be over by itself, well or not, by the monotonic clock."""
 
     def run(self) -> None:
         """Run the share to its end. Only what cannot be caught keeps it from writing an outcome."""
@@ -355,10 +358,12 @@ class ShareRun:
             failed = self._watcher.first_failed
             hung = crew.lookout.hung if crew is not None else None
             if failed is not None and failed.status is not None:
+                self._over_at = self._clock.monotonic()
                 end = self._end_of(failed, failed.status, launcher.failure(), what)
                 end = end if hung is None or hung.rank is None else ending.of_hang(end, hung)
                 return self._reason_behind(end) or end
             if all(process.status == 0 for process in self._running):
+                self._over_at = self._clock.monotonic()
                 return ending.SUCCEEDED
             reason = self._reasons.now() or self._dead_server()
             if reason is not None:
@@ -436,9 +441,11 @@ class ShareRun:
         """SIGTERM to whatever still runs, then wait for it, at most the grace. Killing is `_bury`'s."""
         self._have_standby_give_way()
         self._tell(Phase.STOPPING)
-        if self._crew is not None and end.kind in ALL_STOP:
-            self._crew.ask_to_save()
+        if self._crew is not None:
+            self._crew.tell(Request.SAVE if end.kind in ALL_STOP else Request.GO)
         groups = [process.pid for process in self._running if process.status is None]
+        if self._crew is not None and end.kind in ALL_STOP:
+            groups += self._crew.without_shell()
         for group in groups:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGTERM if end.grace_s > 0 else signal.SIGKILL)
@@ -471,10 +478,23 @@ class ShareRun:
 
     def _in_hindsight(self, end: Ending) -> Ending:
         """One that saves and ends well when it is told to has not done what it was started for. A signal to
-        all may reach us later than ranks, but hardly after the burial: nobody waits for it.
+        all may reach us later than ranks, but not much: one that comes while what they left takes its time to
+        die finds them done. It is waited for before a failure is told, which may be a rank's way to end when
+        it is told to. Nobody waits before a success is, nor before ranks begin anew, which is not the end.
         """
-        signalled = self._reasons.signalled() if end.kind is EndKind.SUCCEEDED else None
+        if end.kind is not EndKind.SUCCEEDED and end.kind not in RANK_FAILED:
+            return end
+        while (signalled := self._signalled_together()) is None and end.kind in RANK_FAILED:
+            left_s = self._over_at + TOGETHER_S - self._clock.monotonic()
+            if left_s <= 0:
+                break
+            self._watcher.turn(left_s)
         return signalled or end
+
+    def _signalled_together(self) -> Ending | None:
+        """That a signal came which may have been for what ran last, too."""
+        over_s = self._clock.monotonic() - self._over_at
+        return self._reasons.signalled(over_s - TOGETHER_S)
 
     def _outcome(self, end: Ending) -> NodeOutcome:
         outcome = self._outcome_of(end)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 
 import pytest
 
-from shoal.runtime.board import Beat, Board, Place, Standing
+from shoal.runtime.board import SIZE, Beat, Board, Place, Request, Standing
 
 
 def test_what_one_side_writes_the_other_reads() -> None:
@@ -35,6 +36,18 @@ def test_nonsense_from_a_rank_is_no_standing() -> None:
     for number in (-1, 99, -(1 << 63)):
         board.say(0, number, 0, 0, 0)  # type: ignore[arg-type]
         assert board.beat(0).standing is Standing.UNKNOWN
+
+
+def test_what_a_request_means_is_told_in_words_that_other_versions_know() -> None:
+    """Ranks bring a version of their own. Earlier ones save on 1 and go on all else, and know of no 2."""
+    fd, ours = Board.make()
+    theirs, raw = Board(os.dup(fd)), memoryview(mmap.mmap(fd, SIZE)).cast("q")
+    assert (theirs.request, raw[0]) == (Request.UNTOLD, 0)
+    for request, word in ((Request.SAVE, 1), (Request.GO, 2)):
+        ours.tell(request)
+        assert (theirs.request, raw[0]) == (request, word)
+    raw[0] = 3
+    assert theirs.request is Request.GO
 
 
 def test_only_who_never_left_an_earlier_group_is_behind() -> None:

@@ -9,9 +9,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from torch.distributed import distributed_c10d
 
+from shoal.runtime.board import Request
 from shoal.runtime.rank.farewell import SAVED_AND_GONE, Farewell
 from shoal.runtime.rank.member import Member
 from tests.support.shares import SOURCE, until
@@ -93,7 +97,7 @@ def test_ranks_that_hear_of_it_one_after_the_other_save_after_the_same_step(
 class Supervised(Member):
     """As if a supervisor had asked everybody to save."""
 
-    has_supervisor = may_save = True
+    has_supervisor, request = True, Request.SAVE
 
 
 @pytest.mark.parametrize(("is_asked", "goes"), [(True, True), (False, False)])
@@ -109,6 +113,42 @@ def test_rank_that_was_asked_to_stop_goes_when_its_group_breaks_and_waits_for_no
     told = capsys.readouterr().err
     assert ("RuntimeError: connection closed by peer" in told) == goes
     assert told.startswith("shoal: asked to stop") == goes
+
+
+class Untold(Member):
+    """Its supervisor has its word after some looks, or none for ever."""
+
+    def __init__(self, word: Request, looks: int) -> None:
+        super().__init__()
+        self._word, self._looks = word, looks
+
+    @property
+    def request(self) -> Request:
+        self._looks -= 1
+        return Request.UNTOLD if self._looks >= 0 else self._word
+
+
+@pytest.mark.parametrize(
+    ("word", "looks", "does"),
+    [
+        (Request.SAVE, 0, "agrees"),
+        (Request.SAVE, 9, "agrees"),
+        (Request.GO, 9, "goes"),
+        (Request.UNTOLD, 0, "goes"),
+    ],
+)
+def test_rank_that_gets_its_signal_before_its_supervisor_waits_for_the_word(
+    monkeypatch: pytest.MonkeyPatch, word: Request, looks: int, does: str
+) -> None:
+    done = list[str]()
+    farewell: Any = Farewell(Untold(word, looks))
+    monkeypatch.setattr(distributed_c10d, "_get_default_store", Mock())
+    monkeypatch.setattr(farewell, "_agree", lambda *_: done.append("agrees"))
+    monkeypatch.setattr(os, "kill", lambda *_: done.append("goes"))
+    monkeypatch.setattr(farewell, "_begin", lambda: farewell._run(Mock()))
+    farewell._group = Mock()
+    farewell._on_signal(signal.SIGTERM, None)
+    assert (done, farewell._is_alone) == ([does], does == "goes")
 
 
 def test_program_with_a_handler_of_its_own_is_left_alone(tmp_path: Path) -> None:

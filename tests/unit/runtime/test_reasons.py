@@ -135,3 +135,25 @@ def test_whose_a_signal_is_does_not_change_with_the_disk(
     ends = [reasons.now() for _ in range(3)]
     assert [end is not None and end.is_unasked for end in ends] == [False] * 3
     assert len(tried) == 1, "and is not tried again at every turn"
+
+
+@pytest.mark.parametrize("by", ["signal", "stop"])
+def test_signal_counts_from_when_it_came(by: str, tmp_path: Path) -> None:
+    clock, share = VirtualClock(1_800_000_000.0), spool.Share(tmp_path)
+    reasons = Reasons(share, an_order(fence_s=FENCE_S), clock, None)
+    if by == "signal":
+        reasons.on_sigterm(15, None)
+    else:
+        spool.write_stop(share, spool.Stop(grace_s=3.0, at=clock.now(), is_unasked=True))
+    clock.advance(2.0)
+    reasons.on_sigterm(15, None)  # sent again, or by a keeper after its word
+    assert [reasons.signalled(least_s) is not None for least_s in (-1.0, 2.0, 2.5)] == [True, True, False]
+
+
+def test_signal_that_came_before_the_word_of_a_keeper_is_the_older_one(tmp_path: Path) -> None:
+    clock, share = VirtualClock(1_800_000_000.0), spool.Share(tmp_path)
+    reasons = Reasons(share, an_order(fence_s=FENCE_S), clock, None)
+    reasons.on_sigterm(15, None)
+    clock.advance(2.0)
+    spool.write_stop(share, spool.Stop(grace_s=3.0, at=clock.now(), is_unasked=True))
+    assert reasons.signalled(2.0) is not None

@@ -10,6 +10,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from shoal.runtime import listening, shared_memory
+from shoal.runtime.board import Request
 from shoal.runtime.ending import SUCCEEDED, Ending, Hang
 from shoal.runtime.share import TOGETHER_S, ShareRun
 from shoal.wire import EndKind
@@ -28,6 +29,7 @@ class Run:
         run._order = SimpleNamespace(node="node-1")
         run._share = SimpleNamespace(home="/nowhere", scratch="/nowhere/scratch")
         run._clock = SimpleNamespace(monotonic=lambda: 0.0)
+        run._over_at = 0.0
 
     def asked(self) -> list[str]:
         return [name for name, _, _ in self.parts.mock_calls if "()" not in name]
@@ -36,7 +38,22 @@ class Run:
 def test_standby_gives_way_before_ranks_are_asked_to_save() -> None:
     made = Run()
     made.run._stop(Ending(kind=EndKind.STOPPED, message="preempted", grace_s=30.0))
-    assert made.asked()[:2] == ["minder.give_way", "crew.ask_to_save"]
+    assert made.asked()[:2] == ["minder.give_way", "crew.tell"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "request_"),
+    [
+        (EndKind.STOPPED, Request.SAVE),
+        (EndKind.TIME_LIMIT, Request.SAVE),
+        (EndKind.EXITED, Request.GO),
+        (EndKind.FENCED, Request.GO),
+    ],
+)
+def test_ranks_are_told_whether_they_can_save_together(kind: EndKind, request_: Request) -> None:
+    made = Run()
+    made.run._stop(Ending(kind=kind, grace_s=30.0))
+    made.parts.crew.tell.assert_called_once_with(request_)
 
 
 def test_standby_gives_way_before_the_ranks_wait_for_another_group() -> None:
@@ -123,25 +140,59 @@ def test_signal_explains_neither_memory_that_ran_out_nor_a_setup_that_failed_by_
     assert waited(end, heard_at)[0] == behind
 
 
-@pytest.mark.parametrize(
-    ("end", "heard", "told"),
-    [
-        (SUCCEEDED, STOPPED, STOPPED),
-        (SUCCEEDED, None, SUCCEEDED),
-        (ended_by(code=1), STOPPED, ended_by(code=1)),
-    ],
-)
-def test_rank_that_ended_well_has_not_succeeded_if_a_signal_came_before_that_is_told(
-    end: Ending, heard: Ending | None, told: Ending
-) -> None:
-    made, outcomes = Run(), list[Ending]()
-    reasons = made.parts.reasons
-    reasons.signalled.return_value = None
+def in_hindsight(end: Ending, heard_at: float | None, buried_at: float = 10.0) -> tuple[Ending, float]:
+    """What is told of ranks that ended so at 10, and when, by when SIGTERM came and they were buried."""
+    made, now, outcomes = Run(), [10.0], list[Ending]()
 
-    def bury() -> None:
-        reasons.signalled.return_value = heard
+    def live() -> Ending:
+        made.run._over_at = now[0]
+        return end
 
-    made.run._listen, made.run._live, made.run._bury = lambda: None, lambda: end, bury
+    def signalled(least_s: float) -> Ending | None:
+        return STOPPED if heard_at is not None and now[0] - heard_at >= max(least_s, 0.0) else None
+
+    def turn(timeout_s: float) -> None:
+        until = now[0] + timeout_s
+        now[0] = until if heard_at is None or heard_at <= now[0] else min(until, heard_at)
+
+    made.run._clock = SimpleNamespace(monotonic=lambda: now[0])
+    made.parts.reasons.signalled, made.parts.watcher.turn = signalled, turn
+    made.run._listen, made.run._live = lambda: None, live
+    made.run._bury = lambda: now.__setitem__(0, buried_at)
     made.run._outcome, made.run._report = lambda end: end, outcomes.append
     made.run.run()
-    assert outcomes == [told]
+    return outcomes[0], now[0]
+
+
+def test_rank_that_ended_well_has_not_succeeded_if_a_signal_came_before_that_is_told() -> None:
+    assert in_hindsight(SUCCEEDED, 9.9) == (STOPPED, 10.0)
+    assert in_hindsight(SUCCEEDED, 10.2, buried_at=10.3) == (STOPPED, 10.3)
+    assert in_hindsight(SUCCEEDED, None) == (SUCCEEDED, 10.0), "nobody waits"
+
+
+@pytest.mark.parametrize("end", [ended_by(code=1), ended_by(code=75), ended_by(signal.SIGKILL)])
+def test_rank_has_not_failed_if_a_signal_to_all_follows_its_end(end: Ending) -> None:
+    assert in_hindsight(end, 10.1) == (STOPPED, 10.1)
+    assert in_hindsight(end, None) == (end, 10.0 + TOGETHER_S)
+    assert in_hindsight(end, None, buried_at=11.0) == (end, 11.0), "nobody waits twice"
+    assert in_hindsight(end, 10.8, buried_at=11.0) == (end, 11.0), "it came too late to be why"
+
+
+def test_nobody_waits_for_a_signal_that_would_explain_nothing() -> None:
+    end = Ending(kind=EndKind.OUT_OF_MEMORY, rank=0)
+    assert in_hindsight(end, 10.1) == (end, 10.0)
+
+
+@pytest.mark.parametrize(("heard_at", "told"), [(5.0, STOPPED), (10.4, STOPPED), (11.0, SUCCEEDED)])
+def test_signal_that_comes_while_what_is_left_does_not_die_finds_a_success_as_it_was(
+    heard_at: float, told: Ending
+) -> None:
+    made, now = Run(), [10.0]
+    made.run._clock = SimpleNamespace(monotonic=lambda: now[0])
+    made.run._running = [SimpleNamespace(status=0)]
+    made.run._driller = MagicMock()
+    made.parts.watcher.first_failed = None
+    assert made.run._follow(MagicMock(), "a rank", made.parts.crew) == SUCCEEDED
+    now[0] = 70.0  # the burial took a minute
+    made.parts.reasons.signalled = lambda least_s: STOPPED if now[0] - heard_at >= least_s else None
+    assert made.run._in_hindsight(SUCCEEDED) == told

@@ -4,6 +4,9 @@ The request reaches ranks at different steps, and a rank that waited for its pee
 keep them waiting in the next one for ever. So nobody stops training to agree: a thread of each rank meets the
 others at the group's store, all propose the same step ahead of everybody, and it counts only when every rank
 has said that it had not yet come so far. It costs one comparison a step while nobody asks.
+
+A cluster may send the request to every process of a job, and reach ranks before their supervisor, which alone
+can say that it is for all: a rank trains on until it has that word, or knows that none comes.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from shoal.runtime.board import Request
 from shoal.runtime.rank.member import Member
 
 SAVED_AND_GONE = 75
@@ -26,6 +30,8 @@ SAVED_AND_GONE = 75
 AHEAD = 2
 """Steps from where the foremost rank is to where all stop; four times as many each time that was too few."""
 POLL_S = 0.005
+WORD_S = 1.0
+"""How long the supervisor's word may take: it may get a signal that is for all half a second after a rank."""
 ALONE_S = 10.0
 """A rank whose peers were not asked to stop within this time goes alone, as if it knew nothing of them."""
 
@@ -88,7 +94,7 @@ class Farewell:
             return self._proposed == step
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._group is None or self._is_alone or not self._member.may_save:
+        if self._group is None or self._is_alone or self._member.request is Request.GO:
             self._go()
         elif not self._is_asked:
             self._is_asked = True
@@ -104,6 +110,7 @@ class Farewell:
 
     def _run(self, group: dist.ProcessGroup) -> None:
         try:
+            self._wait_for_word()
             # A connection of its own: training may be waiting on the other one.
             store: Any = distributed_c10d._get_default_store()  # noqa: SLF001
             self._agree(group, store.clone())
@@ -113,6 +120,14 @@ class Farewell:
         except (RuntimeError, ValueError, OSError):
             if self._group is group:
                 self._propose(None)  # the group is gone, and with it the question
+
+    def _wait_for_word(self) -> None:
+        """Until it is known that all are to save. `TimeoutError`: they are not, and this rank is to go."""
+        until = time.monotonic() + WORD_S
+        while (request := self._member.request) is Request.UNTOLD and time.monotonic() < until:
+            time.sleep(POLL_S)
+        if request is not Request.SAVE:
+            raise TimeoutError
 
     def _agree(self, group: dist.ProcessGroup, store: Any) -> None:
         rank, ranks, ahead, turn = group.rank(), group.size(), AHEAD, 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from shoal.runtime.board import VARIABLE, Board, Place, Standing
+from shoal.runtime.board import VARIABLE, Board, Place, Request, Standing
 from shoal.runtime.environment import numbers
 from shoal.runtime.rank.own_stacks import answer
 
@@ -106,9 +106,9 @@ class Member:
         return self._board is not None
 
     @property
-    def may_save(self) -> bool:
-        """Whether whoever is asked to stop now has time to save, as far as anybody says."""
-        return self._board is None or self._board.may_save
+    def request(self) -> Request:
+        """What it means to be asked to stop now. Any thread may ask."""
+        return Request.SAVE if self._board is None else self._board.request
 
     def _mark(self, stepped_ns: int) -> None:
         if self._board is not None:
