@@ -78,7 +78,12 @@ async def world(
 
 
 def until_empty(lab: SlurmLab) -> None:
-    lab.until(lambda: not lab.run("squeue", "-h").strip(), "no job is left")
+    """What a test that failed has left in Slurm's queue fails none but itself."""
+    try:
+        lab.until(lambda: not lab.run("squeue", "-h").strip(), "no job is left")
+    except AssertionError:
+        lab.clear()
+        raise
 
 
 class TestSlurmEngine(EngineContract):
