@@ -226,7 +226,7 @@ def test_a_taken_port_of_services_is_named_before_there_is_one(person: Person) -
     assert done.returncode == 6
     assert f"services cannot be called at 127.0.0.1:{port}: Address already in use" in done.stderr
     assert "--serve-on 127.0.0.1:0" in done.stderr
-    again = person("up")
+    again = person("up", "--listen", "127.0.0.1:0", "--serve-on", "127.0.0.1:0")
     assert (again.returncode, again.stderr) == (0, "")
 
 
