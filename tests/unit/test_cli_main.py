@@ -243,6 +243,8 @@ def test_a_closed_pipe_is_left_without_a_word(fake: FakeServer, tmp_path: Path) 
 
 
 def test_a_program_without_its_dashes_is_told_where_they_belong(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["run", "python", "-c", "print(1)"]) == 2
+    assert "shoal run -- python -c 'print(1)'" in capsys.readouterr().err
     assert run_command(["run", "python", "train.py"]) == 2
     told = capsys.readouterr().err
     assert "a program comes after `--`" in told

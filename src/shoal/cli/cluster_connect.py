@@ -170,11 +170,14 @@ def goodbye(inventory: Inventory) -> str:
         return ""
     is_up, left = holder(home_from_env()) is not None, nodes_left()
     if left:
+        # Else what the first one gives free begins on the next, which is then heard of too lately to be dead.
+        shut = ", ".join(f"`shoal cordon {one_line(node)}`" for node in left)
         dead = ", ".join(f"`shoal nodes declare-dead {one_line(node)}`" for node in left)
-        begin = "" if is_up else "`shoal up`, after half a minute "
+        begin = "" if is_up else "`shoal up`, "
         return (
             "-- Shoal here is still connected to it, and counts as running what nobody told it the end of."
-            f" If all of that has ended, in this order: {begin}{dead}, `shoal down --jobs` (or `shoal down`:"
+            f" If all of that has ended, in this order: {begin}{shut}, after half a minute {dead},"
+            " `shoal down --jobs` (or `shoal down`:"
             " what is not done begins again), `shoal connect local`"
         )
     first = "`shoal down`, then " if is_up else ""

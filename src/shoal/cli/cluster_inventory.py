@@ -176,6 +176,8 @@ def reached(
     told: dict[str, str] = {}
     if identity:
         told["identity"] = str(Path(identity).expanduser().absolute())
+        if not Path(told["identity"]).is_file():
+            raise SpecError(f"there is no key {identity} here", hint="name one of yours: `ls ~/.ssh`")
     if known_hosts:
         told["known_hosts"] = str(known_hosts.expanduser().absolute())
     if shared:

@@ -7,6 +7,7 @@ Exit codes: 0 done · 1 `doctor` found something broken · 2 wrong request · 3 
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -146,7 +147,7 @@ def _dispatch(argv: list[str]) -> int:
             known = f"{known} {head[1]}"
         told = misspelt(head, parts) or plain(" ".join(str(error).split()), head, known or "")
         if known == "run" and not tail and len(head) > 1 and not head[1].startswith("-"):
-            program = " ".join(head[1:])
+            program = shlex.join(head[1:])
             raise SpecError("a program comes after `--`", hint=f"shoal run -- {program}") from error
         hint = f"see `shoal {known} --help`" if known else "see `shoal --help`"
         raise SpecError(

@@ -20,7 +20,7 @@ from shoal.engines.base import SavedCheckpoints
 from shoal.engines.refusal import is_name
 from shoal.engines.saved import look
 from shoal.engines.threads import on_thread
-from shoal.errors import LimitReached
+from shoal.errors import LimitReached, StateError
 from shoal.runtime import removal
 
 T = TypeVar("T")
@@ -72,6 +72,11 @@ class CheckpointFolder:
 
     async def _look(self, job_id: str, verify_s: float) -> SavedCheckpoints:
         def work() -> SavedCheckpoints:
+            if not self._folder.parent.is_dir():
+                raise StateError(
+                    f"this machine has no {self._folder.parent}, which nodes share and checkpoints are in",
+                    hint=f"look on a node, `ls {self._folder / job_id}`, or mount it here",
+                )
             hash_until = self._clock.monotonic() + verify_s
             look_until = hash_until + LOOK_S
             return look(

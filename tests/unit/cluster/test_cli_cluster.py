@@ -473,6 +473,14 @@ def test_a_shoal_that_would_start_jobs_again_is_not_fought(
     assert "back to this machine: `shoal down`, then `shoal connect local`" in gone.err
 
 
+def test_a_key_that_is_not_there_is_missed_here_and_no_machine_is_asked(
+    shell: Shell, drawer: dict[str, PaperMachine]
+) -> None:
+    done = shell(*CREATE, "--identity", "/no/key")
+    assert (done.code, done.err.splitlines()[0]) == (2, "error: there is no key /no/key here")
+    assert not any(machine.seen for machine in drawer.values())
+
+
 def test_what_may_run_for_all_shoal_knows_is_told_with_the_way_out(
     shell: Shell, drawer: dict[str, PaperMachine]
 ) -> None:
@@ -488,6 +496,8 @@ def test_what_may_run_for_all_shoal_knows_is_told_with_the_way_out(
     typed = re.findall(r"`(shoal [^`]*)`", gone.err)
     assert typed == [
         "shoal up",
+        "shoal cordon a",
+        "shoal cordon b",
         "shoal nodes declare-dead a",
         "shoal nodes declare-dead b",
         "shoal down --jobs",

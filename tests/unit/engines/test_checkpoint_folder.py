@@ -11,6 +11,7 @@ import pytest
 from shoal.engines.base import SupportsCheckpoints, SupportsPrune
 from shoal.engines.checkpoint_folder import CheckpointFolder
 from shoal.engines.fake import VirtualClock
+from shoal.errors import StateError
 from tests.support.lent import Lent
 
 pytestmark = pytest.mark.anyio
@@ -27,6 +28,12 @@ def folder(tmp_path: Path) -> Path:
 
 def left(folder: Path) -> list[str]:
     return [entry.name for entry in folder.iterdir()]
+
+
+async def test_where_this_machine_has_not_what_nodes_share_that_is_said(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match=f"this machine has no {tmp_path / 'away'}, which nodes share"):
+        await CheckpointFolder(tmp_path / "away" / "checkpoints", VirtualClock()).saved("job_1", 0.0)
+    assert (await CheckpointFolder(tmp_path / "checkpoints", VirtualClock()).saved("job_1", 0.0)).items == ()
 
 
 async def test_one_that_is_dropped_is_gone_and_the_others_are_not(folder: Path) -> None:
