@@ -37,6 +37,8 @@ Seen = dict[str, dict[str, Observation]]
 REPLACED_S = 60.0
 """How long a share in place of a lost one may be on its way before its attempt is given up; and how long what
 the lost one left may take to die."""
+MISSED_S = 8.0
+"""Who renews every five seconds and was not heard from for longer when its peers fail is why they do."""
 LATE_STOP_S = 60.0
 """How long after a time limit the control plane steps in for a supervisor that did not."""
 
@@ -216,11 +218,14 @@ def _record_orphan(core: Core, tx: Tx, attempt_id: str, event: Orphaned) -> Atte
 
 
 def explains_failures(core: Core, job: Job, attempt: Attempt, node: str) -> bool:
-    """Whether ranks on `node` may have failed because those of a share do that dies, and is waited for. Not
-    for longer than that: what fails later costs the job's retries.
+    """Whether ranks on `node` may have failed because those of a share do that dies, and is waited for, or
+    of one that went silent, as a machine does that is switched off. Not for longer than a minute, and the
+    second but once for each share that was replaced: what fails later costs the job's retries.
     """
-    dying = (name for name in attempt.orphans_left if name != node)
-    return any(_is_worth_waiting(core, job, attempt, name) for name in dying)
+    dying = set(attempt.orphans_left)
+    if attempt.excused <= len(attempt.replacements):
+        dying |= set(core.leases.silent_nodes(attempt, MISSED_S))
+    return any(_is_worth_waiting(core, job, attempt, name) for name in dying - {node})
 
 
 def _is_worth_waiting(core: Core, job: Job, attempt: Attempt, node: str) -> bool:

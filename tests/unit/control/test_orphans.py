@@ -125,6 +125,19 @@ def test_ranks_that_fail_where_a_share_is_waited_for_do_so_for_nothing_for_a_min
     assert lab.status(job) == "stopping"
 
 
+def test_ranks_whose_peers_machine_was_switched_off_fail_for_nothing_once() -> None:
+    """They fail before anybody says that it is gone; those of a program that fails by itself do so later."""
+    lab = Lab()
+    job = a_gang(lab, retry={**RETRY, "max": 1}, fence="1h")
+    attempt_id = lab.attempt(job).attempt_id
+    lab.cluster.cut("n2")
+    let_pass(lab, 10)
+    for excused, restarts in ((1, 0), (1, 1)):
+        lab.cluster.kill_rank(attempt_id, "n1")
+        let_pass(lab, 10)
+        assert (lab.attempt(job).excused, lab.attempt(job).restarts) == (excused, restarts)
+
+
 def test_a_share_in_place_of_one_that_died_slowly_has_a_fence_of_its_own() -> None:
     lab = Lab()
     job = a_gang(lab)
