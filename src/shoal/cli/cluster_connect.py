@@ -171,7 +171,7 @@ def goodbye(inventory: Inventory) -> str:
     is_up, left = holder(home_from_env()) is not None, nodes_left()
     if left:
         # Else what the first one gives free begins on the next, which is then heard of too lately to be dead.
-        shut = ", ".join(f"`shoal cordon {one_line(node)}`" for node in left)
+        shut = ", ".join(f"`shoal nodes cordon {one_line(node)}`" for node in left)
         dead = ", ".join(f"`shoal nodes declare-dead {one_line(node)}`" for node in left)
         begin = "" if is_up else "`shoal up`, "
         return (

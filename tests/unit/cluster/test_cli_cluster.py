@@ -496,8 +496,8 @@ def test_what_may_run_for_all_shoal_knows_is_told_with_the_way_out(
     typed = re.findall(r"`(shoal [^`]*)`", gone.err)
     assert typed == [
         "shoal up",
-        "shoal cordon a",
-        "shoal cordon b",
+        "shoal nodes cordon a",
+        "shoal nodes cordon b",
         "shoal nodes declare-dead a",
         "shoal nodes declare-dead b",
         "shoal down --jobs",
