@@ -162,6 +162,8 @@ def a_machine_that_leaves_is_off_the_list_of_shoal_at_once(desk: Desk) -> None:
 def a_machine_with_gpus_is_added_under_a_running_job(desk: Desk) -> None:
     lab = desk.lab
     desk.as_user("sbatch -J keep -w node-b -o /dev/null --wrap 'sleep 600'")
+    # Slurm drains a node whose job begins while slurmctld is restarted ("batch job complete failure").
+    lab.ssh("node-b", "timeout 60 sh -c 'until pgrep -u ana -x sleep >/dev/null; do sleep 0.2; done'")
     lab.start("node-e", ANA + SUDO + WITH_GPUS)
     added = desk.ask("add", lab.address("node-e"), "--switch", "rack2")
     assert added["failed"] == []
