@@ -36,6 +36,24 @@ class PathContract:
         assert (await lab.ask(get(path))).status == 200
         assert replica.requests[0].path == seen
 
+    async def test_health_needs_no_token_and_fails_while_no_control_plane_confirms_the_table(
+        self, lab: AnyLab
+    ) -> None:
+        ask = b"GET /-/health HTTP/1.1\r\nHost: a\r\n\r\n"
+        lab.tell_health()
+        wire = await lab.connect()
+        well = await wire.ask(ask)
+        assert (well.status, b'"status":"ok"' in well.body) == (200, True)
+        lab.plane.freshness.limit_s = 8.0
+        lab.tell_health()
+        stale = await wire.ask(ask)
+        assert (stale.status, b"plane.stale" in stale.body) == (503, True)
+        lab.plane.freshness.confirm()
+        lab.tell_health()
+        head = await wire.ask(ask.replace(b"GET", b"HEAD"), is_head=True)
+        assert (head.status, head.body) == (200, b"")
+        assert (await wire.ask(ask)).status == 200
+
     async def test_host_alone_names_a_service_whatever_its_port_and_case(self, lab: AnyLab) -> None:
         replica = await lab.replica()
         lab.serve(service(replica, hosts=("chat.example",)))

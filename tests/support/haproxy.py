@@ -22,6 +22,8 @@ needs_haproxy = pytest.mark.skipif(HAPROXY is None, reason="no HAProxy here: apt
 
 
 class HaproxyLab(AnyLab):
+    plane: HaproxyPlane
+
     def __init__(self, plane: HaproxyPlane, port: int) -> None:
         super().__init__(port)
         self.plane = plane
@@ -34,6 +36,9 @@ class HaproxyLab(AnyLab):
 
     async def drain(self, within_s: float) -> None:
         await self.plane.drain(within_s)
+
+    def tell_health(self) -> None:
+        self.plane._tell_health()
 
 
 @contextlib.asynccontextmanager

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shoal.serving.checks import keep_checking
+from shoal.serving.haproxy.plane import HaproxyPlane
 from shoal.serving.plane import DataPlane
 from shoal.serving.report import report
 from shoal.serving.sweep import keep_sweeping
@@ -237,6 +238,8 @@ class Wire:
 class AnyLab(ABC):
     """A data plane of whichever kind, and everything around it."""
 
+    plane: DataPlane | HaproxyPlane
+
     def __init__(self, port: int) -> None:
         self.port = port
         self.replicas: list[FakeReplica] = []
@@ -253,6 +256,9 @@ class AnyLab(ABC):
 
     @abstractmethod
     async def drain(self, within_s: float) -> None: ...
+
+    def tell_health(self) -> None:  # noqa: B027 - the embedded data plane needs no telling
+        """From now on the health check answers by what is known now."""
 
     def queued(self) -> int:
         return sum(count.queued for count in self.report().counts)
@@ -294,6 +300,8 @@ class AnyLab(ABC):
 
 class Lab(AnyLab):
     """The embedded one, in this process."""
+
+    plane: DataPlane
 
     def __init__(self, plane: DataPlane, port: int) -> None:
         super().__init__(port)

@@ -119,6 +119,8 @@ def _told(settings: Settings, port: int | None = None) -> list[str]:
     host = f"[{settings.serve_host}]" if ":" in settings.serve_host else settings.serve_host
     told = ["--listen", f"{host}:{settings.serve_port if port is None else port}"]
     told += ["--home", str(settings.home), "--processes", str(settings.serve_processes)]
+    if settings.shared is not None:
+        told += ["--leader", str(settings.leader_file)]
     if settings.data_plane == "haproxy":
         told.append("--haproxy")
     if settings.tls_cert and settings.tls_key:

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import stat
 import time
 from pathlib import Path
@@ -80,6 +81,12 @@ def remember(home: Path, options: dict[str, str]) -> None:
 def write_server_file(home: Path, facts: dict[str, Any]) -> None:
     """Tell clients and supervisors where the control plane listens. Whole or not at all."""
     write_private(home / "server.json", json.dumps(facts) + "\n")
+
+
+def certificates_in(pem: str) -> str:
+    """Return the certificates of a PEM file, without the key that may stand beside them."""
+    blocks = re.findall(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", pem, re.DOTALL)
+    return "".join(f"{block}\n" for block in blocks)
 
 
 def write_leader_file(path: Path, facts: dict[str, Any]) -> None:

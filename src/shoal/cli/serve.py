@@ -25,6 +25,7 @@ from shoal.api.server import MAX_CONNECTIONS, hear_nodes, open_nodes_socket, ope
 from shoal.cli import data_plane, standby
 from shoal.cli.home import (
     adopt_first_token,
+    certificates_in,
     hold,
     own_port,
     prepare_home,
@@ -236,12 +237,14 @@ def announce(
     `leader`: whom one that stands by waits for. `taken`, `moved`: ports that it and services should have had.
     """
     facts: dict[str, str | int | None] = {"url": settings.url, "pid": os.getpid(), "role": role}
+    facts["home"] = str(settings.home)
     facts |= {"path": os.environ.get("PATH", os.defpath), "taken_port": taken, "leader": leader}
     facts["taken_serve_port"] = moved
     if is_foreground:
         facts["is_foreground"] = 1  # somebody else starts it again
     if settings.tls_cert:
         facts["tls_cert"] = str(settings.tls_cert)
+        facts["tls_pem"] = certificates_in(settings.tls_cert.read_text())  # for those on other machines
     if role == standby.LEADER and settings.shared is not None:
         write_leader_file(settings.leader_file, facts)  # before clients are told: supervisors wait for it
     write_server_file(settings.home, facts)

@@ -95,6 +95,8 @@ class Core:
         """Somebody has seen a reason to look at what runs at once."""
         self.term = 0
         """Of this control plane as the leader; 0 where there can be no other."""
+        self.lead_confirmed_at = 0.0
+        """When the database last said so, on the clock that never jumps."""
         self.deposed = anyio.Event()
         """Another leads."""
         self.control_urls: tuple[str, ...] = ()

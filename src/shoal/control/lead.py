@@ -21,6 +21,8 @@ from shoal.store import Standby, Tx
 from shoal.store.threaded import ThreadedStore
 
 LOOK_EVERY_S = 1.0
+CONFIRM_S = 4.0
+"""Answers from memory count for so long after the database confirmed the lead; another may lead since."""
 MEET_EVERY_S = 5.0
 
 log = structlog.get_logger()
@@ -30,6 +32,7 @@ log = structlog.get_logger()
 async def keeping_lead(core: Core, store: ThreadedStore) -> AsyncIterator[None]:
     """For as long as the block lasts. `core.deposed` is set as soon as another is known to lead."""
     core.term = store.term
+    core.lead_confirmed_at = core.clock.monotonic()
     if not core.term:
         yield
         return
@@ -76,10 +79,25 @@ async def _keep_meeting(core: Core, roster: Standby) -> None:
         await meet(core, roster)
 
 
+def check_lead(core: Core) -> None:
+    """`StoreUnavailable` if the database has not confirmed the lead for `CONFIRM_S`.
+
+    For answers that come from memory: every transaction compares the term by itself.
+    """
+    silent_s = core.clock.monotonic() - core.lead_confirmed_at
+    if core.term and (core.deposed.is_set() or silent_s > CONFIRM_S):
+        raise StoreUnavailable(
+            f"the database has not confirmed for {silent_s:.0f} s that this control plane leads",
+            hint="ask again in a few seconds, or ask the other control plane",
+        )
+
+
 async def _look(core: Core) -> None:
     while True:
+        asked_at = core.clock.monotonic()
         try:
             await core.store.write(_nothing)
+            core.lead_confirmed_at = asked_at
         except StoreUnavailable as error:
             log.warning("control.lead_not_seen", error=error.message)
         await anyio.sleep(LOOK_EVERY_S)

@@ -6,11 +6,10 @@ import asyncio
 import hmac
 from typing import cast
 
-import msgspec
-
+from shoal.serving.freshness import HEALTH
 from shoal.serving.head import parse_head, too_large
 from shoal.serving.plane import DataPlane
-from shoal.serving.problem import Refused, response
+from shoal.serving.problem import Refused, healthy, response
 from shoal.serving.report import metrics
 
 
@@ -42,12 +41,11 @@ class Admin(asyncio.Protocol):
 
     def _answer(self, raw: bytes) -> bytes:
         head = parse_head(raw)
-        if head.target == b"/-/health":
-            state = {
-                "status": "draining" if self._plane.is_draining else "ok",
-                "version": self._plane.version,
-            }
-            return _page("503 Draining" if self._plane.is_draining else "200 OK", msgspec.json.encode(state))
+        if head.target == HEALTH:
+            problem = self._plane.health
+            if problem is not None:
+                raise problem
+            return healthy(self._plane.version, closes=True)
         if head.target != b"/-/metrics":
             raise Refused(404, "not_found", "there are /-/health and /-/metrics")
         given = head.value(b"authorization")
@@ -56,7 +54,7 @@ class Admin(asyncio.Protocol):
         return _page("200 OK", metrics(self._plane).encode(), "text/plain; version=0.0.4")
 
 
-def _page(status: str, body: bytes, kind: str = "application/json") -> bytes:
+def _page(status: str, body: bytes, kind: str) -> bytes:
     lines = (
         f"HTTP/1.1 {status}",
         f"content-type: {kind}",

@@ -16,7 +16,7 @@ from shoal.serving.accounts import Held
 from shoal.serving.chunks import BadChunk, Chunks
 from shoal.serving.exchange import FOREVER, Exchange
 from shoal.serving.head import CHUNKED, too_large
-from shoal.serving.problem import Refused, malformed, response
+from shoal.serving.problem import HealthAsked, Refused, healthy, malformed, response
 from shoal.serving.replica import LiveReplica
 from shoal.serving.route import Known, Routes
 from shoal.serving.upstream import Seeker
@@ -51,9 +51,15 @@ class Plane(Protocol):
 
     routes: Routes
     is_draining: bool
+    version: int
     clients: set[Downstream]
     max_clients: int
     held: Held
+
+    @property
+    def health(self) -> Refused | None:
+        """Why balancers in front should prefer another data plane; None: they need not."""
+        ...
 
     def open(self, replica: LiveReplica, seeker: Seeker) -> None: ...
 
@@ -178,6 +184,10 @@ class Downstream(asyncio.Protocol):
         head = data[:end]
         try:
             request = routes.recall(head) or routes.resolve(head)
+        except HealthAsked:
+            self._keep_rest(data[end:], None)
+            self._answer_health(is_head=head.startswith(b"HEAD "))
+            return
         except Refused as told:
             refused = self._plane.guessed(self.peer, told) if told.status == 401 else told
             # Of a request whose body is not read, nobody can say where the next one begins.
@@ -202,12 +212,14 @@ class Downstream(asyncio.Protocol):
     def _has_room(self, num_bytes: int) -> bool:
         return self.held.bytes + num_bytes <= self.held.max_bytes
 
-    def _keep_rest(self, rest: bytes, refused: Refused) -> None:
-        """What came after a request that is refused, unless there is no room for it."""
+    def _keep_rest(self, rest: bytes, refused: Refused | None) -> None:
+        """What came after a request that is answered here, unless there is no room for it."""
         if self._has_room(len(rest)):
             self._kept(rest)
-        else:
+        elif refused is not None:
             refused.must_close = True
+        else:
+            self.is_last = True
 
     def _kept(self, data: bytes) -> None:
         """This is in the buffer now, and counted."""
@@ -306,6 +318,14 @@ class Downstream(asyncio.Protocol):
             self._linger()
         else:
             self._next()
+
+    def _answer_health(self, *, is_head: bool) -> None:
+        problem = self._plane.health
+        if problem is not None:
+            self._answer(problem, is_head=is_head)
+            return
+        self.write(healthy(self._plane.version, closes=self.is_last, has_body=not is_head))
+        self._next()
 
     def refuse(self, refused: Refused, exchange: Exchange) -> None:
         refused.must_close = refused.must_close or not exchange.is_whole

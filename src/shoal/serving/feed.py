@@ -16,6 +16,7 @@ from typing import Protocol
 
 import msgspec
 
+from shoal.serving.freshness import Freshness
 from shoal.serving.server import Server
 from shoal.serving.table import Report, Table
 
@@ -39,6 +40,7 @@ class Fed(Protocol):
     """A data plane, as far as tables are concerned."""
 
     version: int
+    freshness: Freshness
 
     def swap(self, table: Table) -> bool:
         """From now on this table, whole. False: the one in use is as new. `ValueError`: it stays."""
@@ -111,6 +113,7 @@ class Feed:
             raw = await self._source.read(f"{self._epoch}-{version}" if self._epoch else str(version))
             if raw is not None:
                 self.take(raw)
+            self._plane.freshness.confirm()
             self._told = ""
             self._is_well = True
         except (OSError, msgspec.MsgspecError, ValueError, http.client.HTTPException) as error:

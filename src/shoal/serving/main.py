@@ -22,6 +22,7 @@ from shoal.serving.admin import Admin
 from shoal.serving.checks import keep_checking
 from shoal.serving.descriptors import clients_within, raised
 from shoal.serving.feed import Fed, Feed, FileSource, Reporter, ServerSource
+from shoal.serving.freshness import STALE_S
 from shoal.serving.haproxy.start import find_haproxy, running
 from shoal.serving.neighbours import Neighbours
 from shoal.serving.plane import DataPlane
@@ -41,6 +42,7 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     add("--listen", required=True, metavar="HOST:PORT", help="port 0: any; the first line printed says which")
     add("--table", default="", metavar="FILE|URL", help="what to serve; read again as it changes")
     add("--home", type=Path, metavar="DIR", help="serve what the control plane of this home says")
+    add("--leader", type=Path, metavar="FILE", help="where the leader of several control planes is named")
     add("--cache", type=Path, metavar="FILE", help="keeps the table of a URL for a start without it")
     add("--report", default="", metavar="FILE|URL", help="where to tell what happens, once a second")
     add("--token-file", type=Path, metavar="FILE", help="shown to URLs, and to be shown for metrics")
@@ -129,7 +131,7 @@ async def serve(options: argparse.Namespace, listener: socket.socket) -> None:
         )
     plane = DataPlane(share=share, zone=options.zone, max_clients=max_clients)
     token = options.token_file.read_text().strip() if options.token_file else ""
-    source, sink = Server(token, options.home), Server(token, options.home)
+    source, sink = Server(token, _files(options)), Server(token, _files(options))
     feed = await _fed(options, plane, source)
     tls = TlsFiles(options.tls_cert, options.tls_key) if options.tls_cert else None
     reporter = _reporter(options, lambda: report(plane), sink)
@@ -180,12 +182,12 @@ async def serve_by_haproxy(options: argparse.Namespace, listener: socket.socket)
         num_threads=options.processes,
         max_connections=options.max_connections,
     ) as plane:
-        source, sink = Server(token, options.home), Server(token, options.home)
+        source, sink = Server(token, _files(options)), Server(token, _files(options))
         feed = await _fed(options, plane, source)
         await plane.start()
         loop.add_signal_handler(signal.SIGHUP, plane.renew)
         _tell(listener)
-        keeps = [plane.keep_running(), plane.keep_fresh(), feed.keep_reading()]
+        keeps = [plane.keep_running(), plane.keep_fresh(), plane.keep_telling_health(), feed.keep_reading()]
         reporter = _reporter(options, plane.report, sink)
         if reporter is not None:
             feed.on_taken = reporter.soon
@@ -235,10 +237,17 @@ def _follow_parent(stopped: asyncio.Event) -> None:
     look()
 
 
+def _files(options: argparse.Namespace) -> list[Path]:
+    """Where control planes say that they listen: the one that leads, then that of the home."""
+    own = [options.home / "server.json"] if options.home else []
+    return [options.leader, *own] if options.leader else own
+
+
 async def _fed(options: argparse.Namespace, plane: Fed, server: Server) -> Feed:
     if not options.home and "://" not in options.table:
         feed = Feed(FileSource(Path(options.table)), plane)
     else:
+        plane.freshness.limit_s = STALE_S
         source = ServerSource(server, options.table, options.cache)
         feed = Feed(source, plane)
         remembered = source.remembered()

@@ -16,6 +16,7 @@ from shoal.porch import visitor
 from shoal.serving.accounts import Held
 from shoal.serving.descriptors import is_ours
 from shoal.serving.downstream import Downstream
+from shoal.serving.freshness import Freshness
 from shoal.serving.problem import Refused
 from shoal.serving.replica import LiveReplica
 from shoal.serving.route import Routes
@@ -55,6 +56,7 @@ class DataPlane:
         """Of the table in use, and why."""
         self.services: dict[tuple[str, str], LiveService] = {}
         self.clock = clock or SystemClock()
+        self.freshness = Freshness(self.clock)
         self.routes = Routes({}, self.clock.now())
         self.clients: set[Downstream] = set()
         self.max_clients = max_clients
@@ -73,6 +75,13 @@ class DataPlane:
         self._emptied = asyncio.Event()
         self._servers: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def health(self) -> Refused | None:
+        """Why balancers in front should prefer another data plane; None: they need not."""
+        if self.is_draining:
+            return Refused(503, "plane.draining", "this data plane is ending")
+        return self.freshness.problem
 
     async def listen(self, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         """Serve what `listener` accepts, until `drain`."""

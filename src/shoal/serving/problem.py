@@ -26,6 +26,24 @@ def malformed(detail: str) -> Refused:
     return Refused(400, "request.malformed", detail, must_close=True)
 
 
+class HealthAsked(Exception):
+    """A request for the data plane's own health: it is for no service and needs no token."""
+
+
+def healthy(version: int, *, closes: bool, has_body: bool = True) -> bytes:
+    """The whole answer of a data plane that is well."""
+    body = msgspec.json.encode({"status": "ok", "version": version})
+    lines = [
+        "HTTP/1.1 200 OK",
+        "content-type: application/json",
+        f"content-length: {len(body)}",
+        "cache-control: no-store",
+    ]
+    lines += ["connection: close"] if closes else []
+    head = "\r\n".join(lines).encode() + b"\r\n\r\n"
+    return head + body if has_body else head
+
+
 def switched_off(project: str, name: str, *, is_public: bool) -> Refused:
     """Nothing will start a replica for it, so nobody waits. Strangers are told no names."""
     ref = f"{project}/{name}"

@@ -58,6 +58,7 @@ def metrics(plane: DataPlane) -> str:
     lines = [
         *_series("shoal_serving_table_version", "gauge", [("", plane.version)]),
         *_series("shoal_serving_table_left_out", "gauge", [("", len(plane.left_out))]),
+        *_series("shoal_serving_table_stale", "gauge", [("", int(plane.freshness.is_stale))]),
         *_series("shoal_serving_connections", "gauge", [("", len(plane.clients))]),
         *_series(
             "shoal_serving_refused_total",

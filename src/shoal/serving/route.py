@@ -13,8 +13,9 @@ from urllib.parse import unquote_to_bytes
 from shoal.serving.accounts import Account
 from shoal.serving.alike import Alike, Kind
 from shoal.serving.callers import digest_of, is_ours
+from shoal.serving.freshness import HEALTH
 from shoal.serving.head import CHUNKED, RequestHead, parse_head, without_query
-from shoal.serving.problem import Refused
+from shoal.serving.problem import HealthAsked, Refused
 from shoal.serving.repeating import has_prompt, hedge_bytes, hold_bytes, may_repeat
 from shoal.serving.service import LiveService
 from shoal.serving.table import Caller, Service, is_shared_name
@@ -150,7 +151,7 @@ class Routes:
         """A head seen before, by its bytes."""
 
     def resolve(self, raw: bytes) -> Known:
-        """`Refused`: malformed, not known, not allowed."""
+        """`Refused`: malformed, not known, not allowed. `HealthAsked`: for no service."""
         if len(raw) > MAX_REMEMBERED_BYTES:
             return self._read(raw)
         bare, query = without_query(raw)
@@ -168,6 +169,8 @@ class Routes:
 
     def _read(self, raw: bytes, query: bytes = b"", *, learns: bool = False) -> Known:
         head = parse_head(raw)
+        if head.target == HEALTH and head.method in (b"GET", b"HEAD") and head.length == 0:
+            raise HealthAsked
         entry = self._made(head)
         request_id = head.value(b"x-request-id")
         is_plain = head.options <= USUAL and not (head.value(b"expect") or head.value(b"upgrade"))

@@ -1,4 +1,4 @@
-"""The control plane, for a data plane: at one URL for ever, or wherever the one of a home listens now."""
+"""The control plane, for a data plane: at a fixed URL, or wherever the one that leads listens now."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import io
 import socket
 import ssl
 import urllib.parse
+from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -23,56 +24,84 @@ ANSWER_S = 5.0
 LEAST_RATE = 256 << 10
 """Bytes in a second: a table may take as long as it is long, and no longer by being sent byte by byte."""
 MAX_TABLE_BYTES = 256 << 20
+UNAVAILABLE = 503
+"""A control plane that stands by, or cannot reach its database: another one may lead."""
 LOCK = "server.lock"
 TABLE, REPORTS = "/v1/serving/table?wait_s=3", "/v1/serving/reports"
 """Of a control plane. The answer waits for a newer table: for less than one is waited for here."""
 
 
 class ServerFile(msgspec.Struct):
-    """What a data plane needs of the `server.json` that every control plane of a home writes."""
+    """What a data plane needs of the files in which a control plane says where it listens."""
 
     url: str
     pid: int = 0
-    tls_cert: str | None = None
+    home: str = ""
+    tls_pem: str = ""
+    """The certificate itself: the file of a leader on another machine cannot be read here."""
 
 
 _read_file = msgspec.json.Decoder(ServerFile).decode
 
 
 class Server:
-    """`home`: of the control plane that paths are meant for; URLs need none. For one thread at a time.
+    """`files`: where control planes say that they listen, the one to try first in front. Requests for a path
+    go to the first that answers; requests for a URL need no file. For one thread at a time.
 
-    Its connection is kept: who is at the other end is looked at once, which takes long on a busy machine.
+    The connection is kept: to find out which process is at the other end takes long on a busy machine.
     """
 
-    def __init__(self, token: str, home: Path | None = None) -> None:
+    def __init__(self, token: str, files: Sequence[Path] = ()) -> None:
         self._token = token
-        self._home = home
+        self._files: list[Path] = list(files)
         self._link: http.client.HTTPConnection | None = None
 
     def talk(
         self, method: str, where: str, body: bytes | None = None, headers: dict[str, str] | None = None
     ) -> tuple[int, bytes]:
-        """One request, to a URL or to a path at the home's control plane. Blocks, however it is answered, for
-        a time that only the length of the answer adds to. May be sent twice.
+        """One request, to a URL or to a path at the control plane that leads. Blocks for at most `ANSWER_S`
+        for each control plane, plus the time that the length of the answer needs. May be sent twice.
 
-        `OSError` (also for one that is no control plane), `ValueError`, `HTTPException`: nobody answered.
+        `OSError` (also when a stranger holds the port), `ValueError`, `HTTPException`: no control plane
+        answered. The error is that of the last one tried.
         """
-        was_kept = self._link is not None
-        try:
-            return self._ask(method, where, body, headers or {})
-        except (OSError, http.client.HTTPException):
-            if not was_kept:
-                raise
-        return self._ask(
-            method, where, body, headers or {}
-        )  # it may have been closed, or be elsewhere by now
+        if self._link is not None:
+            try:
+                status, content = self._ask(method, where, body, headers or {})
+                if status != UNAVAILABLE:
+                    return status, content
+            except (OSError, http.client.HTTPException):
+                pass  # the connection may have been closed, or another one leads by now
+            self.close()
+        return self._ask_in_turn(method, where, body, headers or {})
 
-    def _ask(self, method: str, where: str, body: bytes | None, headers: dict[str, str]) -> tuple[int, bytes]:
+    def _ask_in_turn(
+        self, method: str, where: str, body: bytes | None, headers: dict[str, str]
+    ) -> tuple[int, bytes]:
+        """The first answer that is not 503, else the last one's."""
+        files: list[Path | None] = [*self._files] or [None]
+        for file in files[:-1]:
+            try:
+                status, content = self._ask(method, where, body, headers, file)
+            except (OSError, ValueError, http.client.HTTPException):
+                continue
+            if status != UNAVAILABLE:
+                return status, content
+            self.close()
+        return self._ask(method, where, body, headers, files[-1])
+
+    def _ask(
+        self,
+        method: str,
+        where: str,
+        body: bytes | None,
+        headers: dict[str, str],
+        file: Path | None = None,
+    ) -> tuple[int, bytes]:
         sent = {"content-type": "application/json", **headers}
         if self._token:
             sent["authorization"] = f"Bearer {self._token}"
-        link = self._link or self._connected(where)
+        link = self._link or self._connected(where, file)
         self._link = None
         try:
             parts = urllib.parse.urlsplit(where)
@@ -85,14 +114,14 @@ class Server:
         self._link = None if answer.will_close else link
         return found
 
-    def _connected(self, where: str) -> http.client.HTTPConnection:
-        told = _read_file((self._home / "server.json").read_bytes()) if self._home is not None else None
-        parts = urllib.parse.urlsplit((told.url if told else "") + where)
-        link = _link(parts, told)
+    def _connected(self, where: str, file: Path | None) -> http.client.HTTPConnection:
+        server = _read_file(file.read_bytes()) if file is not None else None
+        parts = urllib.parse.urlsplit((server.url if server else "") + where)
+        link = _link(parts, server)
         link.connect()
         try:
-            if told is not None and self._home is not None and parts.scheme == "http":
-                _refuse_strangers(link.sock, told.pid, self._home)
+            if server is not None and parts.scheme == "http":
+                _refuse_strangers(link.sock, server)
         except OSError:
             link.close()
             raise
@@ -150,24 +179,26 @@ class _Ear(io.RawIOBase):
         super().close()
 
 
-def _link(parts: urllib.parse.SplitResult, told: ServerFile | None) -> http.client.HTTPConnection:
+def _link(parts: urllib.parse.SplitResult, server: ServerFile | None) -> http.client.HTTPConnection:
     host = parts.hostname or ""
     if parts.scheme != "https":
         link = http.client.HTTPConnection(host, parts.port, timeout=ANSWER_S)
     else:
-        trust = ssl.create_default_context(cafile=told.tls_cert if told else None)
+        trust = ssl.create_default_context(cadata=server.tls_pem if server and server.tls_pem else None)
         link = http.client.HTTPSConnection(host, parts.port, timeout=ANSWER_S, context=trust)
     link.response_class = _Answer
     return link
 
 
-def _refuse_strangers(link: socket.socket, pid: int, home: Path) -> None:
-    """While a control plane is down anybody may take its port: they get no token and set no table."""
-    found = serving(link) if is_loopback(link) else None
-    if found is None:
+def _refuse_strangers(link: socket.socket, server: ServerFile) -> None:
+    """While a control plane is down any process may take its port: it gets no token and sets no table."""
+    holders = serving(link) if is_loopback(link) else None
+    if holders is None:
         return
-    own = sockets_of(pid, with_open=home / LOCK)
-    for one in found:
-        if one.inode not in own:
+    own = sockets_of(server.pid, with_open=Path(server.home) / LOCK)
+    for holder in holders:
+        if holder.inode not in own:
             port = link.getpeername()[1]
-            raise Stranger(f"port {port} is held by {one}, not by the control plane of {home}", "shoal up")
+            raise Stranger(
+                f"port {port} is held by {holder}, not by the control plane of {server.home}", "shoal up"
+            )

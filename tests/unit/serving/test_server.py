@@ -28,11 +28,12 @@ class Control(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.seen: list[tuple[str, str | None]] = []
         self.connections: set[socket.socket] = set()
+        self.status = 200
         threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
 
-    def announce(self, home: Path) -> None:
-        facts = {"url": f"http://127.0.0.1:{self.server_address[1]}", "pid": os.getpid()}
-        (home / "server.json").write_text(json.dumps(facts))
+    def announce(self, home: Path, file: str = "server.json") -> None:
+        facts = {"url": f"http://127.0.0.1:{self.server_address[1]}", "pid": os.getpid(), "home": str(home)}
+        (home / file).write_text(json.dumps(facts))
 
     def end(self) -> None:
         self.shutdown()
@@ -46,7 +47,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.server.seen.append((self.path, self.headers["authorization"]))
         self.server.connections.add(self.connection)
-        self.send_response(200)
+        self.send_response(self.server.status)
         self.send_header("content-length", "2")
         self.end_headers()
         self.wfile.write(b"{}")
@@ -64,7 +65,7 @@ def home(tmp_path: Path) -> Iterator[Path]:
 def test_control_plane_is_asked_on_one_connection_and_found_again_when_it_moved(home: Path) -> None:
     first, second = Control(), Control()
     first.announce(home)
-    server = Server("secret", home)
+    server = Server("secret", [home / "server.json"])
     for _ in range(3):
         assert server.talk("GET", TABLE) == (200, b"{}")
     assert first.seen == [(TABLE, "Bearer secret")] * 3
@@ -87,9 +88,39 @@ def test_token_goes_to_the_process_that_holds_the_home_and_to_no_other(home: Pat
     (elsewhere / LOCK).touch()  # nobody holds it
     control.announce(elsewhere)
     with pytest.raises(Stranger, match="not by the control plane of"):
-        Server("secret", elsewhere).talk("GET", TABLE)
+        Server("secret", [elsewhere / "server.json"]).talk("GET", TABLE)
     assert control.seen == []
     control.end()
+
+
+def test_the_leader_is_found_from_the_file_it_writes_after_every_failover(home: Path) -> None:
+    own, other = Control(), Control()
+    own.announce(home)
+    own.announce(home, "leader.json")
+    server = Server("secret", [home / "leader.json", home / "server.json"])
+    assert server.talk("GET", TABLE) == (200, b"{}")
+    own.status = 503  # it stands by from now on, and keeps the connection
+    assert server.talk("GET", TABLE)[0] == 503
+    other.announce(home, "leader.json")
+    assert server.talk("GET", TABLE) == (200, b"{}")
+    assert other.seen == [(TABLE, "Bearer secret")]
+    other.end()
+    for connection in other.connections:
+        connection.shutdown(socket.SHUT_RDWR)
+    own.status = 200  # and leads again, before it could say so
+    assert server.talk("GET", TABLE) == (200, b"{}")
+    server.close()
+    own.end()
+
+
+def test_a_leader_file_of_a_dead_process_gives_the_token_to_no_other(home: Path, tmp_path: Path) -> None:
+    stranger = Control()
+    facts = {"url": f"http://127.0.0.1:{stranger.server_address[1]}", "pid": 1, "home": str(home)}
+    (home / "leader.json").write_text(json.dumps(facts))
+    with pytest.raises(Stranger, match="not by the control plane of"):
+        Server("secret", [home / "leader.json"]).talk("GET", TABLE)
+    assert stranger.seen == []
+    stranger.end()
 
 
 HEAD, LONG_BODY = b"HTTP/1.1 200 OK\r\ncontent-length: 400\r\n\r\n", b"x" * 400
@@ -145,9 +176,10 @@ def test_an_answer_is_heard_to_its_end_from_who_closes_the_connection_after_it()
 
 def test_nobody_there_is_an_error_that_changes_nothing(home: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        Server("secret", home).talk("GET", TABLE)
+        Server("secret", [home / "server.json"]).talk("GET", TABLE)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    (home / "server.json").write_text(json.dumps({"url": f"http://127.0.0.1:{port}", "pid": 1}))
+    facts = {"url": f"http://127.0.0.1:{port}", "pid": 1, "home": str(home)}
+    (home / "server.json").write_text(json.dumps(facts))
     with pytest.raises(ConnectionRefusedError):
-        Server("secret", home).talk("GET", TABLE)
+        Server("secret", [home / "server.json"]).talk("GET", TABLE)

@@ -14,6 +14,7 @@ from shoal.api.queries import NoQuery, TableQuery
 from shoal.api.requests import ReportBody
 from shoal.api.routing import Routes
 from shoal.api.service_views import ReportedView, TableView
+from shoal.control.lead import check_lead
 from shoal.errors import SpecError
 from shoal.identity import Permission
 from shoal.serving.table import Report
@@ -32,6 +33,7 @@ async def read_table(request: Request, query: Annotated[TableQuery, Query()]) ->
     after = max(query.after, int(known[2]) if known else 0)
     epoch = (known[1] if known else None) or ""
     table = await call.plane.core.services.newer(after, query.wait_s, epoch)
+    check_lead(call.plane.core)  # a leader that another has followed must not confirm its own table
     if table is None:
         return Response(status_code=UNCHANGED)
     tag = {"etag": f'"{table.epoch}-{table.version}"'}

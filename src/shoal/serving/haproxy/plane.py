@@ -16,11 +16,13 @@ from asyncio.subprocess import Process
 
 import msgspec
 
+from shoal.clock import SystemClock
+from shoal.serving.freshness import Freshness
 from shoal.serving.haproxy import changes
 from shoal.serving.haproxy.addresses import resolved
 from shoal.serving.haproxy.files import SOCKET, Files
 from shoal.serving.haproxy.master import Master
-from shoal.serving.haproxy.render import Rendering, render
+from shoal.serving.haproxy.render import CALLERS, FRESH, Rendering, render
 from shoal.serving.haproxy.statistics import Sums, parse_stat
 from shoal.serving.haproxy.words import beyond, speakable
 from shoal.serving.table import Replica, Report, Table
@@ -33,6 +35,7 @@ AGAIN_S = 1.0
 LAST_IDLE_S = 2.0
 """A connection without a request is kept for so long when everything stops: one may be on its way."""
 TLS_EVERY_S = 10.0
+HEALTH_EVERY_S = 1.0
 PR_SET_PDEATHSIG = 1
 LIBC = ctypes.CDLL(None)  # before there is a child to use it
 
@@ -54,6 +57,9 @@ class HaproxyPlane:
         """By server, of every table that some worker may still know."""
         self._sums = Sums()
         self._warned: set[str] = set()
+        self.freshness = Freshness(SystemClock())
+        self._fresh_workers: frozenset[int] = frozenset()
+        """Those that answer that the data plane is well."""
 
     def swap(self, table: Table) -> bool:
         """From now on this table, but for what HAProxy cannot be told. False: the one in use is as new.
@@ -194,6 +200,25 @@ class HaproxyPlane:
                 await self.start()
             except OSError as error:
                 log.warning("%s", error)
+
+    async def keep_telling_health(self) -> None:
+        """Until cancelled: every worker knows within a second whether its table is stale."""
+        while True:
+            try:
+                self._tell_health()
+            except OSError as error:
+                log.warning("HAProxy does not answer: %s", error)
+            await asyncio.sleep(HEALTH_EVERY_S)
+
+    def _tell_health(self) -> None:
+        workers = frozenset(self._master.processes().all)
+        fresh = frozenset() if self.freshness.is_stale else workers
+        known = self._fresh_workers & workers
+        for pid in fresh - known:
+            self._master.tell(pid, f"add map {CALLERS} {FRESH} yes")
+        for pid in known - fresh:
+            self._master.tell(pid, f"del map {CALLERS} {FRESH}")
+        self._fresh_workers = fresh
 
     async def keep_fresh(self) -> None:
         """Until cancelled: a certificate that was renewed is taken."""

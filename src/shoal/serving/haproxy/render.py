@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from shoal.serving.freshness import HEALTH
 from shoal.serving.haproxy import porches
 from shoal.serving.haproxy.answers import errors, refusal
 from shoal.serving.haproxy.backends import Server, backend, backend_name, in_ms, servers
@@ -20,6 +21,8 @@ from shoal.serving.problem import Refused, malformed
 from shoal.serving.table import Table
 
 CALLERS = "callers.map"
+FRESH = "fresh"
+"""A key of that map beside digests: it is there while a control plane confirms the table."""
 TLS = "tls.pem"
 MAX_GUESSES = 100
 CONTROLS = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"
@@ -151,6 +154,7 @@ def _frontend(place: Place, routes: str) -> Iterator[str]:
     yield "    http-request set-var(txn.id) uuid() if !{ var(txn.id) -m found }"
     yield "    http-after-response set-header x-request-id %[var(txn.id)] if { var(txn.id) -m found }"
     yield from _one_meaning()
+    yield from _health()
     yield from _route(routes)
     yield from _who()
     yield from _headers("https" if place.has_tls else "http")
@@ -178,6 +182,16 @@ def _one_meaning() -> Iterator[str]:
     yield refusal(malformed(dots), "{ path -m reg -i '/(\\.|%2e){1,2}(/|%2f|\\\\|%5c|;|$)' }")
     expects = "{ req.hdr(expect) -m found } !{ req.hdr(expect) -m str -i 100-continue }"
     yield refusal(Refused(417, "request.expect", "only `100-continue` can be expected"), expects)
+
+
+def _health() -> Iterator[str]:
+    """As `Downstream` answers it, but for the table's version."""
+    asked = f"{{ path {HEALTH.decode()} }} {{ method GET HEAD }}"
+    yield f"    acl is_fresh str({FRESH}),map_str({CALLERS}) -m found"
+    ok = 'content-type application/json string \'{"status":"ok"}\' hdr cache-control no-store'
+    yield f"    http-request return status 200 {ok} if {asked} is_fresh"
+    stale = Refused(503, "plane.stale", "no control plane has confirmed the table lately", retry_s=1.0)
+    yield refusal(stale, asked)
 
 
 def _route(routes: str) -> Iterator[str]:
