@@ -436,6 +436,8 @@ class Exchange:
             self.client.finish()
             return
         replica, service = self.replica, self.entry.service
+        if replica is not None:
+            replica.close_idle()  # they may have ended with it, unheard: a second try needs a new connection
         self._failed(monotonic())
         if self._hedge is not None and self._hedge.take_over():
             return
@@ -450,7 +452,11 @@ class Exchange:
             self._unbind()
             self.seek(replica)
             return
-        self.refuse(Refused(502, "replica.lost", f"{reason}; the request may have had an effect"))
+        outcome = "the request may have had an effect"
+        if self.entry.is_safe:
+            tries = self._tries + 1
+            outcome = f"{tries} replica{'s' if tries > 1 else ''} tried; it does no harm to ask again"
+        self.refuse(Refused(502, "replica.lost", f"{reason}; {outcome}"))
 
     def _judge(self, replica: LiveReplica, status: int, now: float) -> None:
         if self._prefill:

@@ -57,6 +57,29 @@ async def test_requests_wait_for_the_only_replica_to_come_back(lab: Lab) -> None
     assert (await asked).body == b"back"
 
 
+async def test_get_of_the_only_replica_waits_for_it_though_idle_connections_to_it_died_too(lab: Lab) -> None:
+    gone = await lab.replica("gone")
+    lab.serve(service(gone))
+    await asyncio.gather(*(lab.ask(get()) for _ in range(4)))
+    live = lab.plane.services["p", "s"].replicas["gone"]
+    await until(lambda: len(live.idle) >= 2)
+    assert gone._server is not None
+    gone._server.close()
+    gone.behaviour = hang_up  # each of its connections ends when it is used
+    asked = asyncio.ensure_future(lab.ask(get()))
+    await until(lambda: lab.plane.services["p", "s"].waiting.count)
+    lab.replicas.append(await FakeReplica("back").start(port=gone.port))
+    assert (await asked).body == b"back"
+
+
+async def test_lost_get_is_not_said_to_have_had_an_effect(lab: Lab) -> None:
+    lab.serve(service(await lab.replica("bad", hang_up)))
+    told = await lab.ask(get())
+    assert (told.status, b"2 replicas" in told.body, b"an effect" in told.body) == (502, True, False)
+    posted = await lab.ask(get(method="POST", body=b"x"))
+    assert (posted.status, b"an effect" in posted.body) == (502, True)
+
+
 async def test_retries_are_bounded_by_number_and_by_budget(lab: Lab) -> None:
     bad = await lab.replica("bad", hang_up)
     lab.serve(service(bad, retries=2))
