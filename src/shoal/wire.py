@@ -56,6 +56,8 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     """Its ports are in a network of its own, which is reached through a door and reaches nobody."""
     is_public: bool = False
     """`Authorization` is between its callers and the program: nothing of ours stands there."""
+    service_path: str = ""
+    """The part of the path in front of what the program sees, as `/default/chat`."""
     path: str = "/"
     interval_s: float = 1.0
     timeout_s: float = 2.0

@@ -9,6 +9,7 @@ import pytest
 from tests.support.serving import (
     AnyLab,
     Conversation,
+    closed,
     get,
     reply,
     service,
@@ -53,6 +54,53 @@ class PathContract:
         head = await wire.ask(ask.replace(b"GET", b"HEAD"), is_head=True)
         assert (head.status, head.body) == (200, b"")
         assert (await wire.ask(ask)).status == 200
+
+    async def test_page_of_an_admitted_origin_may_ask_first_without_a_token_and_read_every_answer(
+        self, lab: AnyLab
+    ) -> None:
+        replica = await lab.replica()
+        page = "https://app.example"
+        lab.serve(closed(replica, origins=(page,)))
+        first = get(
+            "/p/s/x",
+            f"origin: {page}",
+            "access-control-request-method: POST",
+            "access-control-request-headers: authorization,x-a",
+            method="OPTIONS",
+        )
+        allowed = await lab.ask(first)
+        assert (allowed.status, allowed.get("access-control-allow-origin")) == (204, page)
+        assert allowed.get("access-control-allow-headers") == "authorization,x-a"
+        assert replica.requests == []
+        answer = await lab.ask(get("/p/s/x", f"origin: {page}", "authorization: Bearer token-ana"))
+        assert (answer.status, answer.get("access-control-allow-origin")) == (200, page)
+        assert "x-request-id" in answer.get("access-control-expose-headers")
+        refused = await lab.ask(get("/p/s/x", f"origin: {page}"))
+        assert (refused.status, refused.get("access-control-allow-origin")) == (401, page)
+
+    async def test_page_of_another_origin_is_told_nothing(self, lab: AnyLab) -> None:
+        replica = await lab.replica()
+        lab.serve(closed(replica, origins=("https://app.example",)))
+        other = ("origin: https://evil.example", "access-control-request-method: GET")
+        refused = await lab.ask(get("/p/s/x", *other, method="OPTIONS"))
+        assert (refused.status, refused.get("access-control-allow-origin")) == (401, "")
+        answer = await lab.ask(get("/p/s/", other[0], "authorization: Bearer token-ana"))
+        assert (answer.status, answer.get("access-control-allow-origin")) == (200, "")
+
+    async def test_program_that_writes_cors_headers_keeps_its_own(self, lab: AnyLab) -> None:
+        async def own(seen: Conversation) -> None:
+            await seen.send(reply(b"", "200 OK", "access-control-allow-origin: https://own.example"))
+
+        lab.serve(service(await lab.replica("own", own), origins=("*",)))
+        answer = await lab.ask(get("/p/s/", "origin: https://app.example"))
+        assert answer.all("access-control-allow-origin") == ["https://own.example"]
+
+    async def test_program_is_told_the_part_of_the_path_that_it_does_not_see(self, lab: AnyLab) -> None:
+        replica = await lab.replica()
+        lab.serve(service(replica, hosts=("chat.example",)))
+        await lab.ask(get("/p/s/docs?x=/p/s", "x-forwarded-prefix: /spoofed"))
+        await lab.ask(b"GET /docs HTTP/1.1\r\nHost: chat.example\r\n\r\n")
+        assert [seen.all("x-forwarded-prefix") for seen in replica.requests] == [["/p/s"], []]
 
     async def test_host_alone_names_a_service_whatever_its_port_and_case(self, lab: AnyLab) -> None:
         replica = await lab.replica()

@@ -220,6 +220,7 @@ def _shoal(order: Order, credentials: Credentials) -> dict[str, str]:
         "SHOAL_ATTEMPT_ID": order.attempt_id,
         "SHOAL_EPOCH": str(order.epoch),
         "SHOAL_NODE": order.node,
+        "SHOAL_NODE_RANK": str(order.node_rank),
         "SHOAL_PROJECT": order.project,
         "SHOAL_GPUS": ",".join(map(str, order.gpu_ids)),
     }

@@ -66,7 +66,7 @@ class Prober:
     def variables(self) -> dict[str, str]:
         """What the server finds in its environment."""
         key = {"SHOAL_REPLICA_KEY": self._secret} if self._secret else {}
-        return {**self._at.variables, **key}
+        return {**self._at.variables, **key, "SHOAL_SERVICE_PATH": self._probe.service_path}
 
     def start(self) -> None:
         """The server was started. May be repeated."""

@@ -102,6 +102,8 @@ class ShareRun:
         self._zygote: Process | None = None
         self._minder: Minder | None = None
         self._prober: Prober | None = None
+        self._spare: listening.OnPort | None = None
+        """A port for programs of a replica that are given no requests."""
         self._porch: PorchMinder | None = None
         self._driller = Driller(order, self._renewer, clock, self._log)
         self._failed: tuple[float, int] | None = (clock.now(), time.monotonic_ns())
@@ -268,9 +270,14 @@ class ShareRun:
         return reason
 
     def _open_place(self, launcher: Launcher) -> Ending | None:
-        """Where the server of a replica listens; only the first node has one."""
+        """Where the server of a replica listens. Requests go to the first node alone; on the others $PORT is
+        a free port, so that the same line runs there.
+        """
         order = self._order
-        if order.probe is None or order.node_rank > 0:
+        if order.probe is None:
+            return None
+        if order.node_rank > 0:
+            self._spare = listening.OnPort(listening.LOOPBACK, None)
             return None
         tell = self._renewer.tell_serving if self._renewer is not None else None
         papers = self._credentials.porch
@@ -347,8 +354,13 @@ class ShareRun:
             path=self._path,
             credentials=self._credentials,
             network=self._network,
-            service=self._prober.variables() if self._prober is not None else {},
+            service=self._service_variables(),
         )
+
+    def _service_variables(self) -> dict[str, str]:
+        if self._prober is not None:
+            return self._prober.variables()
+        return self._spare.variables if self._spare is not None else {}
 
     def _follow(self, launcher: Launcher, what: str, crew: Crew | None = None) -> Ending:
         """Wait until every running process ended well, one ended badly, or there is a reason to stop."""

@@ -51,6 +51,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """To pass on with 101."""
     start: bytes
     """`head` and `framing`, up to the request's id."""
+    has_cors: bool
+    """The program says itself which web pages may read it."""
 
 
 class _Lines:
@@ -117,6 +119,7 @@ def _judged(status: int, lines: _Lines, *, is_http10: bool) -> Answer:
         framing=framing,
         upgrade=b"connection: upgrade\r\nupgrade: %b\r\n" % upgrade if status == 101 else b"",
         start=b"%b%bx-request-id: " % (head, framing),
+        has_cors=b"access-control-allow-origin" in values,
     )
 
 

@@ -14,6 +14,7 @@ from typing import Protocol, cast
 
 from shoal.serving.accounts import Held
 from shoal.serving.chunks import BadChunk, Chunks
+from shoal.serving.cors import Preflight
 from shoal.serving.exchange import FOREVER, Exchange
 from shoal.serving.head import CHUNKED, too_large
 from shoal.serving.problem import HealthAsked, Refused, healthy, malformed, response
@@ -188,6 +189,11 @@ class Downstream(asyncio.Protocol):
             self._keep_rest(data[end:], None)
             self._answer_health(is_head=head.startswith(b"HEAD "))
             return
+        except Preflight as asked:
+            self._keep_rest(data[end:], None)
+            self.write(asked.response(closes=self.is_last))
+            self._next()
+            return
         except Refused as told:
             refused = self._plane.guessed(self.peer, told) if told.status == 401 else told
             # Of a request whose body is not read, nobody can say where the next one begins.
@@ -239,6 +245,7 @@ class Downstream(asyncio.Protocol):
         account = entry.account or service.account(self.peer)
         refused = service.admit(account, now)
         if refused is not None:
+            refused.headers = entry.cors
             refused.must_close = not 0 <= length <= len(rest)
             self._keep_rest(rest[length:], refused)
             self._answer(refused, is_head=entry.is_head)

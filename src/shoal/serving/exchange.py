@@ -255,6 +255,7 @@ class Exchange:
         if self._is_over:
             return
         self._leave(is_error=refused.status >= 500)
+        refused.headers = self.entry.cors
         if self.is_answered:
             self.client.abort()
         elif isinstance(self._relay, Warm):
@@ -270,7 +271,7 @@ class Exchange:
             if not is_stream or self.entry.is_http10 or self.entry.service.open:
                 return
             self._relay = Warm()
-            self.client.write(self._relay.begin(self.request_id))
+            self.client.write(self._relay.begin(self.request_id + self.entry.cors))
         if isinstance(self._relay, Warm):
             self.client.write(self._relay.beat())
 
@@ -392,9 +393,11 @@ class Exchange:
         client.due = now + self.entry.service.timeout_s
         if self._relay is None and self.entry.is_http10:
             self._relay = Relay()
+        # The request's id is the last header written here: what follows it are lines of ours.
+        named = self.request_id if answer.has_cors else self.request_id + self.entry.cors
         if self._relay is not None:
             client.is_last = client.is_last or self.entry.is_http10
-            head = self._relay.head(answer, self.request_id)
+            head = self._relay.head(answer, named)
             client.write(head + (self._relay.data(body) if body else b""))
             return
         if answer.length == UNTIL_CLOSE and not self.is_head:
@@ -403,7 +406,7 @@ class Exchange:
         if client.is_last or answer.upgrade:
             end = b"\r\n%b\r\n" % (answer.upgrade or b"connection: close\r\n")
         write = client.write
-        write(b"".join((answer.start, self.request_id, end, body)))
+        write(b"".join((answer.start, named, end, body)))
         if answer.status == 101:
             self.is_tunnel = True
             client.switch()

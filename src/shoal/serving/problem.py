@@ -19,6 +19,8 @@ class Refused(Exception):
         self.detail = detail
         self.must_close = must_close
         self.retry_s = retry_s
+        self.headers = b""
+        """Further header lines, each after a line end."""
 
 
 def malformed(detail: str) -> Refused:
@@ -98,5 +100,5 @@ def response(refused: Refused, *, closes: bool, has_body: bool = True, request_i
         lines.append(f"retry-after: {max(1, round(refused.retry_s))}")
     if closes:
         lines.append("connection: close")
-    head = "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n"
+    head = "\r\n".join(lines).encode("latin-1") + refused.headers + b"\r\n\r\n"
     return head + body if has_body else head

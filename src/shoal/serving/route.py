@@ -13,6 +13,7 @@ from urllib.parse import unquote_to_bytes
 from shoal.serving.accounts import Account
 from shoal.serving.alike import Alike, Kind
 from shoal.serving.callers import digest_of, is_ours
+from shoal.serving.cors import check_preflight, header_lines, origin_of
 from shoal.serving.freshness import HEALTH
 from shoal.serving.head import CHUNKED, RequestHead, parse_head, without_query
 from shoal.serving.problem import HealthAsked, Refused
@@ -47,6 +48,7 @@ OURS = (b"x-shoal-", b"x-forwarded-")
 DECIDING = frozenset(
     {
         b"host",
+        b"origin",
         b"authorization",
         b"connection",
         b"proxy-connection",
@@ -68,6 +70,7 @@ class Entry:
     __slots__ = (
         "account",
         "affinity",
+        "cors",
         "digest",
         "has_prompt",
         "hedge_bytes",
@@ -100,6 +103,8 @@ class Entry:
         """For the replica: the request line as far as the path, and what follows the query."""
         self.digest = digest
         """Of the caller's token; empty: the service needed none."""
+        self.cors = header_lines(origin_of(head, service.spec))
+        """For the answer: headers that let the web page which asked read it."""
         self.is_head = head.method == b"HEAD"
         self.is_chunked = head.length == CHUNKED
         self.is_http10 = head.is_http10
@@ -151,7 +156,7 @@ class Routes:
         """A head seen before, by its bytes."""
 
     def resolve(self, raw: bytes) -> Known:
-        """`Refused`: malformed, not known, not allowed. `HealthAsked`: for no service."""
+        """`Refused`: malformed, not known, not allowed. `HealthAsked`, `Preflight`: not for a replica."""
         if len(raw) > MAX_REMEMBERED_BYTES:
             return self._read(raw)
         bare, query = without_query(raw)
@@ -218,6 +223,16 @@ class Routes:
 
     def _made(self, head: RequestHead) -> Entry:
         service, path = self._found(head)
+        if service is not None:
+            check_preflight(head, service.spec)
+        try:
+            return self._admitted(head, service, path)
+        except Refused as refused:
+            refused.headers = header_lines(origin_of(head, service.spec)) if service is not None else b""
+            raise
+
+    def _admitted(self, head: RequestHead, service: LiveService | None, path: bytes) -> Entry:
+        """`Refused`: not known, or not allowed."""
         if service is not None and service.spec.is_public:
             _check_open(service, path)
             return Entry(head, service, None, self._written(head, path, keeps_token=True))
@@ -276,7 +291,14 @@ class Routes:
             lines.append(b"x-shoal-caller: " + caller.encode("ascii", "replace"))
         if head.host:
             lines.append(b"x-forwarded-host: " + head.value(b"host"))
+        if len(path) < len(head.target):
+            lines.append(b"x-forwarded-prefix: " + _prefix(head.target))
         return b"%b %b" % (head.method, path), b"\r\n".join(lines) + b"\r\n"
+
+
+def _prefix(target: bytes) -> bytes:
+    """The part of the path that names the service, which its program does not see."""
+    return b"/".join(target.partition(b"?")[0].split(b"/", 3)[:3])
 
 
 def _check_open(service: LiveService, target: bytes) -> None:

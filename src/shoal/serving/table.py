@@ -95,6 +95,8 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     """It should have no replicas, whoever asks: requests that find none are answered 503 and not held."""
     is_public: bool = False
     """Needs no token."""
+    origins: tuple[str, ...] = ()
+    """Web pages of these origins may call it from a browser, as `https://app.example.org`; `*`: all."""
     callers: tuple[Caller, ...] = ()
 
 

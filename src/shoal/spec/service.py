@@ -27,6 +27,7 @@ from shoal.spec.service_clauses import (
     LimitsSpec,
     Model,
     Network,
+    Origins,
     Pause,
     Port,
     Readiness,
@@ -122,6 +123,11 @@ class ServiceSpec(BaseModel):
         default="least", description="Fewest requests; `tokens`: soonest first token, for language models."
     )
     hosts: Hosts = Field(default=(), description="Names in `Host` that mean this service.")
+    origins: Origins = Field(
+        default=(),
+        description="Web pages of these origins may call it from a browser, as `https://app.example.org`; "
+        "`*`: all pages. The data plane answers their CORS preflights.",
+    )
     public: Annotated[bool, Field(strict=True)] = Field(default=False, description="Needs no token.")
 
     @field_validator("network", mode="after")

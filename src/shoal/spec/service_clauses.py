@@ -19,6 +19,7 @@ MAX_REPLICAS = 1000
 DAY_S = 86400.0
 HTTP_PATH_PATTERN = r"^/[!-~]*$"
 HOST_PATTERN = r"^[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?$"
+ORIGIN_PATTERN = r"^(?:\*|https?://[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?(?::[0-9]{1,5})?)$"
 AFFINITY_PATTERN = r"^(?:header|cookie):[A-Za-z0-9_-]+$"
 SAVE_PATTERN = r"^step-[0-9]{12}-[0-9]+-[0-9]+$"
 
@@ -203,6 +204,14 @@ def _each_once(hosts: tuple[str, ...]) -> tuple[str, ...]:
 
 Hosts = Annotated[
     tuple[Annotated[str, Field(strict=True, max_length=253, pattern=HOST_PATTERN)], ...],
+    Field(max_length=32),
+    AfterValidator(_each_once),
+    Human(_read_hosts, ({"type": "string"},)),
+]
+
+
+Origins = Annotated[
+    tuple[Annotated[str, Field(strict=True, max_length=300, pattern=ORIGIN_PATTERN)], ...],
     Field(max_length=32),
     AfterValidator(_each_once),
     Human(_read_hosts, ({"type": "string"},)),

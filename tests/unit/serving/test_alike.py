@@ -16,13 +16,18 @@ from shoal.serving.table import Replica, Service
 from tests.support.http_cases import all_cases
 from tests.support.serving import Lab, callers, get, service
 
-TOLD = ("affinity", "digest", "has_prompt", "hedge_bytes", "hold_bytes", "is_asking",
+TOLD = ("affinity", "cors", "digest", "has_prompt", "hedge_bytes", "hold_bytes", "is_asking",
         "is_expecting", "is_chunked", "is_head", "is_http10", "is_keep_alive", "is_safe",
         "is_websocket", "prefix")  # fmt: skip
 REPLICA = Replica(replica_id="one", address="127.0.0.1:1", release=1)
 OPEN = service(REPLICA, hedge_s=0.1)
 CLOSED = service(
-    REPLICA, name="t", is_public=False, callers=callers("ana", "bo"), affinity="header:x-session"
+    REPLICA,
+    name="t",
+    is_public=False,
+    callers=callers("ana", "bo"),
+    affinity="header:x-session",
+    origins=("https://a",),
 )
 BY_COOKIE = service(REPLICA, name="u", affinity="cookie:sid", closed=frozenset({"sleep"}))
 BY_ID = service(REPLICA, name="v", affinity="header:x-request-id")
@@ -47,6 +52,7 @@ LINES = (
     "Idempotency-Key: {r}", "idempotency-key:", "Authorization: Bearer token-ana",
     "authorization: Bearer token-bo", "Authorization: Bearer token-{r}", "X-Session: {n}", "Cookie: sid={n}",
     "Cookie: a=b; sid={n}; c=d", "X-Shoal-Caller: eve", "x_forwarded_for: 1", "Forwarded: for=1",
+    "Origin: https://a", "origin: https://b",
     "TE: trailers", "Expect: 100-continue", "Upgrade: websocket", "Connection: upgrade", "X-Bad: {r}\x00",
     "X-Bad: {r}\x7f", "X-Bad : {r}", ": {r}", "X-Trace", " X-Trace: {r}", "X-Trace: a\rb", "X-Trace: a\nb",
     "X-Trace: \xff{r}",

@@ -39,13 +39,14 @@ def frozen_replica(spec_json: str) -> Frozen:
     return freeze(spec_of_release(spec_json).replica_job())
 
 
-def probe_of(spec: ServiceSpec) -> Probe:
+def probe_of(spec: ServiceSpec, service: Service) -> Probe:
     asked = spec.readiness
     return Probe(
         port=spec.port if isinstance(spec.port, int) else None,
         is_socket=spec.port == "socket",
         has_own_network=spec.network == "private",
         is_public=spec.public,
+        service_path=f"/{service.project}/{service.name}",
         path=asked.path,
         interval_s=asked.interval,
         timeout_s=asked.timeout,
@@ -110,7 +111,7 @@ def _job(
             service=service.name,
             release=release.number,
             slot=slot,
-            probe=probe_of(spec),
+            probe=probe_of(spec, service),
             model=checkpoint_of(spec),
         ),
         archive_digest=release.archive_digest,

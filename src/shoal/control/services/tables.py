@@ -122,6 +122,7 @@ def _service(core: Core, look: Look, people: _People, hosts: tuple[str, ...]) ->
         closed=frozenset() if spec.scale.sleep_after is None else MANAGING,
         is_off=service.max_replicas == 0,
         is_public=spec.public,
+        origins=spec.origins,
         callers=() if spec.public else people.callers(service),
     )
 

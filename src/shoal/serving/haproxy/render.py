@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from shoal.serving.cors import ANY_ORIGIN, EXPOSED, MAX_AGE_S, METHODS
 from shoal.serving.freshness import HEALTH
 from shoal.serving.haproxy import porches
 from shoal.serving.haproxy.answers import errors, refusal
@@ -79,7 +80,7 @@ def render(table: Table, place: Place) -> Rendering:
         raise ValueError(f"table {table.version} cannot be served: {found[0]}")
     routes = dict(_routes(table))
     name = f"routes-{hashlib.sha256(as_map(routes).encode()).hexdigest()[:16]}.map"
-    lines = [*_global(place), "", *_defaults(table), "", *_frontend(place, name), "", *_guesses()]
+    lines = [*_global(place), "", *_defaults(table), "", *_frontend(place, name, table), "", *_guesses()]
     for service in table.services:
         lines += ["", *backend(service), _mark(backend_name(service))]
     return Rendering(
@@ -144,7 +145,7 @@ def _defaults(table: Table) -> Iterator[str]:
     yield from errors()
 
 
-def _frontend(place: Place, routes: str) -> Iterator[str]:
+def _frontend(place: Place, routes: str, table: Table) -> Iterator[str]:
     tls = f" ssl crt {TLS} alpn http/1.1" if place.has_tls else ""
     yield "frontend services"
     yield f"    bind fd@{place.listener} proto h1{tls}"
@@ -156,8 +157,11 @@ def _frontend(place: Place, routes: str) -> Iterator[str]:
     yield from _one_meaning()
     yield from _health()
     yield from _route(routes)
+    yield from _pages(table)
     yield from _who()
     yield from _headers("https" if place.has_tls else "http")
+    prefix = "path,regsub('^/([^/]*)/([^/]*).*\\$','/\\\\1/\\\\2')"
+    yield f'    http-request set-header x-forwarded-prefix "%[{prefix}]" if by_path'
     yield "    http-request replace-path ^/[^/]*/[^/]*$ / if by_path"
     yield "    http-request replace-path ^/[^/]*/[^/]*/(.*)$ /\\1 if by_path"
     yield "    use_backend %[var(txn.backend)]"
@@ -203,6 +207,29 @@ def _route(routes: str) -> Iterator[str]:
     yield f'    http-request set-var(txn.route) "{key},map_str({routes})" if by_path'
     yield "    http-request set-var(txn.backend) var(txn.route),word(2,' ')"
     yield "    acl is_public var(txn.route) -m beg public"
+
+
+def _pages(table: Table) -> Iterator[str]:
+    """Cross-origin requests, as `serving.cors` answers them."""
+    for service in table.services:
+        if service.origins:
+            page = "-m found" if ANY_ORIGIN in service.origins else f"-m str {' '.join(service.origins)}"
+            own = f"{{ var(txn.backend) -m str {backend_name(service)} }}"
+            admitted = f"{own} {{ req.fhdr(origin) {page} }}"
+            yield f"    http-request set-var(txn.origin) req.fhdr(origin) if {admitted}"
+    asked = (
+        "{ method OPTIONS } { req.hdr(access-control-request-method) -m found } { var(txn.origin) -m found }"
+    )
+    yield (
+        "    http-request return status 204 hdr access-control-allow-origin %[var(txn.origin)] "
+        f"hdr access-control-allow-methods '{METHODS.decode()}' hdr access-control-max-age {MAX_AGE_S} "
+        "hdr access-control-allow-headers %[req.fhdr(access-control-request-headers)] hdr vary origin "
+        f"if {asked}"
+    )
+    allow = "{ var(txn.origin) -m found } !{ res.hdr(access-control-allow-origin) -m found }"
+    yield f"    http-after-response add-header vary origin if {allow}"
+    yield f"    http-after-response set-header access-control-expose-headers '{EXPOSED.decode()}' if {allow}"
+    yield f"    http-after-response set-header access-control-allow-origin %[var(txn.origin)] if {allow}"
 
 
 def _who() -> Iterator[str]:

@@ -16,6 +16,7 @@ WORD = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 PATH = re.compile(r"/[A-Za-z0-9/_.,~@+=&?:-]{0,1000}")
 ADDRESS = re.compile(r"(?:tls:)?(?:[A-Za-z0-9_.-]+|\[[0-9a-fA-F:.]+\]):[0-9]{1,5}")
 HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}|\[[0-9a-fA-F:.]{2,45}\]")
+ORIGIN = re.compile(r"\*|https?://[A-Za-z0-9_.-]+(?::[0-9]{1,5})?")
 DIGEST = re.compile(r"[0-9a-f]{64}")
 AFFINITY = re.compile(r"(?:(?:header|cookie):[A-Za-z0-9_.-]{1,128})?")
 NAME = re.compile(r"[^\x00-\x1f\x7f]{1,256}")
@@ -55,6 +56,7 @@ def _of(service: Service) -> Iterator[str]:
         (WORD, "name", service.name),
         (AFFINITY, "affinity", service.affinity),
         *((HOST, "host", host) for host in service.hosts),
+        *((ORIGIN, "origin", origin) for origin in service.origins),
         *((WORD, "replica", replica.replica_id) for replica in service.replicas),
         *((ADDRESS, "address", replica.address) for replica in service.replicas),
         *((WORD, "name", replica.name) for replica in service.replicas if replica.name),
