@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import unicodedata
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -161,3 +163,34 @@ def test_a_traceback_on_several_lines_keeps_its_indents() -> None:
 )  # fmt: skip
 def test_of_a_traceback_one_line_says_what_was_raised(text: str, told: str) -> None:
     assert in_one_breath(text) == told
+
+
+VISIBLE_FORMAT = {0x0600, 0x0601, 0x0602, 0x0603, 0x0604, 0x0605, 0x06DD, 0x070F, 0x0890, 0x0891, 0x08E2} | {
+    0x110BD,
+    0x110CD,
+    *range(0x13430, 0x13439),
+}
+"""Format characters that readers see: signs of numbers, joiners of hieroglyphs."""
+
+
+def test_no_invisible_format_character_passes() -> None:
+    passed = {
+        code
+        for code in range(0x110000)
+        if unicodedata.category(chr(code)) == "Cf" and clean(f"a{chr(code)}b") != "ab"
+    }
+    assert passed == VISIBLE_FORMAT
+
+
+@pytest.mark.parametrize(
+    "text", ["\u3164", "\u115f", "\uffa0", "\u2800", "\u034f", "\U000e0101", "pay\u200dpal"]
+)
+def test_filler_selector_or_stray_joiner_is_removed(text: str) -> None:
+    assert clean(text) == text.encode("ascii", "ignore").decode()
+
+
+@pytest.mark.parametrize(
+    "text", ["\u0645\u06cc\u200c\u062e\u0648", "\U0001f469\u200d\U0001f4bb", "\u2764\ufe0f"]
+)
+def test_joiner_within_a_word_or_an_emoji_stays(text: str) -> None:
+    assert clean(text) == text

@@ -20,9 +20,16 @@ ESCAPE = re.compile(
 )
 CONTROL = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f"
-    r"\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff\U000e0000-\U000e007f]"
+    r"\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\u2800"
+    r"\u3164\ufe00-\ufe0e\ufeff\uffa0\ufff0-\ufffb\ud800-\udfff"
+    r"\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
-"""C0 but tab and newline, DEL, C1, marks that reorder or hide text, lone surrogates."""
+"""C0 but tab and newline, DEL, C1, lone surrogates, and what reorders text or takes part in it unseen: format
+characters, fillers, tags, selectors of variants. U+FE0F stays: it makes emoji of symbols."""
+STRAY_JOINER = re.compile(
+    r"(?<![^\x00-\x7f\u200c\u200d])[\u200c\u200d]+|[\u200c\u200d]+(?![^\x00-\x7f\u200c\u200d])|(?<=[\u200c\u200d])[\u200c\u200d]+"
+)
+"""Joiners that do not stand, one at a time, between two characters of a script or emoji that has them."""
 
 FRAME = re.compile(r'\s+File ".*", line \d+')
 """Where in a traceback something was called."""
@@ -31,8 +38,8 @@ LEAD = re.compile(r"(?:error|hint|note|waiting|outlook|change): |-- +(?:waiting:
 
 
 def clean(text: object) -> str:
-    """`text` with every terminal control removed; tabs and newlines stay."""
-    return CONTROL.sub("", ESCAPE.sub("", str(text)))
+    """Return `text` without terminal controls and invisible characters; tabs and newlines stay."""
+    return STRAY_JOINER.sub("", CONTROL.sub("", ESCAPE.sub("", str(text))))
 
 
 def one_line(text: object) -> str:

@@ -48,6 +48,7 @@ def candidate(job: Job, attempt: Attempt) -> Candidate:
         name=job.name,
         deadline_at=job.deadline_at,
         num_evicted=job.evictions,
+        is_endless=job.replica is not None,
     )
 
 
@@ -86,6 +87,7 @@ def holding(job: Job, attempt: Attempt) -> Holding:
         request=job.request,
         excluded_nodes=job.excluded_nodes,
         num_evicted=job.evictions,
+        is_endless=job.replica is not None,
     )
 
 

@@ -9,6 +9,7 @@ short together, as a batch of them is, and those of two persons are not.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from math import inf
 from typing import NamedTuple
 from zlib import crc32
 
@@ -90,6 +91,8 @@ class _Lengths:
 
 def _run_times(work: Candidate | Holding, spread: Spread, now: float) -> tuple[float, ...]:
     """Of each scenario: all the quantiles, in an order that the owner's jobs share."""
+    if work.is_endless:
+        return (inf,) * NUM_SCENARIOS
     elapsed_s = max(now - work.placed_at, 0.0) if isinstance(work, Holding) else 0.0
     lengths = spread.quantiles(LEVELS, elapsed_s=elapsed_s)
     first, step = divmod(crc32((work.owner or work.attempt_id).encode()), NUM_SCENARIOS - 1)

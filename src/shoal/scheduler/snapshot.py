@@ -63,6 +63,8 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     excluded_nodes: tuple[str, ...] = ()
     num_evicted: int = 0
     """How often its job gave way to others."""
+    is_endless: bool = False
+    """It runs until a person or a service stops it, as replicas do: its end cannot be predicted."""
 
 
 class UnmetDependency(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -103,6 +105,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """When it should have ended."""
     num_evicted: int = 0
     """How often its job gave way to others."""
+    is_endless: bool = False
+    """Once started it runs until a person or a service stops it, as replicas do."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from shoal.scheduler import Candidate, Holding, Policy, Snapshot
@@ -27,6 +28,15 @@ def test_job_behind_one_with_a_known_end_starts_exactly_then() -> None:
     """It began ten minutes ago and takes an hour."""
     facts = snapshot(nodes(1), (job(1, request(gpus=8)),), (holding(1, {"node-01": ALL_GPUS}),))
     assert foresee(facts, "att-1") == {"att-1": Span(3000.0, 3000.0, 3000.0)}
+
+
+def test_job_behind_a_replica_of_a_service_has_no_prediction() -> None:
+    """A replica does not end by itself, however long replicas ran before."""
+    held = msgspec.structs.replace(holding(1, {"node-01": ALL_GPUS}), is_endless=True)
+    facts = snapshot(nodes(1), (job(2, request(gpus=8)),), (held,))
+    assert foresee(facts, "att-2") == {}
+    beside = snapshot(nodes(2), (job(2, request(gpus=8)),), (held,))
+    assert foresee(beside, "att-2") == {"att-2": Span(0.0, 0.0, 0.0)}
 
 
 def test_jobs_of_one_queue_start_one_after_the_other_and_share_one_look() -> None:
