@@ -101,6 +101,7 @@ def test_disk_that_takes_nothing_is_never_acknowledged_and_costs_nothing(
         person.let_go("ends-meanwhile")
         until(lambda: len(cluster.found().ranks) <= 2, "one job has ended")
         refuse_enough(person)
+        assert person.ask("GET", "/healthz")[1]["status"] == "degraded"
         assert cluster.found().ranks, "the disk's trouble ended a job that runs"
         assert cluster.starts == 1, f"the control plane died:\n{cluster.last_words()}"
         disk.mend()

@@ -57,6 +57,15 @@ def test_a_new_token_is_alone_on_standard_output(shell: Shell, fake: FakeServer)
     assert fake.seen[0].json() == {"user": "bob", "scope": "member", "lifetime_s": 2592000.0, "label": ""}
 
 
+def test_a_token_for_a_service_that_is_not_there_is_made_and_said(shell: Shell, fake: FakeServer) -> None:
+    made = {"id": "tok_1", "text": "shl_tok_1_secret", "scope": "viewer", "project": "lab", "service": "chat"}
+    fake.answers["POST", "/v1/tokens"] = (201, made)
+    fake.answers["GET", "/v1/services"] = [{"items": [], "next_cursor": None}, {"items": [{"name": "chat"}]}]
+    asked = ("token", "create", "--project", "lab", "--service", "chat")
+    assert "there is no service `lab/chat` now" in shell(*asked).err
+    assert "there is no service" not in shell(*asked).err
+
+
 def test_revoking_says_when_a_data_plane_may_still_honour_the_token(shell: Shell, fake: FakeServer) -> None:
     fake.answers["DELETE", "/v1/tokens/tok_1"] = {"id": "tok_1", "is_confirmed": True}
     assert shell("token", "revoke", "tok_1").err == ""

@@ -60,6 +60,12 @@ def test_serve_does_not_wait_for_the_address_on_a_server_that_was_there(
     assert [seen.method for seen in fake.seen if seen.path == SHOWN] == []
 
 
+def test_serve_takes_a_project_instead_of_the_files_own(shell: Shell, fake: FakeServer, file: str) -> None:
+    fake.answers["POST", "/v1/services"] = 201, view(url=None)
+    assert shell("serve", file, "-p", "lang").code == 0
+    assert fake.seen[-1].json()["spec"]["project"] == "lang"
+
+
 @pytest.mark.usefixtures("_starts")
 def test_serve_that_is_not_told_the_address_has_served_all_the_same(
     shell: Shell, fake: FakeServer, file: str

@@ -120,9 +120,13 @@ async def test_error_that_leaves_the_connection_unknown_undoes_the_whole_batch(s
         submit(tx, 1)
         raise OperationalError("INSERT", {}, Exception("disk I/O error"))
 
+    seen: list[str] = []
+    store.watch_writes(lambda error: seen.append(error.message if error else "well"))
     with pytest.raises(StoreUnavailable, match="disk I/O error"):
         await store.write(lose)
     assert await store.write(lambda tx: submit(tx, 1)) == 1
+    await store.write(lambda tx: submit(tx, 2))
+    assert ("disk I/O error" in seen[0], {*seen[1:]}) == (True, {"well"}), "who watches is told of each write"
 
 
 async def test_change_of_a_cancelled_caller_harms_nobody(store: ThreadedStore) -> None:

@@ -6,13 +6,17 @@ home: requests to services do not notice. Only one that died, or was told other 
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import shutil
 import socket
 import subprocess
 import sys
 import threading
 import time
 import urllib.parse
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -36,12 +40,16 @@ LEAVING_S = 3.0
 
 log = structlog.get_logger()
 
+MAX_LOG_BYTES = 16 << 20
+"""Of `serving.log`; as much again is kept beside it."""
+
 
 async def keep(settings: Settings, plane: ControlPlane) -> None:
     """Until cancelled; what runs then runs on."""
     book = plane.core.services
     child: subprocess.Popen[bytes] | None = None
     while True:
+        bound_log(settings.home / "logs" / "serving.log")
         if child is not None:
             child.poll()  # one that has ended is there until somebody asks
         found = running(settings.home)
@@ -54,6 +62,18 @@ async def keep(settings: Settings, plane: ControlPlane) -> None:
             elif found is not None:
                 terminate(found)  # who takes its place accepts connections already
         await anyio.sleep(LOOK_EVERY_S)
+
+
+def bound_log(path: Path) -> None:
+    """Keep the data plane's log below `MAX_LOG_BYTES`: the older part goes to a second file.
+
+    The data plane appends to the file for as long as it lives, so the file is emptied and not replaced. Lines
+    written between the copy and that are lost.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        if path.stat().st_size > MAX_LOG_BYTES:
+            shutil.copyfile(path, path.with_name(f"{path.name}.1"))
+            os.truncate(path, 0)
 
 
 def taken_port(settings: Settings, *, is_fixed: bool) -> int | None:

@@ -37,6 +37,9 @@ def serve(
             "A release that was taken back is an error."
         ),
     ] = None,
+    project: Annotated[
+        str | None, Parameter(name=["--project", "-p"], help="Instead of the one that the file names.")
+    ] = None,
     json: JsonFlag = False,
 ) -> int:
     """Run a service, or roll it over to what the file says now.
@@ -47,7 +50,7 @@ def serve(
     cooldown, to_zero_after, sleep_after}`, `rollout: canary` or `{strategy,
     steps, bake, max_unavailable, rollback_on {error_rate, latency, requests}}`,
     `limits {rps, concurrency, per}`, `cap`, `max_wait`, `timeout`, `retries`,
-    `repeatable`, `hedge_after`, `drain`, `affinity`, `balance`, `hosts`, `public`,
+    `repeatable`, `hedge_after`, `drain`, `affinity`, `balance`, `hosts`, `origins`, `public`,
     `port` (a number or `socket`), `network: private`, `model` (a name, or
     `{job, step, save}` for a job's checkpoint). Those of a job (`shoal run
     --help`): `resources`, `env`, `secrets`, `mounts`, `setup`, `workdir`,
@@ -69,7 +72,7 @@ def serve(
         start_server()
     with Shoal() as shoal:
         with slow_work() as shoal.on_progress:
-            made = shoal.serve(file)
+            made = shoal.serve(file, **({"project": project} if project else {}))
         release, because = made["newest_release"], made.get("because")
         with at_work(f"{made['ref']}: release {release} starts"):
             if is_new or wait is not None:

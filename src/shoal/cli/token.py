@@ -57,10 +57,17 @@ def create(
         made = shoal.tokens.create(
             user=user, scope=scope, project=project, service=service, lifetime_s=seconds, label=label
         )
+        is_served = service is None or any(
+            one["name"] == service for one in shoal.services.all(project=made["project"])
+        )
     if json:
         print_json(made)
         return 0
     print(made["text"])
+    if not is_served:
+        note(
+            f"there is no service `{one_line(made['project'])}/{one_line(service)}` now; see `shoal services`"
+        )
     note(reach(made, user, is_chosen=scope is not None))
     use = "as `Authorization: Bearer TOKEN`" if service else "with `shoal login URL`, or as SHOAL_TOKEN"
     note(f"shown this once; use it {use}")

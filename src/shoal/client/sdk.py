@@ -66,13 +66,16 @@ class Shoal(Connection):
         self, spec: ServiceSpec | str | Path | None = None, /, *, key: str | None = None, **fields: Any
     ) -> Answer:
         """Run a service or a new release of it: a `ServiceSpec`, the path of a service file, or its fields.
+        Fields beside a spec or a file replace what stands there.
 
         Returns once the server has it durably; `services.show` tells how far it is.
         """
         base = Path(spec).absolute().parent if isinstance(spec, str | Path) else Path.cwd()
         if isinstance(spec, str | Path):
             spec = load_service(spec)
-        asked = spec if spec is not None else parse_service(fields, source="serve")
+        asked = spec
+        if asked is None or fields:
+            asked = parse_service({**(asked.canonical() if asked else {}), **fields}, source="serve")
         workdir = base / asked.workdir if asked.workdir else None
         return self.services.serve(
             asked.canonical(), workdir=workdir, env=self.env, key=key, progress=self.on_progress

@@ -19,11 +19,15 @@ from shoal.control.lead import keeping_lead, urls_for_supervisors
 from shoal.control.policy import declare_policy
 from shoal.control.policy_file import read_policy
 from shoal.control.services.porches import Porches
+from shoal.control.turns import Turns
 from shoal.engines.reach import Reach
 from shoal.engines.registry import open_engine
+from shoal.errors import StoreUnavailable
 from shoal.ids import id_factory
 from shoal.settings import Settings
 from shoal.store import open_store
+
+STORE = "store"
 
 
 @asynccontextmanager
@@ -63,6 +67,7 @@ async def open_core(settings: Settings) -> AsyncIterator[Core]:
             await prepare(core, getpass.getuser())
             await settle_left(core, left, cluster)
             await declare_policy(core)
+            store.watch_writes(partial(_note_write, core.turns))
             async with keeping_lead(core, store):
                 yield core
             if not core.deposed.is_set():
@@ -79,3 +84,11 @@ def _reach(settings: Settings, clock: Clock) -> Reach | None:
         return None
     authority = load_authority(settings.state_dir, clock)
     return Reach(urls=settings.reach, ca=authority.certificate.decode("ascii"))
+
+
+def _note_write(turns: Turns, error: StoreUnavailable | None) -> None:
+    """A store that takes no writes, as on a full disk, is told by `/healthz` and `shoal status`."""
+    if error is None:
+        turns.went_well(STORE)
+    else:
+        turns.failed(STORE, error)

@@ -28,12 +28,29 @@ class ThreadedStore:
         self._readers = Readers(database)
         self._writer = Writer(Committer(database, writer), clock)
         self._is_closed = False
+        self._watchers: list[Callable[[StoreUnavailable | None], None]] = []
 
     async def write(self, fn: Callable[[Tx], T], *, patience_s: float = 0.0) -> T:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
         self._writer.put(Change(fn, loop, answer, patience_s))
-        return await answer
+        try:
+            value = await answer
+        except StoreUnavailable as error:
+            self._tell(error)
+            raise
+        self._tell(None)
+        return value
+
+    def watch_writes(self, watcher: Callable[[StoreUnavailable | None], None]) -> None:
+        """Call `watcher` after each write: with the error if the database could not take it, as on a full
+        disk, or with None. On the event loop of whoever wrote.
+        """
+        self._watchers.append(watcher)
+
+    def _tell(self, error: StoreUnavailable | None) -> None:
+        for watcher in self._watchers:
+            watcher(error)
 
     async def read(self, fn: Callable[[Tx], T]) -> T:
         if self._is_closed:
