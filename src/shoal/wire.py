@@ -162,6 +162,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """How often to save; None: as the program finds best."""
     model_dir: str | None = None
     """The checkpoint of another job that a replica serves, read-only."""
+    has_open_network: bool = False
+    """Programs of other projects may connect to its ports: its owner wrote `network: open`."""
     probe: Probe | None = None
     """It is a replica of a service: the first rank of the first node listens, and is asked so."""
     confinement: tuple[str, ...] | None = None

@@ -117,6 +117,31 @@ def check_cgroups() -> Finding:
     return Finding("cgroups", Level.WARN, "not writable: limits by rlimits and affinity only", hint)
 
 
+def check_network() -> Finding:
+    """Whether programs of one project can connect to those of another."""
+    from shoal.runtime.confine import firewall
+
+    if os.geteuid() != 0:
+        told = "open: without root all jobs are one user's, and connect to each other's ports"
+        return Finding(
+            "network", Level.WARN, told, "`network: private` closes a service; root closes projects"
+        )
+    if firewall.find_nft() is None:
+        told = "open: jobs of one project can connect to those of another"
+        return Finding(
+            "network",
+            Level.WARN,
+            told,
+            "`apt install nftables` (or dnf, pacman), then `shoal down && shoal up`",
+        )
+    if not firewall.works():
+        told = "open: nftables is installed, and this kernel takes no rules here"
+        return Finding("network", Level.WARN, told, "`nft list ruleset` says why")
+    return Finding(
+        "network", Level.OK, "closed between projects by nftables; a job opens its ports by `network: open`"
+    )
+
+
 def check_unit() -> Finding:
     """Whether a service manager would end more than the control plane: where it runs, else where we are."""
     from shoal.cli.up import told_unit
@@ -215,6 +240,7 @@ MACHINE_CHECKS = (
     check_cgroups,
     check_unit,
     check_bwrap,
+    check_network,
     check_programs,
     check_port,
     check_gpus,

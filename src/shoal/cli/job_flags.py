@@ -76,6 +76,7 @@ class JobFlags:
     ] = ()
     checkpoint: Annotated[Text, Parameter(group=AGAIN, help="Folder kept from attempt to attempt.")] = None
     grace: Annotated[Text, Parameter(group=AGAIN, help="Time between SIGTERM and SIGKILL.")] = None
+    network: Annotated[Text, Parameter(help="`open`: other projects may connect to its ports.")] = None
     fence: Annotated[Text, Parameter(group=AGAIN, help="Silence after which a cut-off job stops itself.")] = (
         None
     )

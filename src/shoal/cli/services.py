@@ -51,7 +51,7 @@ def serve(
     steps, bake, max_unavailable, rollback_on {error_rate, latency, requests}}`,
     `limits {rps, concurrency, per}`, `cap`, `max_wait`, `timeout`, `retries`,
     `repeatable`, `hedge_after`, `drain`, `affinity`, `balance`, `hosts`, `origins`, `public`,
-    `port` (a number or `socket`), `network: private`, `model` (a name, or
+    `port` (a number or `socket`), `network: open` or `private`, `model` (a name, or
     `{job, step, save}` for a job's checkpoint). Those of a job (`shoal run
     --help`): `resources`, `env`, `secrets`, `mounts`, `setup`, `workdir`,
     `project`, `queue`, `priority`, `topology`, `log_rules`, `fence`, `grace`.

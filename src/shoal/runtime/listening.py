@@ -8,12 +8,14 @@ nobody else.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from typing import Protocol
 
 from shoal.errors import ShoalError
 from shoal.runtime import removal
+from shoal.runtime.confine import firewall
 from shoal.runtime.ports import hold_port
 from shoal.socket_file import MAX_BYTES, handed_over, pinned
 from shoal.wire import Order, Probe
@@ -54,9 +56,24 @@ class OnPort:
         self.port = self._at[1]
         self.address = self.host = f"{host}:{self.port}"
         self.variables = dict.fromkeys(("PORT", "SHOAL_PORT"), str(self.port))
+        self._is_protected = False
 
     def connect(self, timeout_s: float) -> socket.socket:
         return socket.create_connection(self._at, timeout_s)
+
+    def protect(self) -> None:
+        """Let Shoal's own user alone connect to it, for `firewall.PORT_S`. May be repeated.
+
+        `FirewallFailed`: everybody on the node can.
+        """
+        self._is_protected = True
+        firewall.protect(self.port)
+
+    def release(self) -> None:
+        """The server has ended. May be repeated."""
+        if self._is_protected:
+            with contextlib.suppress(firewall.FirewallFailed):  # then the rule ends by itself
+                firewall.release(self.port)
 
 
 class OnSocket:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 import msgspec
 
 from shoal.clock import Clock
+from shoal.errors import ShoalError
 from shoal.runtime.listening import Listening
 from shoal.runtime.ports import listened_to
 from shoal.runtime.sleeping import Sleeper
@@ -30,6 +31,7 @@ BAD_STATUS = 400
 MAX_READ = 1 << 16
 ASLEEP = "asleep"
 FIRST_LOOK_S, LOOK_EVERY_S = 2.0, 5.0
+PROTECT_EVERY_S = 120.0
 """When and how often it is looked for the ports of a program that does not listen where it should."""
 
 
@@ -46,7 +48,9 @@ class Prober:
         clock: Clock,
         tell: Callable[[Serving], None] | None,
         address: str = "",
+        protect: Callable[[], None] | None = None,
     ) -> None:
+        """`protect` keeps others away from the server's port for a while, and is called again in time."""
         self._probe = probe
         self._at = at
         self._secret = credentials.replica_secret
@@ -59,6 +63,8 @@ class Prober:
         self._is_ended = False
         self._elsewhere = ""
         self._look_at = 0.0
+        self._protect = protect
+        self._protected_at = clock.monotonic()
         self._pause = threading.Event()
         self.verdict: str | None = None
         """Why the server is as good as dead; None: it is not, or not known to be."""
@@ -98,6 +104,7 @@ class Prober:
         self._look_at = began + FIRST_LOOK_S
         self._say(is_ready=False, because="it was not asked yet")
         while True:
+            self._keep_protected()
             if self._is_ended:
                 self._say(is_ready=False, because=ASLEEP)
                 failures, was_ready, pause_s = 0, False, FIRST_PAUSE_S
@@ -120,6 +127,16 @@ class Prober:
                 self._say(is_ready=problem is None and not is_asleep, because=because)
             self._wait(pause_s if not was_ready else self._probe.interval_s)
             pause_s = min(pause_s * 2, self._probe.interval_s)
+
+    def _keep_protected(self) -> None:
+        now = self._clock.monotonic()
+        if self._protect is None or now - self._protected_at < PROTECT_EVERY_S:
+            return
+        self._protected_at = now
+        try:
+            self._protect()
+        except ShoalError as error:
+            self._say(is_ready=False, because=f"its port could not be protected: {error.message}")
 
     def _wait(self, at_most_s: float) -> None:
         self._pause.wait(at_most_s)

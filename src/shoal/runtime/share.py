@@ -14,6 +14,7 @@ from shoal.clock import Clock
 from shoal.errors import ShoalError
 from shoal.runtime import ending, listening, network, removal, shared_memory, spool
 from shoal.runtime.board import Request
+from shoal.runtime.confine import firewall
 from shoal.runtime.confine.confinement import Confinement
 from shoal.runtime.crew import Crew
 from shoal.runtime.drills import Driller
@@ -104,6 +105,7 @@ class ShareRun:
         self._prober: Prober | None = None
         self._spare: listening.OnPort | None = None
         """A port for programs of a replica that are given no requests."""
+        self._at: listening.Listening | None = None
         self._porch: PorchMinder | None = None
         self._driller = Driller(order, self._renewer, clock, self._log)
         self._failed: tuple[float, int] | None = (clock.now(), time.monotonic_ns())
@@ -293,7 +295,14 @@ class ShareRun:
         except OSError as error:
             return Ending(kind=EndKind.SETUP_FAILED, message=f"no porch on {order.node}: {error}")
         outside = self._porch.address if self._porch is not None else ""
-        self._prober = Prober(order.probe, at, self._credentials, self._clock, tell, outside)
+        self._at, protect = at, None
+        if isinstance(at, listening.OnPort) and self._confinement and self._confinement.protects_ports:
+            protect = at.protect
+            try:
+                protect()
+            except firewall.FirewallFailed as error:
+                return Ending(kind=EndKind.SETUP_FAILED, message=f"{error.message} on {order.node}")
+        self._prober = Prober(order.probe, at, self._credentials, self._clock, tell, outside, protect)
         if self._renewer is not None:
             self._renewer.on_sleep = self._prober.want_sleep
         if isinstance(at, listening.BehindDoor):
@@ -482,6 +491,8 @@ class ShareRun:
             self._reasons.now()  # a keeper that is dead by now is seen to be: this takes as long as it takes
         if self._minder is not None:
             self._minder.end()
+        if isinstance(self._at, listening.OnPort):
+            self._at.release()
         self._watcher.drain()
         self._meter.hear()
         shared_memory.give_back(self._order)

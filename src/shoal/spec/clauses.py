@@ -29,6 +29,7 @@ KERNEL_FOLDERS = ("/proc", "/sys", "/dev")
 EndedHow = Literal["succeeded", "failed", "ended"]
 RetryOn = Literal["exit", "signal", "oom", "setup", "time_limit"]
 RuleActionName = Literal["exclude_node", "stop_retries"]
+JobNetwork = Literal["closed", "open"]
 Closeness = Literal["required", "preferred"]
 
 

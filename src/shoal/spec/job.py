@@ -15,6 +15,7 @@ from shoal.spec.clauses import (
     Deadline,
     Fence,
     Grace,
+    JobNetwork,
     LogRules,
     Mounts,
     Priority,
@@ -114,6 +115,11 @@ class JobSpec(BaseModel):
     log_rules: LogRules = ()
     topology: Topology | None = None
     grace: Grace = Field(default=30.0, description="From the first signal to the kill.")
+    network: JobNetwork = Field(
+        default="closed",
+        description="Whose programs may connect to its ports, where the node can tell: `closed`: its own "
+        "project's; `open`: every project's.",
+    )
     fence: Fence = Field(
         default=1800.0,
         description="A supervisor cut off for this long stops its ranks; only then are they replaced.",

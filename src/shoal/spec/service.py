@@ -68,9 +68,9 @@ class ServiceSpec(BaseModel):
         "the Unix socket $SHOAL_SOCKET, which nobody but the balancer can reach.",
     )
     network: Network = Field(
-        default="shared",
-        description="`private`: one of its own; nobody reaches its ports but the balancer, and it reaches "
-        "nobody once `setup` is over.",
+        default="closed",
+        description="Who reaches its port, where the node can tell: `closed`: the data plane alone; `open`: "
+        "every program on the node; `private`: the data plane alone, and it reaches nothing after `setup`.",
     )
     env: Env = {}
     secrets: Annotated[tuple[EnvName, ...], Field(max_length=256)] = Field(

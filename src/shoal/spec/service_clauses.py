@@ -27,7 +27,7 @@ Target = Literal["concurrency", "rps", "queue", "tokens"]
 Strategy = Literal["rolling", "canary"]
 Balance = Literal["least", "tokens"]
 PerWhom = Literal["token", "project"]
-Network = Literal["shared", "private"]
+Network = Literal["closed", "open", "private"]
 
 
 class ReplicaRange(Range):

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from shoal.errors import ShoalError
 from shoal.runtime import checkpoint_folder, kernel, listening, spool, tree
-from shoal.runtime.confine import cgroup, cgroup1, cgroup2, rlimits, view
+from shoal.runtime.confine import cgroup, cgroup1, cgroup2, firewall, rlimits, view
 from shoal.runtime.confine.detect import candidates, find_bubblewrap
 from shoal.runtime.confine.mounts import Mounts
 from shoal.runtime.confine.programs import job_path, programs
@@ -69,6 +69,7 @@ class Confinement:
                 f"the job must run as user {self._order.uid}, and user {os.geteuid()} cannot start it so",
                 hint="run `shoal up` as root, or without users of their own for projects",
             )
+        self._close_network()
         if "bubblewrap" in self.words:
             self._start_sandbox()
         if self._groups is not None:
@@ -78,6 +79,22 @@ class Confinement:
             self._wait_for_sandbox(self.sandbox)
         if self.sandbox is None:
             self._check_without_sandbox()
+
+    def _close_network(self) -> None:
+        """Keep other projects away. `FirewallFailed`: this node was said to do that, and does not."""
+        if self.uid is None or "nftables" not in self.words:
+            return
+        try:
+            firewall.close(self.uid)
+        except firewall.FirewallFailed:
+            if self._order.confinement is not None:
+                raise
+            self.words = tuple(word for word in self.words if word != "nftables")
+
+    @property
+    def protects_ports(self) -> bool:
+        """Whether a replica's port can be closed to all but the data plane."""
+        return "nftables" in self.words and not self._order.has_open_network
 
     def settle(self, order: Order) -> None:
         """The share is there, and ours: its directories take their places, its limits hold."""
@@ -173,8 +190,9 @@ class Confinement:
             self._mounts.check()
             kernel.drop_capabilities()
         if self.uid is not None:
+            gid = firewall.OPEN_GID if self._order.has_open_network else self.uid
             os.setgroups([])
-            os.setresgid(self.uid, self.uid, self.uid)
+            os.setresgid(gid, gid, gid)
             os.setresuid(self.uid, self.uid, self.uid)
         kernel.forbid_new_privileges()
         kernel.die_with_parent(supervisor)

@@ -1,0 +1,166 @@
+"""The wall between projects within one machine: a project's processes connect to no TCP server of another's.
+
+Every project has a user of its own, and the kernel knows whose process sends a packet. A connection between
+two projects is found when the server's kernel side answers it: the user that answers is then compared with
+the one that asked. Connections of other users (people, root, the data plane) are left alone, but only Shoal's
+own user reaches the port of a replica. Nothing is tracked for longer than a handshake takes.
+
+Not covered: UDP, sockets in the abstract Unix namespace, connections that arrive from other machines.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+
+from shoal.errors import ShoalError
+
+TABLE = "inet shoal"
+OPEN_GID = 199_999
+"""The group of processes whose owner wrote `network: open`: every project may connect to them."""
+NFT_PLACES = ("/usr/sbin/nft", "/sbin/nft", "/usr/bin/nft")
+APPLY_S = 10.0
+HANDSHAKE_S = 2
+"""A server's kernel answers within the machine at once; a client that asks again is noted again."""
+REFUSED_S = 10
+"""For so long a client that asks again is refused at once instead of being left to wait."""
+RATE = 5000
+BURST = 20_000
+"""New connections of one project in a second: what it floods is its own, and never the notes of others."""
+MOST_NOTED = 65_536
+"""Handshakes of one project at once; more than `RATE` and `BURST` let through in `HANDSHAKE_S`."""
+MOST_IN_ALL = 1 << 20
+PORT_S = 600
+"""A replica's port is protected for so long after its supervisor last said so."""
+
+
+class FirewallFailed(ShoalError):
+    """The kernel did not take the rules; nothing has changed."""
+
+    code = "runtime.firewall"
+
+
+FAMILIES = (
+    # name, asked by (source . port . destination . port), the same as the answer has it
+    (
+        "4",
+        "ip saddr . tcp sport . ip daddr . tcp dport",
+        "ip daddr . tcp dport . ip saddr . tcp sport",
+    ),
+    (
+        "6",
+        "ip6 saddr . tcp sport . ip6 daddr . tcp dport",
+        "ip6 daddr . tcp dport . ip6 saddr . tcp sport",
+    ),
+)
+PROTOCOL = {"4": "ipv4", "6": "ipv6"}
+
+
+def find_nft() -> str | None:
+    """The program, from system directories alone: it runs as root."""
+    return next((path for path in NFT_PLACES if os.access(path, os.X_OK)), None)
+
+
+def works() -> bool:
+    """Whether this kernel takes such rules here. Changes nothing."""
+    if os.geteuid() != 0 or find_nft() is None:
+        return False
+    try:
+        _apply(rules(200_000), is_trial=True)
+    except FirewallFailed:
+        return False
+    return True
+
+
+def close(uid: int) -> None:
+    """Close the network between this project's user and those of other projects. May be repeated.
+
+    `FirewallFailed`: it is open, and the job must not start.
+    """
+    _apply(rules(uid))
+
+
+def protect(port: int) -> None:
+    """For `PORT_S` from now only Shoal's own user may connect to this port. May be repeated."""
+    element = f"element {TABLE} replica_ports {{ {port}"
+    _apply(f"add {element} timeout {PORT_S}s }}\ndelete {element} }}\nadd {element} timeout {PORT_S}s }}\n")
+
+
+def release(port: int) -> None:
+    """The port is nobody's any more. May be repeated."""
+    element = f"element {TABLE} replica_ports {{ {port}"
+    _apply(f"add {element} timeout {PORT_S}s }}\ndelete {element} }}\n")
+
+
+def rules(uid: int) -> str:
+    """What the kernel is told for a project's user, the part that all projects share included. Pure.
+
+    One transaction: whoever says the same at the same time leaves the same rules.
+    """
+    return "\n".join([*_shared(), *_of_project(uid)]) + "\n"
+
+
+def _shared() -> Iterator[str]:
+    yield f"add table {TABLE}"
+    yield f"add map {TABLE} asking {{ type uid : verdict; }}"
+    yield f"add map {TABLE} answering {{ type uid : verdict; }}"
+    yield f"add set {TABLE} replica_ports {{ type inet_service; flags timeout; }}"
+    for name, asked, _ in FAMILIES:
+        noted = f"typeof {asked}; flags dynamic,timeout; size {MOST_IN_ALL}"
+        yield f"add set {TABLE} any{name} {{ {noted}; timeout {HANDSHAKE_S}s; }}"
+        yield f"add set {TABLE} refused{name} {{ {noted}; timeout {REFUSED_S}s; }}"
+    for chain in ("out { type filter hook output priority filter; policy accept; }", "asks", "answers"):
+        yield f"add chain {TABLE} {chain}"
+    for chain in ("out", "asks", "answers"):
+        yield f"flush chain {TABLE} {chain}"
+    # Whatever is sent to an address of this machine goes out by `lo`.
+    yield f'add rule {TABLE} out oifname != "lo" accept'
+    yield f"add rule {TABLE} out tcp flags & (syn | ack) == syn jump asks"
+    yield f"add rule {TABLE} out tcp flags & (syn | ack) == (syn | ack) meta skuid vmap @answering"
+    yield f"add rule {TABLE} asks meta skuid != {os.geteuid()} tcp dport @replica_ports reject with tcp reset"
+    yield f"add rule {TABLE} asks meta skuid vmap @asking"
+
+
+def _of_project(uid: int) -> Iterator[str]:
+    asks, answers = f"asks_{uid}", f"answers_{uid}"
+    for name, asked, _ in FAMILIES:
+        yield (
+            f"add set {TABLE} noted{name}_{uid} {{ typeof {asked}; flags dynamic,timeout; "
+            f"size {MOST_NOTED}; timeout {HANDSHAKE_S}s; }}"
+        )
+    for chain in (asks, answers):
+        yield f"add chain {TABLE} {chain}"
+        yield f"flush chain {TABLE} {chain}"
+    for name, asked, _ in FAMILIES:
+        yield f"add rule {TABLE} {asks} {asked} @refused{name} reject with tcp reset"
+    yield f"add rule {TABLE} {asks} limit rate over {RATE}/second burst {BURST} packets drop"
+    for name, asked, _ in FAMILIES:
+        noted = f"update @noted{name}_{uid} {{ {asked} }} update @any{name} {{ {asked} }}"
+        yield f"add rule {TABLE} {asks} {noted} accept"
+    yield f"add rule {TABLE} {asks} drop"  # what cannot be noted could not be refused
+    yield f"add rule {TABLE} {answers} meta skgid {OPEN_GID} accept"
+    for name, _, answered in FAMILIES:
+        yield f"add rule {TABLE} {answers} {answered} @noted{name}_{uid} accept"
+        yield (
+            f"add rule {TABLE} {answers} {answered} @any{name} update @refused{name} {{ {answered} }} "
+            "reject with tcp reset"
+        )
+    yield f"add element {TABLE} asking {{ {uid} : jump {asks} }}"
+    yield f"add element {TABLE} answering {{ {uid} : jump {answers} }}"
+
+
+def _apply(text: str, *, is_trial: bool = False) -> None:
+    program = find_nft()
+    if program is None:
+        raise FirewallFailed("there is no program nft", hint="apt-get install nftables")
+    command = [program, "-c", "-f", "-"] if is_trial else [program, "-f", "-"]
+    try:
+        done = subprocess.run(
+            command, input=text.encode(), capture_output=True, timeout=APPLY_S, check=False, env={}
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise FirewallFailed(f"nft: {error}", hint="shoal doctor") from error
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        raise FirewallFailed(f"nft: {said[0] if said else done.returncode}", hint="shoal doctor")

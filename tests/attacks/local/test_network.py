@@ -1,0 +1,117 @@
+"""Programs of one project connect to those of another: refused, unless the other's owner opened its ports."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal.runtime.confine import firewall
+from shoal.runtime.probe import PROTECT_EVERY_S
+from shoal.wire import EndKind, Order, Probe
+from tests.support.confinements import CGROUP, JOB_UID, needs
+from tests.support.shares import RunningShare, Start, an_order, shares_in, until
+
+pytestmark = [
+    needs("uid", "nftables"),
+    pytest.mark.skipif(not Path("/usr/bin/python3").exists(), reason="takes a Python for everybody"),
+]
+WALLS = (CGROUP, "bubblewrap", "uid", "nftables")
+OTHER_UID = JOB_UID + 1
+SERVER = """
+import os, socket
+family = socket.AF_INET6 if os.environ["HOST"] == "::1" else socket.AF_INET
+server = socket.create_server((os.environ["HOST"], int(os.environ.get("PORT", "0"))), family=family)
+print("port", server.getsockname()[1], flush=True)
+while True:
+    link = server.accept()[0]
+    link.sendall(b"hello")
+    link.close()
+"""
+CLIENT = """
+import socket, sys
+try:
+    link = socket.create_connection((sys.argv[1], int(sys.argv[2])), 20)
+    print("answered" if link.recv(5) == b"hello" else "cut off")
+except OSError as error:
+    print(type(error).__name__)
+"""
+
+
+def python(code: str, *words: object) -> str:
+    return shlex.join(["/usr/bin/python3", "-c", code, *map(str, words)])
+
+
+def a_server(start: Start, host: str = "127.0.0.1", **changes: object) -> tuple[RunningShare, int]:
+    order = an_order(
+        run=f"exec {python(SERVER)}", env={"HOST": host}, uid=JOB_UID, confinement=WALLS, **changes
+    )
+    share = start(order)
+    share.spawn()
+    until(lambda: any(text.startswith("port ") for text in share.texts()), 30.0, share.describe)
+    return share, int(share.texts()[-1].split()[1])
+
+
+def asked_by_a_job(start: Start, uid: int, host: str, port: int) -> str:
+    name = f"att_{uid}_{port}"
+    order: Order = an_order(
+        attempt_id=name, run=python(CLIENT, host, port), uid=uid, confinement=WALLS, project="other"
+    )
+    share = start(order)
+    assert share.run().kind is EndKind.SUCCEEDED, share.describe()
+    return share.texts()[-1]
+
+
+def asked_by_us(host: str, port: int) -> str:
+    return subprocess.check_output([sys.executable, "-c", CLIENT, host, str(port)], text=True).strip()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    with shares_in(tmp_path / "home") as make:
+        yield make
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_server_is_reached_by_its_own_project_and_by_no_other(start: Start, host: str) -> None:
+    _, port = a_server(start, host)
+    assert asked_by_a_job(start, OTHER_UID, host, port) == "ConnectionRefusedError"
+    assert asked_by_a_job(start, JOB_UID, host, port) == "answered"
+    assert asked_by_us(host, port) == "answered"
+
+
+def test_server_whose_owner_opened_its_ports_is_reached_by_every_project(start: Start) -> None:
+    _, port = a_server(start, has_open_network=True)
+    assert asked_by_a_job(start, OTHER_UID, "127.0.0.1", port) == "answered"
+
+
+def test_replica_is_reached_by_nobody_but_us_while_it_runs(start: Start) -> None:
+    replica, port = a_server(start, probe=Probe(interval_s=0.1))
+    assert asked_by_a_job(start, JOB_UID, "127.0.0.1", port) == "ConnectionRefusedError"
+    assert asked_by_a_job(start, OTHER_UID, "127.0.0.1", port) == "ConnectionRefusedError"
+    assert asked_by_us("127.0.0.1", port) == "answered"
+    assert str(port) in protected()
+    replica.processes[0].terminate()
+    replica.outcome()
+    until(lambda: str(port) not in protected(), 30.0, protected)
+
+
+def test_replica_whose_owner_opened_its_port_is_reached_by_its_project(start: Start) -> None:
+    _, port = a_server(start, probe=Probe(interval_s=0.1), has_open_network=True)
+    assert asked_by_a_job(start, JOB_UID, "127.0.0.1", port) == "answered"
+
+
+def test_protection_of_a_port_is_renewed_long_before_it_ends() -> None:
+    assert PROTECT_EVERY_S * 4 < firewall.PORT_S
+
+
+def protected() -> str:
+    program = firewall.find_nft()
+    assert program is not None
+    return subprocess.check_output(
+        [program, "list", "set", *firewall.TABLE.split(), "replica_ports"], text=True
+    )
