@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 ESTABLISHED, HANDSHAKE, LISTENING = "01", "03", "0A"
 UNACCEPTED = "0"
-FIRST_PROJECT_UID = 200_000
+FIRST_PROJECT_UID = 1_900_000_000
 """Users from here on are projects', whose jobs run as them: above every range that distributions hand out
-to people, services and their subordinate ids.
+to people, services, their subordinate ids and containers. `control/uids.py` says which ranges those are.
 """
 
 

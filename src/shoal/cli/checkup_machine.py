@@ -142,6 +142,21 @@ def check_network() -> Finding:
     )
 
 
+def check_uids() -> Finding:
+    """Whether somebody may become a project's user by `newuidmap`."""
+    from shoal.control.uids import BLOCK, NUM_BLOCKS, subordinate_ranges
+    from shoal.loopback import FIRST_PROJECT_UID
+
+    last = FIRST_PROJECT_UID + NUM_BLOCKS * BLOCK
+    found = [one for one in subordinate_ranges() if one.start < last and one.stop > FIRST_PROJECT_UID]
+    if found:
+        told = f"uids {found[0].start} to {found[0].stop - 1} are subordinate ids and may be projects'"
+        return Finding(
+            "uids", Level.BROKEN, told, "move that range in /etc/subuid and /etc/subgid below 1900000000"
+        )
+    return Finding("uids", Level.OK, "no user may become a project's user")
+
+
 def check_unit() -> Finding:
     """Whether a service manager would end more than the control plane: where it runs, else where we are."""
     from shoal.cli.up import told_unit
@@ -241,6 +256,7 @@ MACHINE_CHECKS = (
     check_unit,
     check_bwrap,
     check_network,
+    check_uids,
     check_programs,
     check_port,
     check_gpus,

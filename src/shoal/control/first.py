@@ -8,6 +8,7 @@ from pathlib import Path
 from shoal.control.actor import SHOAL
 from shoal.control.core import Core
 from shoal.control.record import note
+from shoal.control.uids import claim_block
 from shoal.errors import HomeMissing, StateError
 from shoal.identity import mint_token
 from shoal.model.people import Membership, Project, Role, Token, User
@@ -88,11 +89,13 @@ async def prepare(core: Core, admin_name: str) -> None:
         await _replace_lost(core, admin_name, users)
         return
     token = _laid_down(core, core.new_id("usr"), "first admin token")
+    first_uid = claim_block(core.settings.state_dir, _id_of(core.settings.state_dir) or "")
 
     def change(tx: Tx) -> None:
         now = core.clock.now()
         user = User(user_id=token.user_id, name=admin_name, cluster_role=Role.ADMIN, created_at=now)
         tx.people.add_user(user)
+        tx.people.begin_uids(first_uid)
         tx.people.add_project(Project(name=DEFAULT_PROJECT, uid=tx.people.next_uid(), created_at=now))
         tx.people.set_membership(
             Membership(user_id=user.user_id, user_name=user.name, project=DEFAULT_PROJECT, role=Role.LEAD)

@@ -13,6 +13,7 @@ from shoal.store.meta import Meta
 from shoal.store.prepared import Session
 from shoal.store.schema import memberships, projects, tokens, users
 
+NEXT_UID = "next_uid"
 ADD_USER = insert(users)
 USER = select(users.c.body).where(users.c.user_id == bindparam("id"))
 USER_BY_NAME = select(users.c.body).where(users.c.name == bindparam("named"))
@@ -96,9 +97,13 @@ class People:
         if self._run(SET_PROJECT, changes).rowcount == 0:
             raise NotFound(f"there is no project `{project.name}` with uid {project.uid}")
 
+    def begin_uids(self, first: int) -> None:
+        """Give projects users from this uid on. Once, before there is a project."""
+        self._meta.set(NEXT_UID, str(first))
+
     def next_uid(self) -> int:
         """A Unix uid that no project had before."""
-        return self._meta.take("next_uid", FIRST_PROJECT_UID)
+        return self._meta.take(NEXT_UID, FIRST_PROJECT_UID)
 
     def set_membership(self, membership: Membership) -> None:
         """Add, or change the role."""

@@ -15,9 +15,10 @@ import subprocess
 from collections.abc import Iterator
 
 from shoal.errors import ShoalError
+from shoal.loopback import FIRST_PROJECT_UID
 
 TABLE = "inet shoal"
-OPEN_GID = 199_999
+OPEN_GID = FIRST_PROJECT_UID - 1
 """The group of processes whose owner wrote `network: open`: every project may connect to them."""
 NFT_PLACES = ("/usr/sbin/nft", "/sbin/nft", "/usr/bin/nft")
 APPLY_S = 10.0
@@ -67,7 +68,7 @@ def works() -> bool:
     if os.geteuid() != 0 or find_nft() is None:
         return False
     try:
-        _apply(rules(200_000), is_trial=True)
+        _apply(rules(FIRST_PROJECT_UID), is_trial=True)
     except FirewallFailed:
         return False
     return True

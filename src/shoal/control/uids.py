@@ -1,0 +1,93 @@
+"""Choose the Unix users that a home's projects get: a block that nobody else on this machine has.
+
+Blocks lie above the subordinate ids that `useradd` hands out (to 600,100,000 by default) and systemd's containers
+(to 1,879,048,191), and below its foreign ids (from 2,147,352,576). A home's block follows from its id, so two
+homes seldom want the same one, also where their machines share a file system.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Collection, Iterator
+from itertools import islice
+from pathlib import Path
+
+from shoal.errors import StateError
+from shoal.loopback import FIRST_PROJECT_UID
+
+BLOCK = 4_096
+NUM_BLOCKS = 60_000
+"""The last one ends at 2,145,760,000."""
+MOST_LOOKED_AT = 200
+SUBORDINATE = (Path("/etc/subuid"), Path("/etc/subgid"))
+REGISTRY = Path("/var/lib/shoal/uids")
+"""On each machine, a file for each block that a home of root's has. Its name is the first uid, its lines are the
+home's id and path."""
+
+
+def claim_block(home: Path, home_id: str, registry: Path = REGISTRY) -> int:
+    """The first uid of this home's block, which no other home on this machine gets from now on.
+
+    May be repeated: a home keeps its block. Without root nothing is noted, since no job runs as another user.
+    """
+    if os.geteuid() == 0:
+        _forget_gone(registry)
+    taken = tuple(subordinate_ranges())
+    for first in blocks(home_id, taken):
+        if os.geteuid() != 0 or _is_noted(registry, first, home, home_id):
+            return first
+    raise StateError(
+        "every block of users for projects is taken on this machine",
+        hint=f"remove the files in {registry} of homes that are gone",
+    )
+
+
+def blocks(home_id: str, taken: Collection[range] = ()) -> Iterator[int]:
+    """First uids of the blocks that the home may have, the one it should have in front. Pure."""
+    begin = int.from_bytes(hashlib.sha256(home_id.encode()).digest()[:8], "big")
+    for number in range(NUM_BLOCKS):
+        first = FIRST_PROJECT_UID + (begin + number) % NUM_BLOCKS * BLOCK
+        if overlapping(first, taken) is None:
+            yield first
+
+
+def overlapping(uid: int, taken: Collection[range]) -> range | None:
+    """The range, of those handed out as subordinate ids, that has part of the uid's block."""
+    first = uid - (uid - FIRST_PROJECT_UID) % BLOCK
+    return next((one for one in taken if one.start < first + BLOCK and first < one.stop), None)
+
+
+def subordinate_ranges(files: Collection[Path] = SUBORDINATE) -> Iterator[range]:
+    """What `newuidmap` lets users become: lines of `name:first:count`."""
+    for file in files:
+        with contextlib.suppress(OSError):
+            for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+                with contextlib.suppress(ValueError):
+                    _, first, count = line.split(":")
+                    yield range(int(first), int(first) + int(count))
+
+
+def _is_noted(registry: Path, first: int, home: Path, home_id: str) -> bool:
+    """Whether the block is this home's, noted just now or before."""
+    registry.mkdir(mode=0o755, parents=True, exist_ok=True)
+    note, new = registry / str(first), registry / f".{first}.{os.getpid()}"
+    new.write_text(f"{home_id}\n{home}\n", encoding="utf-8")
+    try:
+        os.link(new, note)  # whole, and by one home alone
+    except FileExistsError:
+        return note.read_text(encoding="utf-8").startswith(f"{home_id}\n")
+    finally:
+        new.unlink()
+    return True
+
+
+def _forget_gone(registry: Path) -> None:
+    """Give back blocks of homes that were removed. Looks at `MOST_LOOKED_AT` notes at most."""
+    with contextlib.suppress(FileNotFoundError), os.scandir(registry) as entries:
+        for entry in islice(entries, MOST_LOOKED_AT):
+            with contextlib.suppress(OSError, ValueError):
+                _, home = Path(entry.path).read_text(encoding="utf-8").splitlines()
+                if not Path(home).exists():
+                    Path(entry.path).unlink()

@@ -1,0 +1,59 @@
+"""Users of projects: no two homes on a machine have the same, and nobody may become one by `newuidmap`."""
+
+from __future__ import annotations
+
+import os
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from shoal.control.uids import BLOCK, NUM_BLOCKS, blocks, claim_block, overlapping, subordinate_ranges
+from shoal.loopback import FIRST_PROJECT_UID
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root's homes are noted")
+FOREIGN = 2_147_352_576
+
+
+def homes(tmp_path: Path, *names: str) -> list[Path]:
+    made = [tmp_path / name for name in names]
+    for one in made:
+        one.mkdir()
+    return made
+
+
+def test_every_block_lies_between_containers_and_foreign_ids() -> None:
+    assert FIRST_PROJECT_UID > 1_879_048_191
+    assert FIRST_PROJECT_UID + NUM_BLOCKS * BLOCK < FOREIGN
+    assert len({*blocks("a")}) == NUM_BLOCKS
+
+
+def test_block_that_overlaps_a_subordinate_range_is_passed_over(tmp_path: Path) -> None:
+    wanted, second = islice(blocks("a"), 2)
+    file = tmp_path / "subuid"
+    file.write_text(f"ana:100000:65536\nbroken line\nbob:{wanted + BLOCK - 1}:1\n")
+    taken = tuple(subordinate_ranges((file, tmp_path / "missing")))
+    assert next(blocks("a", taken)) == second
+    assert overlapping(wanted + 7, taken) == range(wanted + BLOCK - 1, wanted + BLOCK)
+    assert overlapping(second + 7, taken) is None
+
+
+@needs_root
+def test_two_homes_that_want_one_block_get_two_and_keep_them(tmp_path: Path) -> None:
+    first, second = homes(tmp_path, "first", "second")
+    registry = tmp_path / "uids"
+    one = claim_block(first, "same", registry)
+    (registry / str(one)).write_text(f"other\n{first}\n")  # as if the first home's id were another
+    two = claim_block(second, "same", registry)
+    assert one != two
+    assert claim_block(second, "same", registry) == two
+
+
+@needs_root
+def test_block_of_a_home_that_was_removed_is_given_again(tmp_path: Path) -> None:
+    first, second = homes(tmp_path, "first", "second")
+    registry = tmp_path / "uids"
+    one = claim_block(first, "same", registry)
+    (registry / str(one)).write_text(f"other\n{first}\n")
+    first.rmdir()
+    assert claim_block(second, "same", registry) == one
