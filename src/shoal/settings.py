@@ -72,6 +72,9 @@ class ServerLimits:
     """All snapshots of one project that are kept or on their way."""
     max_streams: int = 1000
     max_streams_per_actor: int = 100
+    max_tokens_per_user: int = 100
+    """That are good: neither revoked nor expired."""
+    max_tokens_per_service: int = 100
 
 
 @dataclass(frozen=True, kw_only=True)

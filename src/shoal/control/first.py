@@ -97,7 +97,7 @@ async def prepare(core: Core, admin_name: str) -> None:
         tx.people.set_membership(
             Membership(user_id=user.user_id, user_name=user.name, project=DEFAULT_PROJECT, role=Role.LEAD)
         )
-        tx.people.add_token(token)
+        tx.tokens.add(token)
         note(tx, "cluster.created", now, SHOAL, data={"admin": admin_name})
 
     await core.store.write(change)
@@ -116,7 +116,7 @@ async def _replace_lost(core: Core, admin_name: str, users: list[User]) -> None:
     data = {"user": admin.name, "token": token.token_id, "label": token.label}
 
     def change(tx: Tx) -> None:
-        tx.people.add_token(token)
+        tx.tokens.add(token)
         note(tx, "token.created", core.clock.now(), SHOAL, data=data)
 
     await core.store.write(change)

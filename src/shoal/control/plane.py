@@ -17,6 +17,7 @@ from shoal.control import (
     people,
     reports,
     submit,
+    tokens,
     windows,
 )
 from shoal.control.actor import Actor
@@ -29,6 +30,7 @@ from shoal.control.runner import Changed, run_loops
 from shoal.control.services import commands as services
 from shoal.control.services.commands import AskedService
 from shoal.control.submit import Asked, SubmitResult
+from shoal.control.tokens import Revoked
 from shoal.control.windows import AskedWindow
 from shoal.errors import ShoalError
 from shoal.model.attempt import Attempt
@@ -186,15 +188,15 @@ class ControlPlane:
         lifetime_s: float | None = None,
         key: str | None = None,
     ) -> tuple[Token, str | None]:
-        asked = people.AskedToken(
+        asked = tokens.AskedToken(
             label=label, scope=scope, project=project, service=service, lifetime_s=lifetime_s
         )
-        return await people.create_token(self.core, actor, user, asked, key)
+        return await tokens.create_token(self.core, actor, user, asked, key)
 
     async def revoke_token(
-        self, actor: Actor, token_id: str, *, key: str | None = None
-    ) -> tuple[Token, bool]:
-        return await people.revoke_token(self.core, actor, token_id, key)
+        self, actor: Actor, token_id: str, *, keep_children: bool = False, key: str | None = None
+    ) -> tuple[Revoked, bool]:
+        return await tokens.revoke_token(self.core, actor, token_id, key, keep_children=keep_children)
 
     async def record_denied(self, actor: Actor, what: str, facts: dict[str, Any]) -> None:
         """Somebody tried what they may not: the audit keeps it."""

@@ -22,6 +22,9 @@ from shoal.model.retry import judge
 from shoal.store import Tx
 from shoal.wire import RuleAction
 
+CHANGES = "changes"
+"""The field of an event with rows of users, projects, memberships and tokens as they are from then on."""
+
 
 def note(
     tx: Tx,
@@ -35,8 +38,14 @@ def note(
     node: str | None = None,
     data: dict[str, Any] | None = None,
 ) -> None:
-    """Append one event to the log. An attempt brings its job along."""
+    """Append one event to the log. An attempt brings its job along.
+
+    What the transaction has changed about people and tokens goes with it: `shoal audit --verify` makes their
+    tables again from the log.
+    """
     of = job or attempt
+    changes = tx.people_changes.take()
+    data = {**(data or {}), CHANGES: changes} if changes else data
     tx.events.append(
         kind=kind,
         at=now,

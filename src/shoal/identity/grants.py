@@ -5,7 +5,7 @@ from __future__ import annotations
 from shoal.errors import Denied
 from shoal.identity.caller import Caller
 from shoal.identity.permissions import greater, is_at_least
-from shoal.model.people import Role
+from shoal.model.people import Role, Token
 
 
 def check_member_grant(caller: Caller, project: str, role: Role, held: Role | None) -> None:
@@ -30,8 +30,22 @@ def check_token_grant(caller: Caller, scope: Role, project: str | None) -> None:
             f"your token's scope is {caller.scope}; it cannot make one with scope {scope}",
             hint=f"ask for less: `shoal token create --scope {caller.scope}`",
         )
+    if caller.scope is Role.VIEWER:
+        raise Denied(
+            "your token's scope is viewer: it only reads, and makes no tokens",
+            hint="sign in with another token, `shoal login URL`, and then make one with `--scope viewer`",
+        )
     if caller.only_project is not None and project != caller.only_project:
         raise Denied(
             f"your token is good in project `{caller.only_project}` alone; so must be one made with it",
             hint=f"add `--project {caller.only_project}`",
         )
+
+
+def reaches(caller: Caller, token: Token) -> bool:
+    """Whether the caller's own token is at least as wide as this one, so that it may see and revoke it.
+
+    Whose token it is was asked before.
+    """
+    is_there = caller.only_project is None or token.project == caller.only_project
+    return is_there and caller.scope is not None and is_at_least(caller.scope, token.scope)
