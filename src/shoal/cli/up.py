@@ -67,6 +67,10 @@ def up(
     shared: Annotated[
         str | None, Parameter(help="Directory of all control planes on one PostgreSQL; one leads.")
     ] = None,
+    anchor_copy: Annotated[
+        str | None,
+        Parameter(help="Directory that also keeps the event log's end; `none`: no more."),
+    ] = None,
     foreground: Annotated[bool, Parameter(negative="", help="Stay in front, for a service manager.")] = False,
     json: JsonFlag = False,
 ) -> int:
@@ -92,6 +96,9 @@ def up(
         "data_plane": _installed(data_plane),
         "serve_processes": serve_processes,
         "shared": os.path.abspath(shared) if shared and shared != "none" else shared,  # noqa: PTH100
+        "anchor_copy": os.path.abspath(anchor_copy)  # noqa: PTH100
+        if anchor_copy and anchor_copy != "none"
+        else anchor_copy,
     }
     return _stay(flags) if foreground else _start(flags, json=json)
 

@@ -109,6 +109,8 @@ class Core:
         self.foreseen = Foreseen()
         self.anchored = 0
         """The newest event known to be written down outside the database."""
+        self.anchored_copy = 0
+        """The same, in the second place."""
         self.nodes = KnownNodes()
         self.absences = Absences(clock)
         self.outages = Outages(clock)

@@ -45,7 +45,7 @@ async def claim(store: Store, home: Path) -> None:
     owner = await store.read(lambda tx: tx.meta.get(HOME_ID))
     refuse_strange_home(owner, home)
     if owner is None:
-        own = _id_of(home)
+        own = home_id(home)
         if own is None:
             own = os.urandom(16).hex()
             write_private(_id_path(home), f"{own}\n".encode())
@@ -56,7 +56,7 @@ def refuse_strange_home(owner: str | None, home: Path) -> None:
     """`StateError` unless the database whose home has the id `owner` is this home's, or nobody's yet;
     `HomeMissing` where this home has no id, as one whose file system is not mounted.
     """
-    own, path = _id_of(home), _id_path(home)
+    own, path = home_id(home), _id_path(home)
     if owner not in (None, own):
         kind = HomeMissing if own is None else StateError
         raise kind(
@@ -70,8 +70,8 @@ def _id_path(home: Path) -> Path:
     return home / "home-id"
 
 
-def _id_of(home: Path) -> str | None:
-    """None: it has none. `OSError`: that cannot be said now."""
+def home_id(home: Path) -> str | None:
+    """What ties the home to its database. None: it has none. `OSError`: that cannot be said now."""
     try:
         return _id_path(home).read_text(encoding="ascii").strip()
     except FileNotFoundError:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from shoal.control import (
-    anchor,
+    audit,
     desk,
     drills,
     explain,
@@ -21,6 +21,7 @@ from shoal.control import (
     windows,
 )
 from shoal.control.actor import Actor
+from shoal.control.audit import Verdict
 from shoal.control.core import Core
 from shoal.control.drills import AskedDrill
 from shoal.control.frozen import Frozen
@@ -43,7 +44,6 @@ from shoal.model.window import Window
 from shoal.scheduler import Explanation, Outlook
 from shoal.settings import Settings
 from shoal.spec import JobSpec
-from shoal.store import Flaw
 from shoal.wire import Assignment, Dispatch, DispatchAnswer, Fetch, Renewal, RenewalAnswer
 
 
@@ -204,9 +204,9 @@ class ControlPlane:
         data = {"what": what, **facts}
         await self.core.store.write(lambda tx: note(tx, "access.denied", now, actor, data=data))
 
-    async def verify_log(self) -> Flaw | None:
-        """The first event that cannot be what was written, or None."""
-        return await anchor.verify_log(self.core)
+    async def verify_audit(self) -> Verdict:
+        """Whether the log is what was written, and the tables of people what the log says."""
+        return await audit.verify(self.core)
 
     async def renew(self, renewal: Renewal) -> RenewalAnswer:
         return await reports.renew(self.core, renewal)

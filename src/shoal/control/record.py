@@ -14,6 +14,7 @@ import msgspec
 from shoal.control.actor import SHOAL, Actor
 from shoal.control.backoff import Backoff
 from shoal.control.leases import Leases
+from shoal.identity.replay import CHANGES
 from shoal.ids import IdFactory
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.job import Job
@@ -21,9 +22,6 @@ from shoal.model.moves import LOSS_KINDS, AttemptEvent, Effect, step
 from shoal.model.retry import judge
 from shoal.store import Tx
 from shoal.wire import RuleAction
-
-CHANGES = "changes"
-"""The field of an event with rows of users, projects, memberships and tokens as they are from then on."""
 
 
 def note(
