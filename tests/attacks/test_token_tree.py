@@ -166,10 +166,10 @@ def test_tokens_of_one_user_are_bounded_and_those_that_ended_do_not_count(small:
 
 def test_tokens_of_one_service_are_bounded_whoever_made_them(small: World) -> None:
     for role in ("member", "other", "lead", "member"):
-        make(small, role=role, project="vision", service="chat")
-    full = small.call("POST", "/v1/tokens", role="other", data={"project": "vision", "service": "chat"})
+        make(small, role=role, project="vision", service="bot")
+    full = small.call("POST", "/v1/tokens", role="other", data={"project": "vision", "service": "bot"})
     assert full.status == 429
-    assert "service `chat` of vision has 4" in full.json()["detail"]
+    assert "service `bot` of vision has 4" in full.json()["detail"]
     make(small, role="other", project="vision", service="search")
 
 

@@ -20,7 +20,7 @@ from shoal.api.limits import StreamSlots
 from shoal.api.submissions import Submissions
 from shoal.control import Actor, ControlPlane
 from shoal.control.rights import Question, Rights
-from shoal.errors import Bug, Denied, NotFound, SpecError
+from shoal.errors import Bug, Denied, NotFound, NotVisible, SpecError
 from shoal.identity import Caller, CallerKind, Permission, authorize, is_at_least, visible_projects
 from shoal.identity.permissions import FOR_JOBS, LEAST_ROLE, Reach
 from shoal.model.people import Project, Role, User
@@ -130,7 +130,7 @@ class Call:
         if project is None:
             return self.visible()
         if self.caller.role_in(project) is None:
-            raise NotFound("no such thing, or one you may not see")
+            raise NotVisible("no such thing, or one you may not see")
         return ((await self.project(project)).name,)
 
     def person(self) -> User:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from shoal.api import views
-from shoal.control.audit import Verdict
 from shoal.control.outage import Outage
 from shoal.control.shares import Share
 from shoal.model.attempt import Attempt
@@ -283,32 +282,4 @@ def render_token(token: Token, user: str) -> views.TokenView:
         "created_at": token.created_at,
         "expires_at": token.expires_at,
         "revoked_at": token.revoked_at,
-    }
-
-
-def render_verdict(verdict: Verdict) -> views.VerifyView:
-    flaw, differences = verdict.flaw, verdict.differences
-    because = flaw.reason if flaw else verdict.anchor_problem or next(map(str, differences), None)
-    return {
-        "is_intact": verdict.is_intact,
-        "first_bad": flaw.seq if flaw else None,
-        "because": because,
-        "head": {"seq": verdict.head.seq, "hash": verdict.head.hash},
-        "differences": [
-            {
-                "table": one.table,
-                "row": one.row,
-                "field": one.field,
-                "in_table": one.in_table,
-                "in_log": one.in_log,
-                "event": one.seq,
-                "because": str(one),
-            }
-            for one in differences
-        ],
-        "num_differences": verdict.num_differences,
-        "anchors": [
-            {"path": str(one.path), "seq": one.head.seq if one.head else None, "problem": one.problem}
-            for one in verdict.anchors
-        ],
     }

@@ -374,40 +374,6 @@ class HeadView(TypedDict):
     hash: str
 
 
-class DifferenceView(TypedDict):
-    """A row that somebody changed without an event. `field` is empty where the whole row is in one alone."""
-
-    table: str
-    row: str
-    field: str
-    in_table: str
-    in_log: str
-    event: int
-    because: str
-
-
-class AnchorView(TypedDict):
-    """Where the log's end is remembered, and what is remembered there."""
-
-    path: str
-    seq: int | None
-    problem: str
-
-
-class VerifyView(TypedDict):
-    """`first_bad` is the first entry that does not follow from those before it. Without one, tables are
-    compared with the log: `differences` has the first hundred.
-    """
-
-    is_intact: bool
-    first_bad: int | None
-    because: str | None
-    head: HeadView
-    differences: list[DifferenceView]
-    num_differences: int
-    anchors: list[AnchorView]
-
-
 class UserView(TypedDict):
     user_id: str
     name: str

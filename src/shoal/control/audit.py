@@ -1,4 +1,7 @@
-"""The audit's proof: the chain of events, its anchors, and the tables of people compared with the log."""
+"""The audit: what was refused goes into the log, and the log is proved.
+
+Its proof: the chain of events, the anchors, and the tables of people compared with what the log says of them.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import structlog
 
 from shoal.control.anchor import KnownAnchor, anchor_path, copy_path, known_anchors
 from shoal.control.core import Core
 from shoal.control.policy import KEY as POLICY
-from shoal.errors import StateError
+from shoal.control.record import note
+from shoal.errors import StateError, StoreUnavailable
 from shoal.identity.replay import Difference, Replay
 from shoal.model.people import Project, Token, User
 from shoal.store import Flaw, Head, Tx, logged_token
 
+log = structlog.get_logger()
 MAX_DIFFERENCES = 100
 """Named at most; the others are counted."""
 
@@ -102,3 +108,20 @@ def _read(body: str, kind: type[Any]) -> Any:
         return msgspec.json.decode(body, type=kind)
     except msgspec.MsgspecError:
         return None
+
+
+async def write_refusals(core: Core, *, is_all: bool = False) -> None:
+    """Put what is due into the log, in one transaction. What cannot be written now is counted on."""
+    taken = core.refusals.take(is_all=is_all)
+    if not taken:
+        return
+
+    def change(tx: Tx) -> None:
+        for refused in taken:
+            note(tx, "access.denied", core.clock.now(), refused.actor, data=refused.told())
+
+    try:
+        await core.store.write(change)
+    except StoreUnavailable as error:
+        core.refusals.put_back(taken)
+        log.warning("audit.late", callers=len(taken), error=error.message)

@@ -204,6 +204,10 @@ class ControlPlane:
         data = {"what": what, **facts}
         await self.core.store.write(lambda tx: note(tx, "access.denied", now, actor, data=data))
 
+    async def tell_refusals(self) -> None:
+        """Put into the log what was refused and only counted so far."""
+        await audit.write_refusals(self.core, is_all=True)
+
     async def verify_audit(self) -> Verdict:
         """Whether the log is what was written, and the tables of people what the log says."""
         return await audit.verify(self.core)

@@ -23,17 +23,21 @@ def check_member_grant(caller: Caller, project: str, role: Role, held: Role | No
         )
 
 
+def check_makes_tokens(caller: Caller) -> None:
+    """Raise `Denied` where the caller's own token only reads: it would take the room of its user's others."""
+    if caller.scope is Role.VIEWER:
+        raise Denied(
+            "your token's scope is viewer: it only reads, and makes no tokens",
+            hint="sign in with another token, `shoal login URL`, and then make one with `--scope viewer`",
+        )
+
+
 def check_token_grant(caller: Caller, scope: Role, project: str | None) -> None:
     """Raise `Denied` unless a token of this reach is within the reach of the caller's own token."""
     if caller.scope is None or not is_at_least(caller.scope, scope):
         raise Denied(
             f"your token's scope is {caller.scope}; it cannot make one with scope {scope}",
             hint=f"ask for less: `shoal token create --scope {caller.scope}`",
-        )
-    if caller.scope is Role.VIEWER:
-        raise Denied(
-            "your token's scope is viewer: it only reads, and makes no tokens",
-            hint="sign in with another token, `shoal login URL`, and then make one with `--scope viewer`",
         )
     if caller.only_project is not None and project != caller.only_project:
         raise Denied(

@@ -9,9 +9,10 @@ from typing import Annotated
 from fastapi import Query, Request, Response
 
 from shoal.api import views
+from shoal.api.audit_views import VerifyView, render_verdict
 from shoal.api.call import Call, answer, call_of
 from shoal.api.queries import AuditQuery, EventQuery, EventStreamQuery, NoQuery
-from shoal.api.render import render_event, render_verdict
+from shoal.api.render import render_event
 from shoal.api.routing import Routes
 from shoal.api.sse import HEARTBEAT, HEARTBEAT_S, EventStream, event
 from shoal.errors import SpecError
@@ -77,10 +78,11 @@ def _rendered(tx: Tx, page: list[Event]) -> list[views.EventView]:
 async def list_audit(request: Request, query: Annotated[AuditQuery, Query()]) -> Response:
     """What people and their tokens did, and what anybody was refused. `tail` as for events."""
     call = call_of(request)
+    await call.plane.tell_refusals()
     return answer(await _read(call, query, EventFilter(without_ours=True)))
 
 
-@routes.add("GET", "/v1/audit/verify", Permission.AUDIT_READ, answers=views.VerifyView)
+@routes.add("GET", "/v1/audit/verify", Permission.AUDIT_READ, answers=VerifyView)
 async def verify_audit(request: Request, query: Annotated[NoQuery, Query()]) -> Response:
     """Recompute the whole chain, and compare users, roles, projects, tokens and the policy with the log."""
     call = call_of(request)

@@ -15,8 +15,8 @@ from shoal.api.requests import NewToken, role
 from shoal.api.routing import Routes
 from shoal.control.people import find_user
 from shoal.control.tokens import is_made_with
-from shoal.errors import Denied, NotFound, SpecError
-from shoal.identity import Permission, check_token_grant, is_at_least, reaches
+from shoal.errors import Denied, NotFound, NotVisible, SpecError
+from shoal.identity import Permission, check_makes_tokens, check_token_grant, is_at_least, reaches
 from shoal.model.people import Role, Token, User
 from shoal.store import Tx
 
@@ -53,6 +53,7 @@ async def create_token(request: Request, query: Annotated[NoQuery, Query()]) -> 
     scope = role(body.scope) or call.caller.scope
     project = body.project or call.caller.only_project
     assert scope is not None
+    check_makes_tokens(call.caller)
     check_token_grant(call.caller, scope, project)
     if project is not None and owner.user_id == call.caller.id and call.caller.role_in(project) is None:
         raise NotFound("no such thing, or one you may not see")
@@ -114,7 +115,7 @@ def _revocable(tx: Tx, call: Call, token_id: str) -> User:
     is_admin = is_at_least(caller.cluster_role, Role.ADMIN)
     is_elsewhere = caller.only_project is not None and token.project != caller.only_project
     if (token.user_id != caller.id and not is_admin) or is_elsewhere:
-        raise NotFound(NOT_YOURS, hint="shoal token list")
+        raise NotVisible(NOT_YOURS, hint="shoal token list")
     if not reaches(caller, token):
         raise Denied(
             f"your token's scope is {caller.scope}; it cannot revoke one with scope {token.scope}",
