@@ -27,6 +27,11 @@ from shoal.home import holder, home_from_env
 
 OPEN = ("queued", "starting", "running", "stopping")
 
+AnchorCopy = Annotated[
+    str | None,
+    Parameter(help="Directory that also keeps the event log's end; `none`: no more."),
+]
+
 
 def up(
     *,
@@ -67,10 +72,7 @@ def up(
     shared: Annotated[
         str | None, Parameter(help="Directory of all control planes on one PostgreSQL; one leads.")
     ] = None,
-    anchor_copy: Annotated[
-        str | None,
-        Parameter(help="Directory that also keeps the event log's end; `none`: no more."),
-    ] = None,
+    anchor_copy: AnchorCopy = None,
     foreground: Annotated[bool, Parameter(negative="", help="Stay in front, for a service manager.")] = False,
     json: JsonFlag = False,
 ) -> int:
