@@ -192,9 +192,8 @@ async def test_change_is_answered_as_made_also_when_no_table_can_be(
             revoked, is_everywhere = await plane.revoke_token(ROOT, made.token_id)
         assert revoked.token.revoked_at is not None
         assert not is_everywhere
-        assert [(one["event"], one["exc_info"]) for one in told if one["log_level"] == "error"] == [
-            ("table.late", True)
-        ]
+        late = [one for one in told if one["event"] == "table.late"]  # other planes may live in this process
+        assert [(one["log_level"], one["exc_info"]) for one in late] == [("error", True)]
 
 
 async def test_older_table_never_follows_a_newer_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
