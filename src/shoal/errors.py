@@ -113,6 +113,10 @@ class NotFound(ShoalError):
     exit_code = 4
 
 
+class NotVisible(NotFound):
+    """It may be there, in a project that the caller may not see. Answered like `NotFound`, to the letter."""
+
+
 class EngineRefused(ShoalError):
     """The engine will not run this. Nothing was started, and trying again is useless."""
 

@@ -36,6 +36,7 @@ OPTIONS = (
     "data_plane",
     "serve_processes",
     "shared",
+    "anchor_copy",
     "engine",
     "nodes_on",
     "nodes_urls",
@@ -72,6 +73,9 @@ class ServerLimits:
     """All snapshots of one project that are kept or on their way."""
     max_streams: int = 1000
     max_streams_per_actor: int = 100
+    max_tokens_per_user: int = 100
+    """That are good: neither revoked nor expired."""
+    max_tokens_per_service: int = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +112,8 @@ class Settings:
     """Of the data plane, on that port."""
     shared: Path | None = None
     """Where several control planes on one database keep what is not in it. None: there is one, in `home`."""
+    anchor_copy: Path | None = None
+    """A directory where the end of the event log is remembered, too. None: in the home alone."""
     engine: str = "local"
     """Where work runs: a name of `engines/registry.py`."""
     nodes_host: str = ""
@@ -232,6 +238,9 @@ def load_settings(
         data_plane=parse_data_plane(told.get("data_plane", DATA_PLANES[0])),
         serve_processes=_whole(told.get("serve_processes", "1"), "SHOAL_SERVE_PROCESSES"),
         shared=Path(told["shared"]).absolute() if told.get("shared", "none") != "none" else None,
+        anchor_copy=(
+            Path(told["anchor_copy"]).absolute() if told.get("anchor_copy", "none") != "none" else None
+        ),
         engine=told.get("engine", "local"),
         nodes_host=nodes_on[0],
         nodes_port=nodes_on[1],

@@ -9,12 +9,17 @@ import pytest
 
 from shoal.control.services import tables
 from shoal.log import configure_log
+from shoal.settings import ServerLimits
 from tests.support.world import World, open_world
 
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with open_world(tmp_path_factory.mktemp("world")) as opened, pytest.MonkeyPatch.context() as patch:
+    many = ServerLimits(max_tokens_per_user=1000)  # of one world for all these tests
+    with (
+        open_world(tmp_path_factory.mktemp("world"), limits=many) as opened,
+        pytest.MonkeyPatch.context() as patch,
+    ):
         patch.setattr(tables, "SPREAD_S", 0.05)  # no data plane listens that could confirm anything
         yield opened
 

@@ -133,7 +133,13 @@ def fire(world: World, shot: Shot, role: str | None) -> int:
                 world.portal.call(_pause)
             return stream.status
     return world.call(
-        shot.method, shot.target, role=role, data=shot.data, body=shot.body, headers=shot.headers
+        shot.method,
+        shot.target,
+        role=role,
+        data=shot.data,
+        body=shot.body,
+        headers=shot.headers,
+        client=(f"10.1.{next(_serial) % 250}.1", 50000),  # wrong tokens are counted by address
     ).status
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from shoal.api.routing import Declared
 from tests.attacks.inventory import GUARDED, TABLE, UNKNOWN_ID, Shot, aimed, bare, fire, title
-from tests.attacks.matrix import CALLERS, expected
+from tests.attacks.matrix import CALLERS, LIKE_NOBODY, expected
 from tests.support.world import World
 
 MATRIX = expected()
@@ -20,7 +20,7 @@ def test_every_route_has_a_row_in_the_matrix_and_every_row_a_route() -> None:
 @pytest.mark.parametrize("row", TABLE, ids=title)
 def test_every_caller_gets_what_the_matrix_says(world: World, row: Declared) -> None:
     seen = {}
-    for caller in CALLERS:
+    for caller in (*CALLERS, *LIKE_NOBODY):
         status = fire(world, aimed(world, row), None if caller == "nobody" else caller)
         seen[caller] = "y" if status < 300 or status == 409 else str(status)
     if "/nodes/node-" in aimed(world, row).target:

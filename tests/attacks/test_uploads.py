@@ -134,16 +134,19 @@ def test_uploads_at_the_same_time_count_in_full_before_they_have_arrived(tmp_pat
     async def slow() -> AsyncIterator[bytes]:
         yield bodies[0][:1000]
         with pytest.raises(LimitReached) as told:
-            await archives.receive("vision", second, whole(), len(bodies[1]))
+            await archives.receive("vision", second, whole(), len(bodies[1]), is_allowed)
         refused.append(told.value.message)
         yield bodies[0][1000:]
+
+    async def is_allowed() -> None:
+        """Nobody is revoked here."""
 
     async def whole() -> AsyncIterator[bytes]:
         yield bodies[1]
 
     async def both() -> None:
-        assert await archives.receive("vision", first, slow(), len(bodies[0])) == len(bodies[0])
-        assert await archives.receive("speech", second, whole(), len(bodies[1])) == len(bodies[1])
+        assert await archives.receive("vision", first, slow(), len(bodies[0]), is_allowed) == len(bodies[0])
+        assert await archives.receive("speech", second, whole(), len(bodies[1]), is_allowed) == len(bodies[1])
 
     anyio.run(both)
     assert len(refused) == 1

@@ -8,8 +8,12 @@ from functools import partial
 import anyio
 import pytest
 
+from shoal.control.actor import SHOAL
+from shoal.control.audit import verdict_of
+from shoal.control.record import note
 from shoal.errors import Bug, StateError
 from shoal.model.job import ReplicaPlace
+from shoal.model.people import Membership, Project, Role, Token, User
 from shoal.store import Event, EventFilter, Flaw, Head, Store, Tx
 from shoal.store.chain import GENESIS
 from shoal.wire import Probe
@@ -151,6 +155,53 @@ class EventLogContract:
         assert flaw is not None
         assert flaw.seq == bad
 
+    async def test_tables_of_people_are_compared_with_the_log(self, store: Store, tamper: Tamper) -> None:
+        token = Token(token_id="tok_1", user_id="usr_1", secret_hash=bytes(32), project="p", service="s")
+
+        def begin(tx: Tx) -> None:
+            tx.people.add_user(User(user_id="usr_1", name="ana"))
+            tx.people.add_project(Project(name="p", uid=tx.people.next_uid()))
+            tx.people.set_membership(
+                Membership(user_id="usr_1", user_name="ana", project="p", role=Role.LEAD)
+            )
+            tx.tokens.add(token)
+            note(tx, "user.created", 1.0, SHOAL)
+
+        def go_on(tx: Tx) -> None:
+            tx.tokens.revoke([token], 2.0)
+            note(tx, "token.revoked", 2.0, SHOAL)
+            tx.people.remove_membership("usr_1", "p")
+            note(tx, "member.removed", 2.0, SHOAL)
+
+        for change in (begin, go_on):
+            await store.write(change)
+            assert (await store.read(verdict_of)).is_intact
+        tamper("UPDATE tokens SET parent = 'tok_0'")
+        tamper("INSERT INTO memberships VALUES ('usr_1', 'p', 'viewer')")
+        tamper("DELETE FROM users")
+        verdict = await store.read(verdict_of)
+        assert [(one.table, one.row, one.field) for one in verdict.differences] == [
+            ("users", "usr_1", ""),
+            ("memberships", "usr_1 in p", ""),
+            ("tokens", "tok_1", "column parent"),
+        ]
+
+    async def test_change_that_was_undone_is_in_no_event(self, store: Store) -> None:
+        def undone(tx: Tx) -> None:
+            tx.people.add_user(User(user_id="usr_1", name="ana"))
+            raise StateError("undone")
+
+        def change(tx: Tx) -> None:
+            tx.people.add_user(User(user_id="usr_2", name="ben"))
+            note(tx, "user.created", 1.0, SHOAL)
+
+        async with anyio.create_task_group() as group:  # one batch, where the store makes batches
+            group.start_soon(_ignored, store, undone)
+            group.start_soon(store.write, change)
+        assert (await store.read(verdict_of)).is_intact
+        (event,) = await store.read(lambda tx: tx.events.page(0))
+        assert [one["user"]["user_id"] for one in event.data["changes"]] == ["usr_2"]
+
     async def test_verify_names_the_first_of_two_swapped_entries(self, store: Store, tamper: Tamper) -> None:
         await store.write(_varied_events)
         for move in ((3, 99), (4, 3), (99, 4)):
@@ -232,3 +283,8 @@ def _varied_events(tx: Tx) -> None:
     tx.events.append("job.stopped", at=3.0, actor="user:bob", project="speech", job_id="job_2")
     tx.events.append("node.drained", at=4.0, actor="user:bob", node="n1", data={"because": "ü"})
     tx.events.append("node.seen", at=5.0, actor="shoal", node="n2", request_id="")
+
+
+async def _ignored(store: Store, change: Callable[[Tx], None]) -> None:
+    with pytest.raises(StateError, match="undone"):
+        await store.write(change)

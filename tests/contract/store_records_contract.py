@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 from msgspec.structs import replace
 
@@ -215,19 +218,82 @@ class RecordsContract:
         token = Token(token_id="tok_1", user_id="usr_1", secret_hash=b"\x00\xff" * 16, project="vision")
 
         def change(tx: Tx) -> None:
-            tx.people.add_token(token)
-            tx.people.add_token(replace(token, token_id="tok_2", user_id="usr_2"))
+            tx.tokens.add(token)
+            tx.tokens.add(replace(token, token_id="tok_2", user_id="usr_2"))
 
         await store.write(change)
-        assert await store.read(lambda tx: tx.people.get_token("tok_1")) == token
-        assert [t.token_id for t in await store.read(lambda tx: tx.people.tokens())] == ["tok_1", "tok_2"]
-        assert [t.token_id for t in await store.read(lambda tx: tx.people.tokens("usr_2"))] == ["tok_2"]
-        await store.write(lambda tx: tx.people.revoke_token("tok_1", 9.0))
-        again = await store.write(lambda tx: tx.people.revoke_token("tok_1", 10.0))
-        assert again.revoked_at == 9.0
-        assert await store.read(lambda tx: tx.people.get_token("tok_1")) == again
-        with pytest.raises(NotFound, match="tok_9"):
-            await store.write(lambda tx: tx.people.revoke_token("tok_9", 9.0))
+        assert await store.read(lambda tx: tx.tokens.get("tok_1")) == token
+        assert [t.token_id for t in await store.read(lambda tx: tx.tokens.all())] == ["tok_1", "tok_2"]
+        assert [t.token_id for t in await store.read(lambda tx: tx.tokens.of_user("usr_2"))] == ["tok_2"]
+        for at in (9.0, 10.0):
+            await store.write(partial(_revoke, at))
+        again = await store.read(lambda tx: tx.tokens.get("tok_1"))
+        assert again == replace(token, revoked_at=9.0)
+
+    async def test_tokens_are_a_tree_that_is_walked_to_its_leaves(self, store: Store) -> None:
+        def token(number: int, parent: int | None, user: str = "usr_1") -> Token:
+            above = f"tok_{parent}" if parent else None
+            return Token(token_id=f"tok_{number}", user_id=user, secret_hash=bytes(32), parent=above)
+
+        made = [token(1, None), token(2, 1), token(3, 2), token(4, 2, "usr_2"), token(5, None)]
+        await store.write(partial(_add_tokens, made))
+
+        def below(tx: Tx) -> list[str]:
+            return [one.token_id for one in tx.tokens.descendants("tok_1")]
+
+        assert await store.read(below) == ["tok_2", "tok_3", "tok_4"]
+        assert await store.read(lambda tx: tx.tokens.made_with_those_of("usr_1", 9)) == [made[3]]
+        await store.write(lambda tx: tx.tokens.move(tx.tokens.children("tok_2"), "tok_5"))
+        assert await store.read(below) == ["tok_2"]
+        assert [one.token_id for one in await store.read(lambda tx: tx.tokens.children("tok_5"))] == [
+            "tok_3",
+            "tok_4",
+        ]
+        await store.write(lambda tx: tx.tokens.remove(["tok_2", "tok_3"]))
+        assert [one.token_id for one in await store.read(lambda tx: tx.tokens.all())] == [
+            "tok_1",
+            "tok_4",
+            "tok_5",
+        ]
+
+    async def test_circle_of_tokens_ends_the_walk(self, store: Store) -> None:
+        made = [
+            Token(token_id=one, user_id="usr_1", secret_hash=bytes(32), parent=of)
+            for one, of in (("tok_1", "tok_2"), ("tok_2", "tok_1"))
+        ]
+        await store.write(partial(_add_tokens, made))
+        assert len(await store.read(lambda tx: tx.tokens.descendants("tok_1"))) == 2
+
+    async def test_generation_changes_when_somebody_may_have_lost_a_right(self, store: Store) -> None:
+        token = Token(token_id="tok_1", user_id="usr_1", secret_hash=bytes(32))
+        user = User(user_id="usr_1", name="zoe")
+        changes: list[Callable[[Tx], object]] = [
+            lambda tx: tx.people.update_user(replace(user, is_active=False)),
+            lambda tx: tx.people.set_membership(_member("usr_1", "zoe", "vision", Role.LEAD)),
+            lambda tx: tx.people.remove_membership("usr_1", "vision"),
+            lambda tx: tx.tokens.revoke([token], 1.0),
+        ]
+
+        def begin(tx: Tx) -> None:
+            tx.people.add_user(user)
+            tx.tokens.add(token)
+
+        await store.write(begin)
+        for change in changes:
+            before = await store.read(lambda tx: tx.people.generation())
+            await store.write(change)
+            assert await store.read(lambda tx: tx.people.generation()) != before
+
+
+def _add_tokens(made: list[Token], tx: Tx) -> None:
+    for token in made:
+        tx.tokens.add(token)
+
+
+def _revoke(at: float, tx: Tx) -> None:
+    token = tx.tokens.get("tok_1")
+    assert token is not None
+    tx.tokens.revoke([token], at)
 
 
 def _member(user_id: str, name: str, project: str, role: Role) -> Membership:

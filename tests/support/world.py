@@ -8,6 +8,10 @@
 | job, supervisor | of ben's running job on node-1 |
 | data_plane | what requests to services go through |
 | ticket | of ben's running job, as supervisors on other machines would have it |
+| reader, submitter | ada's, with the scope of a viewer and of a member |
+| bound, bound_elsewhere | ada's, good in `vision` alone and in `speech` alone |
+| service, expired, orphan | ana's: for one service; over; made with one that was revoked |
+| ended_job | of a job that is over |
 """
 
 from __future__ import annotations
@@ -160,6 +164,7 @@ def open_world(
             world = World(portal, plane, create_app(plane))
             portal.call(_people, world)
             _work(world)
+            _narrow(world)
             yield world
 
 
@@ -189,3 +194,28 @@ def _work(world: World) -> None:
     world.tokens["ticket"] = ticket(key, attempt.attempt_id)
     world.tokens["job"] = job_token(key, attempt.attempt_id)
     world.tokens["supervisor"] = world.signed(attempt, b"")
+
+
+def _narrow(world: World) -> None:
+    """Tokens that may less than their users, or nothing."""
+
+    def made(**wanted: Any) -> Any:
+        answer = world.call("POST", "/v1/tokens", role=wanted.pop("role", "admin"), data=wanted)
+        assert answer.status == 201, answer.body
+        return answer.json()
+
+    world.tokens["reader"] = made(scope="viewer")["text"]
+    world.tokens["submitter"] = made(scope="member")["text"]
+    world.tokens["bound"] = made(scope="admin", project="vision")["text"]
+    world.tokens["bound_elsewhere"] = made(scope="admin", project="speech")["text"]
+    world.tokens["service"] = made(role="lead", project="vision", service="chat")["text"]
+    world.tokens["expired"] = made(role="lead", lifetime_s=0.001)["text"]
+    parent = made(role="lead")
+    orphan = world.call("POST", "/v1/tokens", token=parent["text"], data={})
+    world.tokens["orphan"] = orphan.json()["text"]
+    assert world.call("DELETE", f"/v1/tokens/{parent['id']}", role="lead").status == 200
+    job_id = world.submit("member", "vision")
+    attempt = world.until_state(job_id, AttemptState.RUNNING)
+    world.tokens["ended_job"] = job_token(world.plane.core.key, attempt.attempt_id)
+    assert world.call("POST", f"/v1/jobs/{job_id}/stop", role="member", data={}).status == 200
+    world.until_state(job_id, AttemptState.ENDED)

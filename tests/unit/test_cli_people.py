@@ -132,3 +132,33 @@ def test_a_project_that_you_may_not_see_is_answered_with_the_nearest(shell: Shel
     result = shell("project", "show", "visoin")
     assert result.code == 4
     assert "no project `visoin` that you may see; did you mean `vision`?" in result.err
+
+
+def test_tokens_stand_below_the_one_they_were_made_with(shell: Shell, fake: FakeServer) -> None:
+    def token(name: str, parent: str | None, user: str = "ana") -> dict[str, object]:
+        return {"id": name, "parent": parent, "user": user, "scope": "member", "label": ""}
+
+    page = [token("tok_4", None), token("tok_3", "tok_2", "ben"), token("tok_2", "tok_1")]
+    page += [token("tok_1", "tok_0")]
+    fake.answers["GET", "/v1/tokens"] = {"items": page, "next_cursor": None}
+    result = shell("token", "list")
+    shown = [line.partition("member")[0].rstrip() for line in result.out.splitlines()[1:]]
+    assert [" ".join(line.split()) for line in shown] == [
+        "tok_4 ana",
+        "tok_1 ana",
+        "- tok_2 ana",
+        "- - tok_3 ben",
+    ]
+    assert "is revoked with it" in result.err
+
+
+def test_revoking_a_token_says_what_ended_with_it_and_what_did_not(shell: Shell, fake: FakeServer) -> None:
+    fake.answers["DELETE", "/v1/tokens/tok_1"] = [
+        {"id": "tok_1", "revoked_with_it": ["tok_2", "tok_3"], "kept": []},
+        {"id": "tok_1", "revoked_with_it": [], "kept": ["tok_2"]},
+    ]
+    assert shell("token", "revoke", "tok_1").out == "token tok_1 revoked, and 2 that were made with it\n"
+    kept = shell("token", "revoke", "tok_1", "--keep-children")
+    assert kept.out == "token tok_1 revoked\n"
+    assert "1 that were made with it stay good: tok_2" in kept.err
+    assert fake.seen[-1].query == {"keep_children": ["true"]}

@@ -13,7 +13,7 @@ import hashlib
 import os
 import secrets
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import anyio
@@ -52,8 +52,18 @@ class Archives:
         except FileNotFoundError:
             return None
 
-    async def receive(self, project: str, digest: str, body: AsyncIterator[bytes], max_bytes: int) -> int:
-        """Take in a body of at most `max_bytes` and return its size. On any error nothing is kept."""
+    async def receive(
+        self,
+        project: str,
+        digest: str,
+        body: AsyncIterator[bytes],
+        max_bytes: int,
+        look_again: Callable[[], Awaitable[None]],
+    ) -> int:
+        """Take in a body of at most `max_bytes` and return its size. On any error nothing is kept.
+
+        `look_again` raises where whoever sends it has lost the right to: a body may take hours to arrive.
+        """
         part = self._root / f"{PART}{secrets.token_hex(12)}-{project}"
         try:
             await anyio.to_thread.run_sync(self._reserve, part, project, digest, max_bytes)
@@ -64,6 +74,7 @@ class Archives:
                     hint="send it again; the directory may have changed while it was packed",
                 )
             await anyio.to_thread.run_sync(check_tar, part, self._limits)
+            await look_again()
             await anyio.to_thread.run_sync(self._keep, part, project, digest)
         except OSError as error:
             raise StoreUnavailable(

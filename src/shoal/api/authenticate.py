@@ -13,11 +13,12 @@ from typing import NoReturn
 import msgspec
 
 from shoal.control import ControlPlane
+from shoal.control.rights import load_caller
 from shoal.errors import Unauthenticated
-from shoal.identity import Caller, CallerKind, UserTokenText, parse_signed, parse_user_token, user_caller
+from shoal.identity import Caller, CallerKind, UserTokenText, parse_signed, parse_user_token
 from shoal.identity.signed import SignedKind, SignedToken
 from shoal.model.attempt import AttemptState
-from shoal.model.people import Project, Token, User
+from shoal.model.people import Project, User
 from shoal.store import Tx
 
 KEPT_S = 1.0
@@ -40,6 +41,8 @@ class Known(msgspec.Struct, frozen=True):
     caller: Caller
     user: User | None
     at: float
+    generation: int = 0
+    """Of the rights in the store, in the transaction that read them."""
 
 
 class Authenticator:
@@ -92,20 +95,17 @@ class Authenticator:
         # Before the read: a change that commits while we read bumps it, and the answer is not kept.
         generation, now = self._generation, self._core.clock.monotonic()
 
-        def load(tx: Tx) -> tuple[Token, User, Caller] | None:
-            token = tx.people.get_token(presented.token_id)
-            if not presented.matches(token) or token is None or token.service is not None:
-                return None
-            user = tx.people.get_user(token.user_id)
-            if user is None or not user.is_active or token.revoked_at is not None:
-                return None
-            return token, user, user_caller(user, token, tx.people.memberships(user_id=user.user_id))
+        def load(tx: Tx) -> tuple[User, Caller, int] | None:
+            token = tx.tokens.get(presented.token_id)
+            found = load_caller(tx, token) if presented.matches(token) else None
+            return (*found, tx.people.generation()) if found is not None else None
 
         loaded = await self._core.store.read(load)
         self._known.pop(digest, None)
         if loaded is None:
             self._refuse()
-        known = Known(caller=loaded[2], user=loaded[1], at=now)
+        user, caller, rights_of = loaded
+        known = Known(caller=caller, user=user, at=now, generation=rights_of)
         if generation == self._generation:
             self._known[digest] = known
             if len(self._known) > MAX_KEPT:

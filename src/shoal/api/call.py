@@ -19,7 +19,8 @@ from shoal.api.denials import SCOPE_KEY, Denials
 from shoal.api.limits import StreamSlots
 from shoal.api.submissions import Submissions
 from shoal.control import Actor, ControlPlane
-from shoal.errors import Bug, Denied, NotFound, SpecError
+from shoal.control.rights import Question, Rights
+from shoal.errors import Bug, Denied, NotFound, NotVisible, SpecError
 from shoal.identity import Caller, CallerKind, Permission, authorize, is_at_least, visible_projects
 from shoal.identity.permissions import FOR_JOBS, LEAST_ROLE, Reach
 from shoal.model.people import Project, Role, User
@@ -43,12 +44,18 @@ class Services:
 class Call:
     """Made by the guard for every request that it lets in."""
 
-    __slots__ = ("caller", "is_authorized", "permission", "request_id", "services", "token", "user")
+    __slots__ = (
+        *("caller", "generation", "is_authorized", "permission", "questions"),
+        *("request_id", "services", "token", "user"),
+    )
 
     def __init__(self, services: Services, known: Known, token: str, request_id: str) -> None:
         self.services = services
         self.caller: Caller = known.caller
         self.user: User | None = known.user
+        self.generation = known.generation
+        self.questions: tuple[Question, ...] = ()
+        """That were answered with yes."""
         self.token = token
         self.request_id = request_id
         self.permission: Permission | None = None
@@ -62,7 +69,28 @@ class Call:
     def actor(self) -> Actor:
         """As whom the control plane records what is done."""
         caller = self.caller
-        return Actor(kind=caller.kind, id=caller.id, name=caller.name, request_id=self.request_id)
+        return Actor(
+            kind=caller.kind,
+            id=caller.id,
+            name=caller.name,
+            request_id=self.request_id,
+            rights=self.rights,
+        )
+
+    @property
+    def rights(self) -> Rights | None:
+        """What the control plane asks again when it does what is asked for here."""
+        if self.caller.kind is not CallerKind.USER:
+            return None
+        return Rights(caller=self.caller, generation=self.generation, questions=self.questions)
+
+    async def look_again(self) -> None:
+        """Raise unless this request would still be let in. For effects outside the store; commands look by
+        themselves.
+        """
+        rights, core = self.rights, self.plane.core
+        if rights is not None:
+            await core.store.read(lambda tx: rights.check(tx, core.clock.now()))
 
     def enter(self, permission: Permission) -> None:
         """The route is known. Refuse here what can be refused before the request is read."""
@@ -74,14 +102,23 @@ class Call:
             if is_process or (kind is CallerKind.JOB and permission not in FOR_JOBS):
                 authorize(self.caller, permission)
         elif rule.any is None or rule.reach is Reach.CLUSTER or kind is not CallerKind.USER:
-            authorize(self.caller, permission)
-            self.is_authorized = True
+            self._ask(Question(permission))
 
     def allow(self, project: str | None = None, *, is_own: bool = False, job_id: str | None = None) -> None:
         """Ask for the route's own permission. Raises `Denied` or `NotFound`."""
         if self.permission is None:
             raise Bug("a route asked for its permission before it was entered")
-        authorize(self.caller, self.permission, project, is_own=is_own, job_id=job_id)
+        self._ask(Question(self.permission, project, is_own, job_id))
+
+    def _ask(self, question: Question) -> None:
+        authorize(
+            self.caller,
+            question.permission,
+            question.project,
+            is_own=question.is_own,
+            job_id=question.job_id,
+        )
+        self.questions = (*self.questions, question)
         self.is_authorized = True
 
     def visible(self) -> tuple[str, ...] | None:
@@ -93,7 +130,7 @@ class Call:
         if project is None:
             return self.visible()
         if self.caller.role_in(project) is None:
-            raise NotFound("no such thing, or one you may not see")
+            raise NotVisible("no such thing, or one you may not see")
         return ((await self.project(project)).name,)
 
     def person(self) -> User:

@@ -1,4 +1,8 @@
-"""Refused attempts to change something are part of the audit, at a rate that nobody can flood."""
+"""Refused requests are part of the audit, at a rate that nobody can flood and with a count of all.
+
+A refused change is an entry of its own, before its answer is out. What exceeds the rate, refused reads, wrong
+tokens, and requests for things of other projects are counted (`control.refusals`).
+"""
 
 from __future__ import annotations
 
@@ -9,13 +13,14 @@ from starlette.types import Scope
 
 from shoal.api.limits import Bucket, peer_of
 from shoal.control import Actor, ControlPlane
-from shoal.errors import ShoalError, StoreUnavailable
+from shoal.errors import NotFound, NotVisible, ShoalError, StoreUnavailable
 
 SCOPE_KEY = "shoal.call"
 """Where the guard puts the call into an ASGI scope."""
 BURST = 20
 PER_S = 0.2
 READS = ("GET", "HEAD", "OPTIONS")
+MAX_PATH = 200
 
 log = structlog.get_logger()
 
@@ -26,25 +31,46 @@ class HasActor(Protocol):
 
 
 class Denials:
-    """Writes `access.denied` entries, `BURST` at once and then one in `1 / PER_S` seconds for each actor."""
+    """Writes `access.denied` entries, `BURST` at once and then one in `1 / PER_S` seconds for each actor, and
+    counts the others.
+    """
 
     def __init__(self, plane: ControlPlane) -> None:
         self._plane = plane
         self._rate = Bucket(BURST, PER_S, plane.core.clock.monotonic)
 
     async def note(self, scope: Scope, error: ShoalError, request_id: str) -> None:
-        """Record it if it was refused for who asked, and would have changed something."""
-        actor = _actor(scope, request_id)
-        if error.status not in (401, 403) or scope["method"] in READS or actor is None:
+        """Record the request if it was refused for who sent it, or for what it may not see."""
+        call = scope.get(SCOPE_KEY)
+        is_unknown = call is None and error.status in (401, 429)  # 429: after many wrong tokens
+        is_denied = call is not None and error.status in (401, 403)
+        is_missing = call is not None and isinstance(error, NotFound)
+        actor = _actor(scope, request_id) if is_unknown or is_denied or is_missing else None
+        if actor is None:
             return
-        if not self._rate.take(f"{actor.kind}:{actor.id}"):
+        method, path = str(scope["method"]), str(scope["path"])[:MAX_PATH]
+        is_change = error.status in (401, 403) and method not in READS
+        if is_change and self._rate.take(f"{actor.kind}:{actor.id}"):
+            await self._write(actor, method, path, error, request_id)
             return
-        path = scope["path"][:200]
-        facts = {"method": scope["method"], "path": path, "status": error.status, "code": error.code}
+        is_elsewhere = isinstance(error, NotVisible)
+        route = f"{method} {_route(scope)} {error.status}"
+        is_nowhere = is_missing and not is_elsewhere
+        self._plane.core.refusals.count(actor, route, path, is_elsewhere=is_elsewhere, is_nowhere=is_nowhere)
+
+    async def _write(self, actor: Actor, method: str, path: str, error: ShoalError, request_id: str) -> None:
+        facts = {"method": method, "path": path, "status": error.status, "code": error.code}
         try:
-            await self._plane.record_denied(actor, f"{scope['method']} {path}", facts)
+            await self._plane.record_denied(actor, f"{method} {path}", facts)
         except StoreUnavailable:
             log.warning("audit.lost", request_id=request_id, **facts)
+
+
+def _route(scope: Scope) -> str:
+    """The route as it is declared, so that there are few; its path, where that is all of it."""
+    if scope.get(SCOPE_KEY) is None:
+        return "any"
+    return str(getattr(scope.get("route"), "path", scope["path"]))
 
 
 def _actor(scope: Scope, request_id: str) -> Actor | None:

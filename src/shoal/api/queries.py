@@ -140,6 +140,12 @@ class ArchiveLookup(Query):
     project: Short | None = None
 
 
+class RevokeQuery(Query):
+    """`keep_children`: what was made with the token stays, as if made with its parent."""
+
+    keep_children: bool = False
+
+
 class TokenQuery(Query):
     """`user` other than oneself needs an admin."""
 

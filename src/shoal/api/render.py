@@ -268,10 +268,13 @@ def render_member(membership: Membership) -> views.MemberView:
     return {"user": membership.user_name, "project": membership.project, "role": membership.role.value}
 
 
-def render_token(token: Token) -> views.TokenView:
+def render_token(token: Token, user: str) -> views.TokenView:
+    """`user`: the name of whose it is."""
     return {
         "id": token.token_id,
         "user_id": token.user_id,
+        "user": user,
+        "parent": token.parent,
         "label": token.label,
         "scope": token.scope.value,
         "project": token.project,

@@ -374,15 +374,6 @@ class HeadView(TypedDict):
     hash: str
 
 
-class VerifyView(TypedDict):
-    """`first_bad` is the first entry that does not follow from those before it."""
-
-    is_intact: bool
-    first_bad: int | None
-    because: str | None
-    head: HeadView
-
-
 class UserView(TypedDict):
     user_id: str
     name: str
@@ -463,8 +454,12 @@ class MemberPageView(TypedDict):
 
 
 class TokenView(TypedDict):
+    """`parent` is the token it was made with."""
+
     id: str
     user_id: str
+    user: str
+    parent: str | None
     label: str
     scope: str
     project: str | None
@@ -481,9 +476,14 @@ class NewTokenView(TokenView):
 
 
 class RevokedTokenView(TokenView):
-    """`is_confirmed`: every data plane said that it honours it no more; else one may for a while."""
+    """`is_confirmed`: every data plane said that it honours it no more; else one may for a while.
+
+    `revoked_with_it`: ids of tokens that ended because they were made with it. `kept`: of those that did not.
+    """
 
     is_confirmed: bool
+    revoked_with_it: list[str]
+    kept: list[str]
 
 
 class TokenPageView(TypedDict):

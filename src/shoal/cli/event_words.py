@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shoal.cli import service_words
-from shoal.cli.text import duration, in_one_breath, one_line
+from shoal.cli.text import duration, in_one_breath, one_line, utc
 
 KINDS = {
     "job.stop_asked": "stop asked for",
@@ -19,6 +19,7 @@ KINDS = {
     "node.removed": "taken off the list",
 }
 """Kinds whose own words would say less."""
+SHOWN_ROUTES = 5
 DEVICES = ("quota", "limit", "borrow")
 
 
@@ -120,12 +121,22 @@ def _of_others(kind: str, data: dict[str, Any]) -> tuple[str, str]:
     if kind.startswith(service_words.KINDS):
         return service_words.of_service(kind, data)
     if kind == "access.denied":
-        return "denied", f"{data.get('method')} {data.get('path')}"
+        return "denied", _refused(data) if "count" in data else f"{data.get('method')} {data.get('path')}"
     words = KINDS.get(kind, kind.replace(".", " "))
     if kind.startswith("node."):
         return words.removeprefix("node "), str(data.get("because") or data.get("closed") or "")
     details = (f"{key} {_told(key, value)}" for key, value in data.items() if key != "project")
     return words, ", ".join(detail for detail in details if not detail.endswith(" "))
+
+
+def _refused(data: dict[str, Any]) -> str:
+    """Of many that are told together: how many, until when, for what."""
+    routes = sorted((data.get("routes") or {}).items(), key=lambda item: (-int(item[1]), item[0]))
+    which = ", ".join(f"{count} x {route}" for route, count in routes[:SHOWN_ROUTES])
+    also = f", and {len(routes) - SHOWN_ROUTES} more routes" if len(routes) > SHOWN_ROUTES else ""
+    elsewhere = data.get("elsewhere")
+    of_others = f"; {elsewhere} for things of projects that the caller may not see" if elsewhere else ""
+    return f"{data.get('what')} until {utc(data.get('until') or 0.0)} UTC{of_others}: {which}{also}"
 
 
 def _told(key: str, value: object) -> str:

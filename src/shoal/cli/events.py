@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from shoal.cli.event_words import subject, told
 from shoal.cli.flags import JsonFlag, connect, one_job
-from shoal.cli.show import fitted, print_json, print_json_line
+from shoal.cli.show import fitted, note, print_json, print_json_line
 from shoal.cli.text import one_line, utc
 from shoal.client.connection import Connection
 from shoal.errors import SpecError
@@ -71,12 +71,14 @@ def _meant(shoal: Connection, about: str, project: str | None) -> dict[str, str 
 
 def audit(
     *,
-    verify: Annotated[bool, Parameter(negative="", help="Check the chain of hashes instead.")] = False,
+    verify: Annotated[bool, Parameter(negative="", help="Check the log, and people by it, instead.")] = False,
     after: After = None,
     limit: Limit = 50,
     json: JsonFlag = False,
 ) -> int:
-    """Print who changed what. `--verify` recomputes the chain and exits 1 where it is broken."""
+    """Print who changed what. `--verify` recomputes the chain, makes users, roles,
+    projects and tokens again from it, and exits 1 where something differs.
+    """
     with connect() as shoal:
         if verify:
             return _print_verdict(shoal.verify_audit(), json=json)
@@ -107,6 +109,27 @@ def _print_verdict(verdict: dict[str, Any], *, json: bool) -> int:
     elif is_intact:
         head = verdict.get("head") or {}
         print(f"intact: {head.get('seq')} entries, head {one_line(head.get('hash') or '')}")
+    elif verdict.get("first_bad") is not None:
+        print(f"broken at entry {verdict['first_bad']}: {one_line(verdict.get('because') or '')}")
+        note("users, roles, projects and tokens were not compared: the log itself is not what was written")
     else:
-        print(f"broken at entry {verdict.get('first_bad')}: {one_line(verdict.get('because') or '')}")
+        _print_differences(verdict)
+    for anchor in verdict.get("anchors") or ():
+        if not json and anchor.get("problem"):
+            note(f"warning: {one_line(anchor['path'])}: {one_line(anchor['problem'])}")
     return 0 if is_intact else 1
+
+
+def _print_differences(verdict: dict[str, Any]) -> None:
+    """What was changed without an event."""
+    found = verdict.get("differences") or []
+    count = int(verdict.get("num_differences") or 0)
+    if not count:
+        print(f"not to be trusted: {one_line(verdict.get('because') or '')}")
+        return
+    what = "1 thing in the database differs" if count == 1 else f"{count} things in the database differ"
+    print(f"the log is whole, but {what} from it:")
+    for one in found:
+        print(f"  {one_line(one['because'])}")
+    if count > len(found):
+        print(f"  and {count - len(found)} more")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
@@ -14,6 +15,7 @@ from shoal.cli.text import duration, one_line
 from shoal.errors import SpecError
 
 app = App(name="token", help="Tokens: create, list, revoke.")
+SHOWN = 5
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
@@ -30,10 +32,36 @@ def list_tokens(
     if json:
         print_json(found)
         return 0
-    now = time.time()
-    rows = ((t["id"], may(t), t.get("project") or "all", state(t, now), t.get("label") or "") for t in found)
-    print_table(("TOKEN", "SCOPE", "PROJECT", "STATE", "LABEL"), rows, elastic="LABEL")
+    now, users = time.time(), {t.get("user") for t in found}
+    columns = ["TOKEN", "SCOPE", "PROJECT", "STATE", "LABEL"]
+    rows = [
+        [f"{'- ' * depth}{t['id']}", may(t), t.get("project") or "all", state(t, now), t.get("label") or ""]
+        for depth, t in as_tree(found)
+    ]
+    if len(users) > 1:
+        columns.insert(1, "USER")
+        for row, (_, t) in zip(rows, as_tree(found), strict=True):
+            row.insert(1, str(t.get("user")))
+    print_table(columns, rows, elastic="LABEL")
+    if any(t.get("parent") for t in found):
+        note("a token stands below the one it was made with, and is revoked with it")
     return 0
+
+
+def as_tree(found: Sequence[dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
+    """Each token with its depth, right after the token it was made with if that one is listed, too."""
+    listed = {token["id"] for token in found}
+    below: dict[str | None, list[dict[str, Any]]] = {}
+    for token in found:
+        parent = token.get("parent")
+        below.setdefault(parent if parent in listed else None, []).append(token)
+    ordered: list[tuple[int, dict[str, Any]]] = []
+    waiting = [(0, token) for token in reversed(below.get(None, []))]
+    while waiting:
+        depth, token = waiting.pop()
+        ordered.append((depth, token))
+        waiting += [(depth + 1, child) for child in reversed(below.get(token["id"], []))]
+    return ordered
 
 
 @app.command
@@ -68,6 +96,8 @@ def create(
         note(
             f"there is no service `{one_line(made['project'])}/{one_line(service)}` now; see `shoal services`"
         )
+    if seconds is not None and (ends := made.get("expires_at")) and ends < time.time() + seconds - 1:
+        note(f"it ends in {duration(ends - time.time())}, with the token that it was made with")
     note(reach(made, user, is_chosen=scope is not None))
     use = "as `Authorization: Bearer TOKEN`" if service else "with `shoal login URL`, or as SHOAL_TOKEN"
     note(f"shown this once; use it {use}")
@@ -89,16 +119,26 @@ def reach(made: dict[str, Any], user: str | None, *, is_chosen: bool) -> str:
 
 @app.command
 def revoke(
-    token_id: Annotated[str, Parameter(help="As `shoal token` lists it.")], *, json: JsonFlag = False
+    token_id: Annotated[str, Parameter(help="As `shoal token` lists it.")],
+    *,
+    keep_children: Annotated[
+        bool, Parameter(negative="", help="Tokens made with it stay, as if made with the one above it.")
+    ] = False,
+    json: JsonFlag = False,
 ) -> int:
-    """Make a token worthless from now on; open streams end too."""
+    """Make a token and all that was made with it worthless from now on; open streams end too."""
     with connect() as shoal:
-        revoked = shoal.tokens.revoke(token_id)
+        revoked = shoal.tokens.revoke(token_id, keep_children=keep_children)
     is_confirmed = bool(revoked.get("is_confirmed", True))
+    with_it, kept = revoked.get("revoked_with_it") or [], revoked.get("kept") or []
     if json:
-        print_json({"id": token_id, "is_revoked": True, "is_confirmed": is_confirmed})
+        told = {"id": token_id, "is_revoked": True, "is_confirmed": is_confirmed}
+        print_json({**told, "revoked_with_it": with_it, "kept": kept})
         return 0
-    print(f"token {one_line(token_id)} revoked")
+    also = f", and {len(with_it)} that were made with it" if with_it else ""
+    print(f"token {one_line(token_id)} revoked{also}")
+    if kept:
+        note(f"{len(kept)} that were made with it stay good: {', '.join(map(one_line, kept[:SHOWN]))}")
     if not is_confirmed:
         note("not every data plane has confirmed it: some may honour it until the same command says no more")
     return 0

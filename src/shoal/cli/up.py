@@ -27,6 +27,11 @@ from shoal.home import holder, home_from_env
 
 OPEN = ("queued", "starting", "running", "stopping")
 
+AnchorCopy = Annotated[
+    str | None,
+    Parameter(help="Directory that also keeps the event log's end; `none`: no more."),
+]
+
 
 def up(
     *,
@@ -67,6 +72,7 @@ def up(
     shared: Annotated[
         str | None, Parameter(help="Directory of all control planes on one PostgreSQL; one leads.")
     ] = None,
+    anchor_copy: AnchorCopy = None,
     foreground: Annotated[bool, Parameter(negative="", help="Stay in front, for a service manager.")] = False,
     json: JsonFlag = False,
 ) -> int:
@@ -79,21 +85,27 @@ def up(
         "demo": demo,
         "listen": listen,
         "database_url": database,
-        "tls_cert": os.path.abspath(tls_cert) if tls_cert else None,  # noqa: PTH100 - text for the server
-        "tls_key": os.path.abspath(tls_key) if tls_key else None,  # noqa: PTH100
+        "tls_cert": _absolute(tls_cert),
+        "tls_key": _absolute(tls_key),
         "behind_proxy": None if behind_proxy is None else str(behind_proxy),
         "allowed_hosts": allowed_hosts,
         "mount_roots": mount_roots,
         "queues": queues,
-        "policy": os.path.abspath(policy) if policy and policy != "none" else policy,  # noqa: PTH100
+        "policy": _absolute(policy),
         "keep_logs": keep_logs,
         "max_kept_bytes": max_kept_bytes,
         "serve_on": serve_on,
         "data_plane": _installed(data_plane),
         "serve_processes": serve_processes,
-        "shared": os.path.abspath(shared) if shared and shared != "none" else shared,  # noqa: PTH100
+        "shared": _absolute(shared),
+        "anchor_copy": _absolute(anchor_copy),
     }
     return _stay(flags) if foreground else _start(flags, json=json)
+
+
+def _absolute(path: str | None) -> str | None:
+    """As text for the server, which has another working directory; `none` takes an option away."""
+    return os.path.abspath(path) if path and path != "none" else path  # noqa: PTH100
 
 
 def _start(flags: dict[str, str | None], *, json: bool) -> int:

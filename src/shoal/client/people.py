@@ -96,6 +96,10 @@ class Tokens:
         body = {k: v for k, v in fields.items() if v is not None}
         return dict(self._transport.call("POST", path_of("tokens"), json_body=body))
 
-    def revoke(self, token_id: str) -> Answer:
-        """Not `is_confirmed`: a data plane that did not answer may honour it for a while."""
-        return dict(self._transport.call("DELETE", path_of("tokens", token_id)))
+    def revoke(self, token_id: str, *, keep_children: bool = False) -> Answer:
+        """Also ends what was made with it, unless `keep_children`.
+
+        Not `is_confirmed`: a data plane that did not answer may honour it for a while.
+        """
+        params = {"keep_children": "true"} if keep_children else None
+        return dict(self._transport.call("DELETE", path_of("tokens", token_id), params=params))

@@ -16,6 +16,7 @@ import structlog
 
 from shoal.control.core import Core
 from shoal.control.services.models import served_jobs
+from shoal.control.tokens import forget_ended, has_ended_long_ago
 from shoal.control.usage import write_down
 from shoal.engines.base import SupportsPrune
 from shoal.errors import EngineUnreachable
@@ -40,6 +41,7 @@ async def clean(core: Core) -> None:
     now = core.clock.now()
     await core.store.write(lambda tx: tx.keys.purge(now - KEEP_KEYS_S))
     await write_down(core)
+    await _clean_tokens(core, now)
     await _clean_archives(core, now)
     await _clean_metrics(core, now)
     engine = core.engine
@@ -49,6 +51,12 @@ async def clean(core: Core) -> None:
             await _clean_checkpoints(core, engine, now)
         except EngineUnreachable as error:
             log.warning("engine.unreachable", engine=engine.name, error=error.message)
+
+
+async def _clean_tokens(core: Core, now: float) -> None:
+    """Those that ended long ago. No living token was made with one of them: it would have ended too."""
+    if await core.store.read(lambda tx: has_ended_long_ago(tx.tokens.all(), now)):
+        await core.store.write(lambda tx: forget_ended(tx, now))
 
 
 async def _clean_archives(core: Core, now: float) -> None:

@@ -23,6 +23,7 @@ from shoal.control.meetings import Meetings
 from shoal.control.outage import Outages
 from shoal.control.queue import Queue
 from shoal.control.record import Recorder
+from shoal.control.refusals import Refusals
 from shoal.control.services.book import ServiceBook
 from shoal.control.services.porches import Porches
 from shoal.control.signals import Signal
@@ -109,10 +110,13 @@ class Core:
         self.foreseen = Foreseen()
         self.anchored = 0
         """The newest event known to be written down outside the database."""
+        self.anchored_copy = 0
+        """The same, in the second place."""
         self.nodes = KnownNodes()
         self.absences = Absences(clock)
         self.outages = Outages(clock)
         self.turns = Turns(clock)
+        self.refusals: Refusals = Refusals(clock.monotonic, clock.now)
 
     @property
     def urls_to_tell(self) -> tuple[str, ...]:

@@ -46,7 +46,7 @@ async def claim(store: Store, home: Path) -> None:
     owner = await store.read(lambda tx: tx.meta.get(HOME_ID))
     refuse_strange_home(owner, home)
     if owner is None:
-        own = _id_of(home)
+        own = home_id(home)
         if own is None:
             own = os.urandom(16).hex()
             write_private(_id_path(home), f"{own}\n".encode())
@@ -57,7 +57,7 @@ def refuse_strange_home(owner: str | None, home: Path) -> None:
     """`StateError` unless the database whose home has the id `owner` is this home's, or nobody's yet;
     `HomeMissing` where this home has no id, as one whose file system is not mounted.
     """
-    own, path = _id_of(home), _id_path(home)
+    own, path = home_id(home), _id_path(home)
     if owner not in (None, own):
         kind = HomeMissing if own is None else StateError
         raise kind(
@@ -71,8 +71,8 @@ def _id_path(home: Path) -> Path:
     return home / "home-id"
 
 
-def _id_of(home: Path) -> str | None:
-    """None: it has none. `OSError`: that cannot be said now."""
+def home_id(home: Path) -> str | None:
+    """What ties the home to its database. None: it has none. `OSError`: that cannot be said now."""
     try:
         return _id_path(home).read_text(encoding="ascii").strip()
     except FileNotFoundError:
@@ -100,7 +100,7 @@ async def prepare(core: Core, admin_name: str) -> None:
         tx.people.set_membership(
             Membership(user_id=user.user_id, user_name=user.name, project=DEFAULT_PROJECT, role=Role.LEAD)
         )
-        tx.people.add_token(token)
+        tx.tokens.add(token)
         note(tx, "cluster.created", now, SHOAL, data={"admin": admin_name})
 
     await core.store.write(change)
@@ -119,7 +119,7 @@ async def _replace_lost(core: Core, admin_name: str, users: list[User]) -> None:
     data = {"user": admin.name, "token": token.token_id, "label": token.label}
 
     def change(tx: Tx) -> None:
-        tx.people.add_token(token)
+        tx.tokens.add(token)
         note(tx, "token.created", core.clock.now(), SHOAL, data=data)
 
     await core.store.write(change)

@@ -28,7 +28,12 @@ def once(
     answer_type: type[T],
     change: Callable[[], T],
 ) -> tuple[T, bool]:
-    """The answer, and whether it is a remembered one. The key, the change and the answer commit together."""
+    """The answer, and whether it is a remembered one. The key, the change and the answer commit together.
+
+    Raises, with nothing changed, where the actor has lost the right to it since the request was let in.
+    """
+    if actor.rights is not None:
+        actor.rights.check(tx, now)
     if key is None:
         return change(), False
     remembered = tx.keys.recall(str(actor), key, asked)

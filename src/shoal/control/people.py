@@ -1,4 +1,4 @@
-"""Users, projects, memberships and tokens: every change in one transaction, with its event."""
+"""Users, projects and memberships: every change in one transaction, with its event."""
 
 from __future__ import annotations
 
@@ -14,15 +14,12 @@ from shoal.control.record import note
 from shoal.control.services.tables import spread
 from shoal.control.tree import check_tree
 from shoal.errors import NotFound, StateError
-from shoal.identity import mint_token
-from shoal.model.people import Membership, Project, Role, Token, User
+from shoal.model.people import Membership, Project, Role, User
 from shoal.spec.wording import or_nearest
 from shoal.store import Tx
 
 T = TypeVar("T", bound=msgspec.Struct)
-DECIDES_CALLERS = frozenset(
-    {"user.updated", "member.set", "member.removed", "token.created", "token.revoked"}
-)
+DECIDES_CALLERS = frozenset({"user.updated", "member.set", "member.removed"})
 """Changes of who may call services: made known to data planes before they are answered."""
 
 
@@ -33,7 +30,7 @@ class Changed(NamedTuple, Generic[T]):
     """Every data plane has confirmed that it goes by it."""
 
 
-async def _change(
+async def change_people(
     core: Core,
     actor: Actor,
     key: str | None,
@@ -50,11 +47,7 @@ async def _change(
 
         def act() -> T:
             made = make(tx, now)
-            told, seen_in = said, project
-            if isinstance(made, Token):
-                told = {"token": made.token_id, **said}
-                seen_in = made.project if made.service else None  # who may call a service is its project's
-            note(tx, kind, now, actor, project=seen_in, data=told)
+            note(tx, kind, now, actor, project=project, data=said)
             return made
 
         return once(tx, actor, key, fingerprint(kind, said), now, answer_type, act)
@@ -76,7 +69,7 @@ async def create_user(
         return user
 
     said = {"user": name, "cluster_role": cluster_role}
-    return (await _change(core, actor, key, "user.created", said, User, make))[0]
+    return (await change_people(core, actor, key, "user.created", said, User, make))[0]
 
 
 async def update_user(core: Core, actor: Actor, name: str, changes: dict[str, Any], key: str | None) -> User:
@@ -90,7 +83,7 @@ async def update_user(core: Core, actor: Actor, name: str, changes: dict[str, An
         return updated
 
     said = {"user": name, **changes}
-    return (await _change(core, actor, key, "user.updated", said, User, make))[0]
+    return (await change_people(core, actor, key, "user.updated", said, User, make))[0]
 
 
 def _keep_an_admin(tx: Tx) -> None:
@@ -113,7 +106,7 @@ async def create_project(
         return project
 
     said = {"project": name, **msgspec.to_builtins(limits)}
-    return (await _change(core, actor, key, "project.created", said, Project, make, name))[0]
+    return (await change_people(core, actor, key, "project.created", said, Project, make, name))[0]
 
 
 async def update_project(
@@ -126,7 +119,7 @@ async def update_project(
         return updated
 
     said = {"project": name, **msgspec.to_builtins(limits)}
-    return (await _change(core, actor, key, "project.updated", said, Project, make, name))[0]
+    return (await change_people(core, actor, key, "project.updated", said, Project, make, name))[0]
 
 
 async def set_member(
@@ -140,7 +133,7 @@ async def set_member(
         return membership
 
     said = {"project": project, "user": user_name, "role": role}
-    made = await _change(core, actor, key, "member.set", said, Membership, make, project)
+    made = await change_people(core, actor, key, "member.set", said, Membership, make, project)
     return made[0]
 
 
@@ -151,62 +144,7 @@ async def remove_member(core: Core, actor: Actor, project: str, user_name: str, 
         return user
 
     said = {"project": project, "user": user_name}
-    await _change(core, actor, key, "member.removed", said, User, make, project)
-
-
-class AskedToken(msgspec.Struct, frozen=True, kw_only=True):
-    """A token as somebody wants it. `service`: good for requests to that service of `project` alone."""
-
-    label: str
-    scope: Role
-    project: str | None = None
-    service: str | None = None
-    lifetime_s: float | None = None
-
-
-async def create_token(
-    core: Core, actor: Actor, user: User, asked: AskedToken, key: str | None
-) -> tuple[Token, str | None]:
-    """The token and its text, which nobody can ever read again: None when the key was used before."""
-    token_id = core.new_id("tok")
-    minted = mint_token(token_id, core.random)
-
-    def make(tx: Tx, now: float) -> Token:
-        token = Token(
-            token_id=token_id,
-            user_id=user.user_id,
-            secret_hash=minted.secret_hash,
-            label=asked.label,
-            scope=asked.scope,
-            project=asked.project,
-            service=asked.service,
-            created_at=now,
-            expires_at=now + asked.lifetime_s if asked.lifetime_s is not None else None,
-        )
-        tx.people.add_token(token)
-        return token
-
-    said = {"user": user.name, **msgspec.structs.asdict(asked)}
-    changed = await _change(core, actor, key, "token.created", said, Token, make)
-    return changed.made, None if changed.was_repeated else minted.text
-
-
-async def revoke_token(core: Core, actor: Actor, token_id: str, key: str | None) -> tuple[Token, bool]:
-    """The token, and whether every data plane has confirmed that it is good no more."""
-
-    def make(tx: Tx, now: float) -> Token:
-        token = tx.people.get_token(token_id)
-        if token is None:
-            raise NotFound(f"no token `{token_id}`", hint="shoal token list")
-        if token.revoked_at is None:
-            tx.people.revoke_token(token_id, now)
-        revoked = tx.people.get_token(token_id)
-        assert revoked is not None
-        return revoked
-
-    said = {"token": token_id}
-    changed = await _change(core, actor, key, "token.revoked", said, Token, make)
-    return changed.made, changed.is_everywhere
+    await change_people(core, actor, key, "member.removed", said, User, make, project)
 
 
 def find_user(tx: Tx, name: str) -> User:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from shoal.control import (
-    anchor,
+    audit,
     desk,
     drills,
     explain,
@@ -17,9 +17,11 @@ from shoal.control import (
     people,
     reports,
     submit,
+    tokens,
     windows,
 )
 from shoal.control.actor import Actor
+from shoal.control.audit import Verdict
 from shoal.control.core import Core
 from shoal.control.drills import AskedDrill
 from shoal.control.frozen import Frozen
@@ -29,6 +31,7 @@ from shoal.control.runner import Changed, run_loops
 from shoal.control.services import commands as services
 from shoal.control.services.commands import AskedService
 from shoal.control.submit import Asked, SubmitResult
+from shoal.control.tokens import Revoked
 from shoal.control.windows import AskedWindow
 from shoal.errors import ShoalError
 from shoal.model.attempt import Attempt
@@ -41,7 +44,6 @@ from shoal.model.window import Window
 from shoal.scheduler import Explanation, Outlook
 from shoal.settings import Settings
 from shoal.spec import JobSpec
-from shoal.store import Flaw
 from shoal.wire import Assignment, Dispatch, DispatchAnswer, Fetch, Renewal, RenewalAnswer
 
 
@@ -186,15 +188,15 @@ class ControlPlane:
         lifetime_s: float | None = None,
         key: str | None = None,
     ) -> tuple[Token, str | None]:
-        asked = people.AskedToken(
+        asked = tokens.AskedToken(
             label=label, scope=scope, project=project, service=service, lifetime_s=lifetime_s
         )
-        return await people.create_token(self.core, actor, user, asked, key)
+        return await tokens.create_token(self.core, actor, user, asked, key)
 
     async def revoke_token(
-        self, actor: Actor, token_id: str, *, key: str | None = None
-    ) -> tuple[Token, bool]:
-        return await people.revoke_token(self.core, actor, token_id, key)
+        self, actor: Actor, token_id: str, *, keep_children: bool = False, key: str | None = None
+    ) -> tuple[Revoked, bool]:
+        return await tokens.revoke_token(self.core, actor, token_id, key, keep_children=keep_children)
 
     async def record_denied(self, actor: Actor, what: str, facts: dict[str, Any]) -> None:
         """Somebody tried what they may not: the audit keeps it."""
@@ -202,9 +204,13 @@ class ControlPlane:
         data = {"what": what, **facts}
         await self.core.store.write(lambda tx: note(tx, "access.denied", now, actor, data=data))
 
-    async def verify_log(self) -> Flaw | None:
-        """The first event that cannot be what was written, or None."""
-        return await anchor.verify_log(self.core)
+    async def tell_refusals(self) -> None:
+        """Put into the log what was refused and only counted so far."""
+        await audit.write_refusals(self.core, is_all=True)
+
+    async def verify_audit(self) -> Verdict:
+        """Whether the log is what was written, and the tables of people what the log says."""
+        return await audit.verify(self.core)
 
     async def renew(self, renewal: Renewal) -> RenewalAnswer:
         return await reports.renew(self.core, renewal)

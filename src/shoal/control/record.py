@@ -14,6 +14,7 @@ import msgspec
 from shoal.control.actor import SHOAL, Actor
 from shoal.control.backoff import Backoff
 from shoal.control.leases import Leases
+from shoal.identity.replay import CHANGES
 from shoal.ids import IdFactory
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.job import Job
@@ -35,8 +36,14 @@ def note(
     node: str | None = None,
     data: dict[str, Any] | None = None,
 ) -> None:
-    """Append one event to the log. An attempt brings its job along."""
+    """Append one event to the log. An attempt brings its job along.
+
+    What the transaction has changed about people and tokens goes with it: `shoal audit --verify` makes their
+    tables again from the log.
+    """
     of = job or attempt
+    changes = tx.people_changes.take()
+    data = {**(data or {}), CHANGES: changes} if changes else data
     tx.events.append(
         kind=kind,
         at=now,

@@ -15,6 +15,7 @@ import anyio
 import structlog
 
 from shoal.control.anchor import drop_anchor
+from shoal.control.audit import write_refusals
 from shoal.control.clean import clean
 from shoal.control.core import Core
 from shoal.control.drill_watch import pause_s, watch_drills
@@ -34,6 +35,9 @@ T = TypeVar("T")
 WATCH_EVERY_S = 1.0
 HEAL_EVERY_S = 5.0
 ANCHOR_EVERY_S = 30.0
+REFUSALS_EVERY_S = 5.0
+LAST_WORDS_S = 2.0
+"""To write down what was refused until the end."""
 CLEAN_EVERY_S = 600.0
 LEARN_EVERY_S = 60.0
 SERVE_EVERY_S = 0.5
@@ -129,6 +133,8 @@ async def run_loops(core: Core, changed: Changed) -> AsyncIterator[None]:
             yield
         finally:
             tasks.cancel_scope.cancel()
+            with anyio.move_on_after(LAST_WORDS_S, shield=True):
+                await write_refusals(core, is_all=True)
 
 
 async def _looping(core: Core, changed: Changed, has_looked: anyio.Event) -> None:
@@ -145,6 +151,9 @@ async def _looping(core: Core, changed: Changed, has_looked: anyio.Event) -> Non
         tasks.start_soon(_repeat, core, "heal", lambda: heal(core), lambda: changed.healer.wait(HEAL_EVERY_S))
         tasks.start_soon(
             _repeat, core, "anchor", lambda: drop_anchor(core), lambda: anyio.sleep(ANCHOR_EVERY_S)
+        )
+        tasks.start_soon(
+            _repeat, core, "audit", lambda: write_refusals(core), lambda: anyio.sleep(REFUSALS_EVERY_S)
         )
         tasks.start_soon(_repeat, core, "learn", lambda: learn(core), lambda: anyio.sleep(LEARN_EVERY_S))
         tasks.start_soon(

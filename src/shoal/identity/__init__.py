@@ -5,7 +5,7 @@ Pure: keys, time and randomness are arguments. Nothing here reads the store or k
 
 from shoal.identity.authorize import authorize, visible_projects
 from shoal.identity.caller import Caller, CallerKind, user_caller
-from shoal.identity.grants import check_member_grant, check_token_grant
+from shoal.identity.grants import check_makes_tokens, check_member_grant, check_token_grant, reaches
 from shoal.identity.permissions import LEAST_ROLE, Permission, is_at_least, lesser
 from shoal.identity.seal import SecretsUnreadable, open_secrets, seal_secrets
 from shoal.identity.signed import (
@@ -29,6 +29,7 @@ __all__ = [
     "SignedToken",
     "UserTokenText",
     "authorize",
+    "check_makes_tokens",
     "check_member_grant",
     "check_token_grant",
     "data_plane_token",
@@ -41,6 +42,7 @@ __all__ = [
     "parse_signed",
     "parse_user_token",
     "proof_key",
+    "reaches",
     "replica_secret",
     "seal_secrets",
     "ticket",

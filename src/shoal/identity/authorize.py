@@ -5,7 +5,7 @@ A project the caller may not see answers exactly like one that does not exist.
 
 from __future__ import annotations
 
-from shoal.errors import Denied, NotFound
+from shoal.errors import Denied, NotVisible
 from shoal.identity.caller import Caller, CallerKind
 from shoal.identity.permissions import FOR_JOBS, LEAST_ROLE, Permission, Reach, Rule, is_at_least
 from shoal.model.people import Role
@@ -30,7 +30,7 @@ def authorize(
     is_own: bool = False,
     job_id: str | None = None,
 ) -> None:
-    """Return if allowed; raise `Denied` if not, `NotFound` if the caller may not know it exists.
+    """Return if allowed; raise `Denied` if not, `NotVisible` if the caller may not know it exists.
 
     `project` is the project of the thing, `is_own` whether it is the caller's own, `job_id` the job it
     belongs to: a job's token is good for that job alone.
@@ -73,7 +73,7 @@ def _job(caller: Caller, permission: Permission, job_id: str | None) -> None:
             hint="use a person's token: `shoal login`",
         )
     if job_id is not None and job_id != caller.job_id:
-        raise NotFound("no such job, or one you may not see")
+        raise NotVisible("no such job, or one you may not see")
 
 
 def _in_project(
@@ -81,7 +81,7 @@ def _in_project(
 ) -> None:
     role = caller.role_in(project) if project is not None else None
     if role is None:
-        raise NotFound("no such thing, or one you may not see")
+        raise NotVisible("no such thing, or one you may not see")
     least = rule.own if is_own else rule.any
     if least is None or not is_at_least(role, least):
         whose = "" if is_own or rule.own is rule.any else " somebody else's"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from shoal.errors import Denied
 from shoal.identity.caller import Caller
 from shoal.identity.permissions import greater, is_at_least
-from shoal.model.people import Role
+from shoal.model.people import Role, Token
 
 
 def check_member_grant(caller: Caller, project: str, role: Role, held: Role | None) -> None:
@@ -23,6 +23,15 @@ def check_member_grant(caller: Caller, project: str, role: Role, held: Role | No
         )
 
 
+def check_makes_tokens(caller: Caller) -> None:
+    """Raise `Denied` where the caller's own token only reads: it would take the room of its user's others."""
+    if caller.scope is Role.VIEWER:
+        raise Denied(
+            "your token's scope is viewer: it only reads, and makes no tokens",
+            hint="sign in with another token, `shoal login URL`, and then make one with `--scope viewer`",
+        )
+
+
 def check_token_grant(caller: Caller, scope: Role, project: str | None) -> None:
     """Raise `Denied` unless a token of this reach is within the reach of the caller's own token."""
     if caller.scope is None or not is_at_least(caller.scope, scope):
@@ -35,3 +44,12 @@ def check_token_grant(caller: Caller, scope: Role, project: str | None) -> None:
             f"your token is good in project `{caller.only_project}` alone; so must be one made with it",
             hint=f"add `--project {caller.only_project}`",
         )
+
+
+def reaches(caller: Caller, token: Token) -> bool:
+    """Whether the caller's own token is at least as wide as this one, so that it may see and revoke it.
+
+    Whose token it is was asked before.
+    """
+    is_there = caller.only_project is None or token.project == caller.only_project
+    return is_there and caller.scope is not None and is_at_least(caller.scope, token.scope)

@@ -82,6 +82,12 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
     """Good in this project alone; None: wherever its user is."""
     service: str | None = None
     """Good for requests to this service of its project alone: it opens nothing of Shoal's own."""
+    parent: str | None = None
+    """The token that this one was made with: when the parent is revoked, so is this one."""
     created_at: float = 0.0
     expires_at: float | None = None
     revoked_at: float | None = None
+
+    def is_living(self, now: float) -> bool:
+        """Whether it is neither revoked nor expired."""
+        return self.revoked_at is None and (self.expires_at is None or self.expires_at > now)

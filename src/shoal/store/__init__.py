@@ -10,6 +10,7 @@ from shoal.store.lead import Lead, Standby
 from shoal.store.memory import open_memory_store
 from shoal.store.metrics import Series
 from shoal.store.opening import open_store
+from shoal.store.people_changes import logged_token
 from shoal.store.transaction import Tx
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "Standby",
     "Store",
     "Tx",
+    "logged_token",
     "open_memory_store",
     "open_store",
     "read_anchor",

@@ -6,7 +6,7 @@ file behind the database's back.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from sqlalchemy import Column, ColumnElement, Row, bindparam, func, insert, literal_column, or_, select
@@ -18,6 +18,8 @@ from shoal.store.prepared import Session
 from shoal.store.schema import events, jobs
 
 VERIFY_CHUNK = 1000
+SeeEntry = Callable[[int, str, str], None]
+"""Takes an entry's number, kind and data as JSON."""
 START = Head(0, GENESIS)
 EVERYTHING = EventFilter()
 
@@ -107,16 +109,18 @@ class Events:
         rows = self._session.ask(query.order_by(events.c.seq.desc()).limit(count)).all()
         return [_event(row) for row in reversed(rows)]
 
-    def verify(self, from_seq: int = 0, anchor: Head | None = None) -> Flaw | None:
+    def verify(
+        self, from_seq: int = 0, anchor: Head | None = None, see: SeeEntry | None = None
+    ) -> Flaw | None:
         """Walk the log after `from_seq`, whose hash is trusted; return the first bad entry, or None.
 
         Without an anchor a missing tail cannot be seen, nor a whole log that was put in place of
-        ours, nor entries whose followers were all hashed anew.
+        ours, nor entries whose followers were all hashed anew. `see` is shown each entry that follows.
         """
-        flaw = self._verify_anchor(anchor) if anchor is not None and anchor.seq > 0 else None
-        return self._verify_chain(from_seq) or flaw
+        flaw = self.verify_anchor(anchor) if anchor is not None else None
+        return self._verify_chain(from_seq, see) or flaw
 
-    def _verify_chain(self, from_seq: int) -> Flaw | None:
+    def _verify_chain(self, from_seq: int, see: SeeEntry | None) -> Flaw | None:
         before = START
         if from_seq > 0:
             found = self._run(ENTRY, {"at_seq": from_seq}).fetchone()
@@ -128,9 +132,14 @@ class Events:
             if flaw is not None:
                 return flaw
             before = Head(row[0], row[1])
+            if see is not None:
+                see(row[0], row[3], row[9])
         return None
 
-    def _verify_anchor(self, anchor: Head) -> Flaw | None:
+    def verify_anchor(self, anchor: Head) -> Flaw | None:
+        """Whether the log has the entry that the anchor remembers. Reads that entry alone."""
+        if anchor.seq == 0:
+            return None
         found = self._run(ENTRY, {"at_seq": anchor.seq}).fetchone()
         if found is not None and found[1] == anchor.hash:
             return None

@@ -1,17 +1,23 @@
-"""Users, projects, memberships and tokens. Who may do what is decided elsewhere."""
+"""Users, projects and memberships. Who may do what is decided elsewhere.
+
+Every change is also put down in `changes`, which goes into the event that is recorded with it: so the tables
+can be compared with the log.
+"""
 
 from __future__ import annotations
 
-import msgspec
+from collections.abc import Iterator
+
 from sqlalchemy import bindparam, delete, insert, select, update
 
 from shoal.errors import NotFound, StateError
 from shoal.loopback import FIRST_PROJECT_UID
-from shoal.model.people import Membership, Project, Role, Token, User
-from shoal.store.codec import decode_project, decode_token, decode_user, encode
+from shoal.model.people import Membership, Project, Role, User
+from shoal.store.codec import decode_project, decode_user, encode
 from shoal.store.meta import Meta
+from shoal.store.people_changes import PeopleChanges
 from shoal.store.prepared import Session
-from shoal.store.schema import memberships, projects, tokens, users
+from shoal.store.schema import memberships, projects, users
 
 NEXT_UID = "next_uid"
 ADD_USER = insert(users)
@@ -40,23 +46,35 @@ MEMBERSHIPS = (
 DROP_MEMBERSHIP = delete(memberships).where(
     memberships.c.user_id == bindparam("id"), memberships.c.project == bindparam("of")
 )
-ADD_TOKEN = insert(tokens)
-TOKEN = select(tokens.c.body).where(tokens.c.token_id == bindparam("id"))
-TOKENS = select(tokens.c.body).order_by(tokens.c.token_id)
-SET_TOKEN = update(tokens).where(tokens.c.token_id == bindparam("id")).values(body=bindparam("to_body"))
+RAW_USERS = select(users.c.user_id, users.c.name, users.c.body).order_by(users.c.user_id)
+RAW_PROJECTS = select(projects.c.name, projects.c.uid, projects.c.body).order_by(projects.c.name)
+RAW_MEMBERSHIPS = select(memberships.c.user_id, memberships.c.project, memberships.c.role).order_by(
+    memberships.c.user_id, memberships.c.project
+)
+GENERATION = "people.generation"
 
 
 class People:
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, changes: PeopleChanges) -> None:
         self._session = session
         self._run = session.run
         self._meta = Meta(session)
+        self._changes = changes
+
+    def generation(self) -> int:
+        """A number that changes whenever somebody may have lost a right."""
+        return int(self._meta.get(GENERATION) or 0)
+
+    def begin_generation(self) -> None:
+        """Have everybody who holds rights of an earlier transaction look again."""
+        self._meta.take(GENERATION, 0)
 
     def add_user(self, user: User) -> None:
         """`StateError` if the name is taken."""
         if self.user_by_name(user.name) is not None:
             raise StateError(f"there is already a user `{user.name}`", hint="see them with `shoal user`")
         self._run(ADD_USER, {"user_id": user.user_id, "name": user.name, "body": encode(user)})
+        self._changes.put_user(user)
 
     def get_user(self, user_id: str) -> User | None:
         body = self._session.value(USER, {"id": user_id})
@@ -74,6 +92,8 @@ class People:
         changes = {"id": user.user_id, "to_name": user.name, "to_body": encode(user)}
         if self._run(SET_USER, changes).rowcount == 0:
             raise NotFound(f"there is no user `{user.name}`")
+        self.begin_generation()
+        self._changes.put_user(user)
 
     def add_project(self, project: Project) -> None:
         """`StateError` if the name is taken; its uid must come from `next_uid`."""
@@ -82,6 +102,7 @@ class People:
                 f"there is already a project `{project.name}`", hint="see them with `shoal project`"
             )
         self._run(ADD_PROJECT, {"name": project.name, "uid": project.uid, "body": encode(project)})
+        self._changes.put_project(project)
 
     def get_project(self, name: str) -> Project | None:
         body = self._session.value(PROJECT, {"named": name})
@@ -96,6 +117,7 @@ class People:
         changes = {"named": project.name, "its_uid": project.uid, "to_body": encode(project)}
         if self._run(SET_PROJECT, changes).rowcount == 0:
             raise NotFound(f"there is no project `{project.name}` with uid {project.uid}")
+        self._changes.put_project(project)
 
     def begin_uids(self, first: int) -> None:
         """Give projects users from this uid on. Once, before there is a project."""
@@ -107,13 +129,17 @@ class People:
 
     def set_membership(self, membership: Membership) -> None:
         """Add, or change the role."""
-        self.remove_membership(membership.user_id, membership.project)
+        self._run(DROP_MEMBERSHIP, {"id": membership.user_id, "of": membership.project})
         row = {"user_id": membership.user_id, "project": membership.project, "role": membership.role}
         self._run(ADD_MEMBERSHIP, row)
+        self.begin_generation()
+        self._changes.put_membership(membership.user_id, membership.project, membership.role)
 
     def remove_membership(self, user_id: str, project: str) -> None:
         """May be repeated."""
-        self._run(DROP_MEMBERSHIP, {"id": user_id, "of": project})
+        if self._run(DROP_MEMBERSHIP, {"id": user_id, "of": project}).rowcount:
+            self.begin_generation()
+            self._changes.put_membership(user_id, project, None)
 
     def membership(self, user_id: str, project: str) -> Membership | None:
         return next(iter(self.memberships(user_id, project)), None)
@@ -130,24 +156,14 @@ class People:
             for of, name, to, role in self._session.ask(query)
         ]
 
-    def add_token(self, token: Token) -> None:
-        self._run(ADD_TOKEN, {"token_id": token.token_id, "user_id": token.user_id, "body": encode(token)})
+    def raw_users(self) -> Iterator[tuple[str, str, str]]:
+        """`(user_id, name, body)` of each row as it stands in the table, by id."""
+        yield from self._run(RAW_USERS)
 
-    def get_token(self, token_id: str) -> Token | None:
-        body = self._session.value(TOKEN, {"id": token_id})
-        return None if body is None else decode_token(body)
+    def raw_projects(self) -> Iterator[tuple[str, int, str]]:
+        """`(name, uid, body)` of each row."""
+        yield from self._run(RAW_PROJECTS)
 
-    def tokens(self, user_id: str | None = None) -> list[Token]:
-        """Oldest first; revoked and expired ones too."""
-        query = TOKENS if user_id is None else TOKENS.where(tokens.c.user_id == user_id)
-        return [decode_token(body) for (body,) in self._session.ask(query)]
-
-    def revoke_token(self, token_id: str, at: float) -> Token:
-        """May be repeated: the first time counts."""
-        token = self.get_token(token_id)
-        if token is None:
-            raise NotFound(f"there is no token `{token_id}`")
-        if token.revoked_at is None:
-            token = msgspec.structs.replace(token, revoked_at=at)
-            self._run(SET_TOKEN, {"id": token_id, "to_body": encode(token)})
-        return token
+    def raw_memberships(self) -> Iterator[tuple[str, str, str]]:
+        """`(user_id, project, role)` of each row, also of users that do not exist."""
+        yield from self._run(RAW_MEMBERSHIPS)

@@ -189,7 +189,13 @@ tokens = Table(
     Column("token_id", Words, primary_key=True),
     Column("user_id", Words, nullable=False),
     Column("body", Words, nullable=False),
+    # The token it was made with.
+    Column("parent", Words),
+    # `project/service`, where it opens one service alone.
+    Column("service", Words),
     Index("tokens_by_user", "user_id"),
+    Index("tokens_by_parent", "parent"),
+    Index("tokens_by_service", "service"),
 )
 
 secrets = Table(

@@ -13,10 +13,12 @@ from shoal.store.meta import Meta
 from shoal.store.metrics import Metrics
 from shoal.store.nodes import Nodes
 from shoal.store.people import People
+from shoal.store.people_changes import PeopleChanges
 from shoal.store.prepared import Session
 from shoal.store.secrets import Secrets
 from shoal.store.services import Services
 from shoal.store.submissions import Submissions
+from shoal.store.tokens import Tokens
 from shoal.store.windows import Windows
 
 
@@ -34,7 +36,10 @@ class Tx:
         self.windows = Windows(session)
         self.events = Events(session)
         self.keys = Keys(session)
-        self.people = People(session)
+        self.people_changes = changes = PeopleChanges()
+        """Of people and tokens, until an event takes them along."""
+        self.people = People(session, changes)
+        self.tokens = Tokens(session, self.people, changes)
         self.secrets = Secrets(session)
         self.metrics = Metrics(session)
         self.meta = Meta(session)
@@ -42,5 +47,6 @@ class Tx:
     def rewind(self, head: Head) -> None:
         """Forget what was done after `head`: the writer calls this when it undoes a change."""
         self.events.rewind(head)
+        self.people_changes.take()
         self.jobs.forget()
         self.attempts.forget()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from pydantic import TypeAdapter
 
-from shoal.api import status_views, views
+from shoal.api import audit_views, status_views, views
 from shoal.model.attempt import AttemptState
 from tests.support.archives import tar_of
 from tests.support.asgi import Answer
@@ -283,7 +283,7 @@ def test_what_a_route_answers_is_what_its_description_says(world: World) -> None
         "/v1/projects/vision/members": views.MemberPageView,
         "/v1/tokens": views.TokenPageView,
         "/v1/users": views.UserPageView,
-        "/v1/audit/verify": views.VerifyView,
+        "/v1/audit/verify": audit_views.VerifyView,
     }.items():
         body = world.call("GET", path, role="admin").json()
         checked: object = TypeAdapter(view).validate_python(body)

@@ -41,7 +41,7 @@ async def is_good(core: Core) -> bool:
     """Whether the token in the file opens the door."""
     halves = parse_user_token(first_token_path(core.settings.home).read_text())
     assert halves is not None
-    return halves.matches(await core.store.read(lambda tx: tx.people.get_token(halves.token_id)))
+    return halves.matches(await core.store.read(lambda tx: tx.tokens.get(halves.token_id)))
 
 
 async def test_the_first_start_makes_an_admin_a_project_and_a_token(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ async def test_who_owns_the_home_and_has_no_token_any_more_gets_another(tmp_path
     assert await is_good(core)
     assert first_token_path(tmp_path).read_text() != first
     (admin,) = await core.store.read(lambda tx: tx.people.users())
-    tokens = await core.store.read(lambda tx: tx.people.tokens())
+    tokens = await core.store.read(lambda tx: tx.tokens.all())
     assert [(token.user_id, token.revoked_at) for token in tokens] == [(admin.user_id, None)] * 2
     (told,) = [
         event
@@ -130,7 +130,7 @@ async def test_killed_between_the_token_file_and_the_commit_the_next_start_makes
     await prepare(core, "root")
     assert await is_good(core)
     assert first_token_path(tmp_path).read_text() != orphan
-    assert len(await core.store.read(lambda tx: tx.people.tokens())) == 1
+    assert len(await core.store.read(lambda tx: tx.tokens.all())) == 1
 
 
 def test_the_key_is_made_once_and_only_its_owner_can_read_it(tmp_path: Path) -> None:

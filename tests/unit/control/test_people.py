@@ -101,7 +101,7 @@ def test_a_token_is_shown_once_and_kept_as_a_hash(lab: Lab) -> None:
     assert halves.matches(token)
     again, nothing = now(lab.plane.create_token(ANA, USER, label="ci", scope=Role.MEMBER, key="k"))
     assert (again, nothing) == (token, None)
-    assert lab.read(lambda tx: tx.people.tokens()) == [token]
+    assert lab.read(lambda tx: tx.tokens.all()) == [token]
     assert halves.secret not in repr(lab.events())
 
 
@@ -137,7 +137,7 @@ def test_a_token_is_revoked_once_and_stays_so(lab: Lab) -> None:
     first, _ = now(lab.plane.revoke_token(ANA, token.token_id))
     lab.clock.advance(10)
     again, is_everywhere = now(lab.plane.revoke_token(ANA, token.token_id))
-    assert again.revoked_at == first.revoked_at
+    assert again.token.revoked_at == first.token.revoked_at
     assert is_everywhere, "there is no service"
     with pytest.raises(NotFound, match="no token `tok_none`"):
         now(lab.plane.revoke_token(ANA, "tok_none"))

@@ -190,11 +190,10 @@ async def test_change_is_answered_as_made_also_when_no_table_can_be(
         monkeypatch.setattr(tables, "make", broken)
         with capture_logs() as told:
             revoked, is_everywhere = await plane.revoke_token(ROOT, made.token_id)
-        assert revoked.revoked_at is not None
+        assert revoked.token.revoked_at is not None
         assert not is_everywhere
-        assert [(one["event"], one["exc_info"]) for one in told if one["log_level"] == "error"] == [
-            ("table.late", True)
-        ]
+        late = [one for one in told if one["event"] == "table.late"]  # other planes may live in this process
+        assert [(one["log_level"], one["exc_info"]) for one in late] == [("error", True)]
 
 
 async def test_older_table_never_follows_a_newer_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +208,7 @@ async def test_older_table_never_follows_a_newer_one(tmp_path: Path, monkeypatch
             return found
 
         def is_revoked(tx: Tx) -> bool:
-            return any(one.revoked_at for one in tx.people.tokens())
+            return any(one.revoked_at for one in tx.tokens.all())
 
         async with anyio.create_task_group() as group:
             with monkeypatch.context() as patched:

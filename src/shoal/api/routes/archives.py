@@ -49,7 +49,7 @@ async def put_archive(request: Request, digest: str, query: Annotated[ArchiveQue
         raise TooLarge(
             f"the archive has {declared} bytes; at most {limit} are taken in project `{project.name}`"
         )
-    size = await archives_of(call).receive(project.name, digest, request.stream(), declared)
+    size = await archives_of(call).receive(project.name, digest, request.stream(), declared, call.look_again)
     view: views.ArchiveView = {"digest": digest, "size_bytes": size}
     return answer(view)
 

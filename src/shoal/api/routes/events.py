@@ -9,6 +9,7 @@ from typing import Annotated
 from fastapi import Query, Request, Response
 
 from shoal.api import views
+from shoal.api.audit_views import VerifyView, render_verdict
 from shoal.api.call import Call, answer, call_of
 from shoal.api.queries import AuditQuery, EventQuery, EventStreamQuery, NoQuery
 from shoal.api.render import render_event
@@ -77,22 +78,15 @@ def _rendered(tx: Tx, page: list[Event]) -> list[views.EventView]:
 async def list_audit(request: Request, query: Annotated[AuditQuery, Query()]) -> Response:
     """What people and their tokens did, and what anybody was refused. `tail` as for events."""
     call = call_of(request)
+    await call.plane.tell_refusals()
     return answer(await _read(call, query, EventFilter(without_ours=True)))
 
 
-@routes.add("GET", "/v1/audit/verify", Permission.AUDIT_READ, answers=views.VerifyView)
+@routes.add("GET", "/v1/audit/verify", Permission.AUDIT_READ, answers=VerifyView)
 async def verify_audit(request: Request, query: Annotated[NoQuery, Query()]) -> Response:
-    """Recompute the whole chain and name the first entry that does not follow."""
+    """Recompute the whole chain, and compare users, roles, projects, tokens and the policy with the log."""
     call = call_of(request)
-    head = await call.plane.core.store.read(lambda tx: tx.events.head())
-    bad = await call.plane.verify_log()
-    view: views.VerifyView = {
-        "is_intact": bad is None,
-        "first_bad": bad.seq if bad else None,
-        "because": bad.reason if bad else None,
-        "head": {"seq": head.seq, "hash": head.hash},
-    }
-    return answer(view)
+    return answer(render_verdict(await call.plane.verify_audit()))
 
 
 async def _filter(call: Call, query: EventQuery | EventStreamQuery) -> EventFilter:

@@ -17,7 +17,7 @@ from shoal.control.services.hosts import granted
 from shoal.control.services.look import Look, load
 from shoal.errors import StoreUnavailable
 from shoal.identity import is_at_least, replica_secret, user_caller
-from shoal.model.people import Membership, Role, Token
+from shoal.model.people import Membership, Role
 from shoal.model.service import Service, is_serving
 from shoal.porch import SCHEME, name_of
 from shoal.serving import table as told
@@ -171,8 +171,8 @@ class _People:
             held.setdefault(member.user_id, []).append(member)
         self._known = [
             (token, user_caller(user, token, held.get(user.user_id, ())))
-            for token in tx.people.tokens()
-            if _is_good(token, now) and (user := users.get(token.user_id)) is not None
+            for token in tx.tokens.all()
+            if token.is_living(now) and (user := users.get(token.user_id)) is not None
         ]
 
     def callers(self, service: Service) -> tuple[told.Caller, ...]:
@@ -188,7 +188,3 @@ class _People:
             if token.service in (None, service.name)
             and is_at_least(caller.role_in(service.project), Role.VIEWER)
         )
-
-
-def _is_good(token: Token, now: float) -> bool:
-    return token.revoked_at is None and (token.expires_at is None or token.expires_at > now)

@@ -1,0 +1,175 @@
+"""Row 9 between the head of a request and its commit: what is taken away meanwhile stops every change.
+
+Generated from the route table: a new route that changes something is tried without an edit here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.types import Message
+
+from shoal.api.routing import Declared
+from shoal.control.services import tables
+from shoal.identity import Permission
+from shoal.model.people import Role
+from tests.attacks.inventory import GUARDED, Shot, aimed, title
+from tests.support import asgi
+from tests.support.archives import tar_of
+from tests.support.world import ROOT, World, open_world
+
+FOR_PROCESSES = {
+    Permission.LEASE_RENEW,
+    Permission.LOG_SHIP,
+    Permission.ORDER_FETCH,
+    Permission.TABLE_REPORT,
+}
+"""Signed by who sends them, or of no effect beyond this process: no token of a person opens them."""
+CHANGES = [
+    row for row in GUARDED if row.method not in ("GET", "HEAD") and row.permission not in FOR_PROCESSES
+]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """Of its own: what is recorded is counted here."""
+    with open_world(tmp_path_factory.mktemp("late")) as opened, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tables, "SPREAD_S", 0.001)  # no data plane listens that could confirm anything
+        yield opened
+
+
+def newcomer(world: World, name: str) -> tuple[str, str]:
+    """A token of an admin who also leads `vision`, and its id."""
+
+    async def come() -> tuple[str, str]:
+        user = await world.plane.create_user(ROOT, name, Role.ADMIN)
+        await world.plane.set_member(ROOT, "vision", name, Role.LEAD)
+        made, text = await world.plane.create_token(ROOT, user, label="", scope=Role.ADMIN)
+        assert text is not None
+        return text, made.token_id
+
+    return world.portal.call(come)
+
+
+async def revoke(world: World, name: str, token_id: str) -> None:
+    await world.plane.revoke_token(ROOT, token_id)
+
+
+async def deactivate(world: World, name: str, token_id: str) -> None:
+    await world.plane.update_user(ROOT, name, {"is_active": False})
+
+
+async def demote(world: World, name: str, token_id: str) -> None:
+    await world.plane.update_user(ROOT, name, {"cluster_role": None})
+    await world.plane.remove_member(ROOT, "vision", name)
+
+
+Loss = Callable[[World, str, str], Awaitable[None]]
+LOSSES: list[tuple[Loss, set[int]]] = [(revoke, {401}), (deactivate, {401}), (demote, {403, 404, 409})]
+
+
+def fire_late(world: World, shot: Shot, token: str, lose: Callable[[], Awaitable[None]]) -> int:
+    """Send the request; the right is lost once the guard has let it in and before the last of it has come."""
+    body = asgi_body(shot)
+    sent = [("host", "localhost"), ("authorization", f"Bearer {token}"), *shot.headers]
+    if shot.data is not None:
+        sent.append(("content-type", "application/json"))
+    sent.append(("content-length", str(len(body))))
+    pieces = [body[:-1], body[-1:]] if body else [b""]
+
+    async def run() -> int:
+        stream, call = asgi.Stream(), world.app
+        identify = call._services.authenticator.identify  # type: ignore[attr-defined]
+
+        async def receive() -> Message:
+            if len(pieces) == 1:
+                await lose_once()
+            if pieces:
+                piece = pieces.pop(0)
+                return {"type": "http.request", "body": piece, "more_body": bool(pieces)}
+            await stream.is_gone.wait()
+            return {"type": "http.disconnect"}
+
+        done: list[bool] = []
+
+        async def lose_once() -> None:
+            if not done:
+                done.append(True)
+                await lose()
+
+        async def admit(text: str) -> Any:
+            known = await identify(text)
+            if not body or shot.method == "DELETE":
+                await lose_once()  # a request without a body is lost right behind the door
+            return known
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(call._services.authenticator, "identify", admit)  # type: ignore[attr-defined]
+            await call(asgi.scope_of(shot.method, shot.target, sent), receive, stream.send)
+        assert done, "the right was never lost"
+        assert stream.status is not None
+        return stream.status
+
+    return world.portal.call(run)
+
+
+def asgi_body(shot: Shot) -> bytes:
+    return json.dumps(shot.data).encode() if shot.data is not None else shot.body
+
+
+@pytest.mark.parametrize("how", range(len(LOSSES)), ids=[loss.__name__ for loss, _ in LOSSES])
+@pytest.mark.parametrize("row", CHANGES, ids=title)
+def test_a_right_lost_on_the_way_stops_every_change(world: World, row: Declared, how: int) -> None:
+    lose, statuses = LOSSES[how]
+    name = f"late-{how}-{CHANGES.index(row)}"
+    text, token_id = newcomer(world, name)
+    shot = aimed(world, row)
+    seen: list[int] = []
+
+    async def lost() -> None:
+        await lose(world, name, token_id)
+        seen.append(await world.plane.core.store.read(lambda tx: tx.events.head().seq))
+
+    status = fire_late(world, shot, text, lost)
+    assert status in (statuses if row.path != "/v1/tokens" else statuses | {403, 409}), status
+    mine = world.read(
+        lambda tx: [e for e in tx.events.page(seen[0], limit=1000) if e.actor == f"user:{name}"]
+    )
+    assert {event.kind for event in mine} <= {"access.denied"}
+
+
+@pytest.mark.parametrize("loss,statuses", LOSSES, ids=[loss.__name__ for loss, _ in LOSSES])
+def test_an_upload_that_began_before_its_right_was_lost_keeps_nothing(
+    world: World, loss: Loss, statuses: set[int]
+) -> None:
+    name = f"uploader-{loss.__name__}"
+    text, token_id = newcomer(world, name)
+    body = tar_of({"big": bytes(200_000), "of": name.encode()})
+    digest = hashlib.sha256(body).hexdigest()
+    headers = (("content-type", "application/x-tar"),)
+    shot = Shot("PUT", f"/v1/archives/{digest}?project=vision", body=body, headers=headers)
+
+    async def lost() -> None:
+        await loss(world, name, token_id)
+
+    assert fire_late(world, shot, text, lost) in statuses
+    assert not (Path(world.plane.settings.state_dir) / "archives" / f"{digest}.tar").exists()
+    assert world.call("GET", f"/v1/archives/{digest}?project=vision", role="lead").status == 404
+
+
+def test_a_key_used_before_gives_no_answer_to_a_token_that_is_revoked(world: World) -> None:
+    text, token_id = newcomer(world, "repeater")
+    data = {"spec": {"run": "true"}, "project": "vision"}
+    headers = (("idempotency-key", "once"),)
+    assert world.call("POST", "/v1/jobs", token=text, data=data, headers=headers).status == 201
+    shot = Shot("POST", "/v1/jobs", data=data, headers=headers)
+
+    async def lost() -> None:
+        await revoke(world, "repeater", token_id)
+
+    assert fire_late(world, shot, text, lost) == 401

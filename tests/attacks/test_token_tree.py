@@ -1,0 +1,183 @@
+"""Row 57: revoking a token ends what was made with it; no token reaches one wider than itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.settings import ServerLimits
+from tests.support.world import World, open_world
+
+MOST = 8
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[World]:
+    """Where few tokens are many."""
+    with open_world(
+        tmp_path, limits=ServerLimits(max_tokens_per_user=MOST, max_tokens_per_service=4)
+    ) as opened:
+        yield opened
+
+
+def make(world: World, *, role: str | None = None, token: str | None = None, **wanted: Any) -> Any:
+    made = world.call("POST", "/v1/tokens", role=role, token=token, data=wanted)
+    assert made.status == 201, made.body
+    return made.json()
+
+
+def me(world: World, token: Any) -> int:
+    return world.call("GET", "/v1/me", token=token["text"]).status
+
+
+def revoke(world: World, made: Any, query: str = "", **by: Any) -> Any:
+    return world.call("DELETE", f"/v1/tokens/{made['id']}{query}", **by)
+
+
+def listed(world: World, **by: Any) -> dict[str, Any]:
+    items = world.call("GET", "/v1/tokens", **by).json()["items"]
+    return {item["id"]: item for item in items}
+
+
+def test_revoking_a_token_revokes_what_was_made_with_it_at_any_depth(world: World) -> None:
+    line = [make(world, role="lead", scope="member", label="first")]
+    for _ in range(4):
+        line.append(make(world, token=line[-1]["text"]))
+    assert [one["parent"] for one in line[1:]] == [one["id"] for one in line[:-1]]
+    told = revoke(world, line[1], role="lead")
+    assert told.status == 200
+    assert sorted(told.json()["revoked_with_it"]) == [one["id"] for one in line[2:]]
+    assert [me(world, one) for one in line] == [200, 401, 401, 401, 401]
+
+
+def test_a_token_that_an_admin_made_for_somebody_ends_with_the_one_it_was_made_with(world: World) -> None:
+    session = make(world, role="admin", label="leaked")
+    given = make(world, token=session["text"], user="ben", scope="member")
+    again = make(world, token=given["text"])
+    assert (given["user"], me(world, again)) == ("ben", 200)
+    assert revoke(world, session, role="admin").status == 200
+    assert (me(world, given), me(world, again)) == (401, 401)
+
+
+def test_a_service_token_ends_with_the_one_it_was_made_with(tmp_path: Path) -> None:
+    with open_world(tmp_path) as world:
+        service = {"spec": {"name": "chat", "run": "sleep 1000", "public": False}, "project": "vision"}
+        assert world.call("POST", "/v1/services", role="member", data=service).status == 201
+        session = make(world, role="member")
+        called = make(world, token=session["text"], project="vision", service="chat")
+        told = revoke(world, session, role="member").json()
+        assert told["revoked_with_it"] == [called["id"]]
+        events = world.call("GET", "/v1/events?kind=token.&limit=500", role="lead").json()["items"]
+        assert ("token.revoked", "chat") in {(one["kind"], one["data"].get("service")) for one in events}
+        assert me(world, called) == 401
+
+
+def test_children_that_are_kept_count_as_the_grandparents(world: World) -> None:
+    first = make(world, role="lead")
+    second = make(world, token=first["text"])
+    third = make(world, token=second["text"])
+    kept = revoke(world, second, "?keep_children=true", role="lead")
+    assert kept.json()["kept"] == [third["id"]]
+    assert (me(world, second), me(world, third)) == (401, 200)
+    assert listed(world, role="lead")[third["id"]]["parent"] == first["id"]
+    assert revoke(world, first, role="lead").status == 200
+    assert me(world, third) == 401
+
+
+def test_a_token_does_not_save_itself_by_revoking_what_it_was_made_with(world: World) -> None:
+    first = make(world, role="lead")
+    second = make(world, token=first["text"])
+    third = make(world, token=second["text"])
+    for child in (second, third):
+        refused = revoke(world, first, "?keep_children=true", token=child["text"])
+        assert refused.status == 409
+    assert me(world, first) == 200
+    assert revoke(world, first, token=third["text"]).status == 200
+    assert [me(world, one) for one in (first, second, third)] == [401] * 3
+
+
+def test_a_token_of_less_scope_neither_lists_nor_revokes_a_wider_one(world: World) -> None:
+    wide = make(world, role="admin", label="wide")
+    for scope in ("viewer", "member", "operator"):
+        narrow = make(world, role="admin", scope=scope)
+        assert wide["id"] not in listed(world, token=narrow["text"])
+        assert narrow["id"] in listed(world, token=narrow["text"])
+        refused = revoke(world, wide, token=narrow["text"])
+        assert refused.status == 403
+        assert scope in refused.json()["detail"]
+    assert me(world, wide) == 200
+
+
+def test_a_token_bound_to_a_project_reaches_that_projects_alone(world: World) -> None:
+    bound = make(world, role="admin", scope="admin", project="vision")
+    same = make(world, role="admin", scope="member", project="vision")
+    others = [make(world, role="admin", scope="viewer", project="speech"), make(world, role="admin")]
+    seen = listed(world, token=bound["text"])
+    assert {bound["id"], same["id"]} <= set(seen)
+    assert {one["project"] for one in seen.values()} == {"vision"}
+    unknown = world.call("DELETE", "/v1/tokens/tok_00000000000000000000000000", token=bound["text"])
+    for other in others:
+        refused = revoke(world, other, token=bound["text"])
+        assert (refused.status, refused.json()["detail"]) == (404, unknown.json()["detail"])
+        assert me(world, other) == 200
+    assert revoke(world, same, token=bound["text"]).status == 200
+
+
+@pytest.mark.parametrize("scope", ["viewer", "member", "admin"])
+def test_a_token_always_ends_itself(world: World, scope: str) -> None:
+    own = make(world, role="admin", scope=scope)
+    assert revoke(world, own, token=own["text"]).status == 200
+    assert me(world, own) == 401
+
+
+def test_a_token_ends_those_made_with_it_also_when_its_user_is_admin_no_more(tmp_path: Path) -> None:
+    with open_world(tmp_path) as world:
+        oz = make(world, role="admin", user="oz")
+        assert world.call("PATCH", "/v1/users/oz", role="admin", data={"cluster_role": "admin"}).status == 200
+        given = make(world, token=oz["text"], user="ben", scope="member")
+        for_cy = make(world, role="admin", user="cy")
+        assert world.call("PATCH", "/v1/users/oz", role="admin", data={"cluster_role": None}).status == 200
+        assert revoke(world, for_cy, token=oz["text"]).status == 404
+        assert revoke(world, given, token=oz["text"]).status == 200
+        assert me(world, given) == 401
+
+
+def test_a_token_that_only_reads_makes_none(world: World) -> None:
+    reader = make(world, role="admin", scope="viewer")
+    refused = world.call("POST", "/v1/tokens", token=reader["text"], data={"scope": "viewer"})
+    assert (refused.status, refused.json()["code"]) == (403, "denied")
+
+
+def test_tokens_of_one_user_are_bounded_and_those_that_ended_do_not_count(small: World) -> None:
+    made = [make(small, role="member", label="ci") for _ in range(MOST - 1)]
+    full = small.call("POST", "/v1/tokens", role="member", data={})
+    assert full.status == 429
+    assert f"at most {MOST}" in full.json()["detail"]
+    assert "shoal token revoke" in full.json()["hint"]
+    by_admin = small.call("POST", "/v1/tokens", role="admin", data={"user": "ben"})
+    assert by_admin.status == 429
+    assert small.call("POST", "/v1/tokens", role="lead", data={}).status == 201
+    assert revoke(small, made[0], role="member").status == 200
+    assert small.call("POST", "/v1/tokens", role="member", data={}).status == 201
+
+
+def test_tokens_of_one_service_are_bounded_whoever_made_them(small: World) -> None:
+    for role in ("member", "other", "lead", "member"):
+        make(small, role=role, project="vision", service="bot")
+    full = small.call("POST", "/v1/tokens", role="other", data={"project": "vision", "service": "bot"})
+    assert full.status == 429
+    assert "service `bot` of vision has 4" in full.json()["detail"]
+    make(small, role="other", project="vision", service="search")
+
+
+def test_tokens_made_and_revoked_without_end_leave_a_bounded_number_of_rows(
+    small: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.control.tokens.MAX_ENDED", 5)
+    for _ in range(20):
+        assert revoke(small, make(small, role="member"), role="member").status == 200
+    ben = small.read(lambda tx: tx.people.user_by_name("ben"))
+    assert len(small.read(lambda tx: tx.tokens.of_user(ben.user_id))) <= 5 + 2

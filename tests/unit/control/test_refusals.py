@@ -1,0 +1,64 @@
+"""Counts of refused requests: bounded, and told less often the longer they go on."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from shoal.control import Actor, refusals
+from shoal.control.refusals import FIRST_PAUSE_S, LONGEST_PAUSE_S, Refusals
+from shoal.engines.fake import VirtualClock
+
+
+def caller(number: int) -> Actor:
+    return Actor(kind="user", id=f"usr_{number}", name=f"name-{number}")
+
+
+def counting(clock: VirtualClock) -> Refusals:
+    return Refusals(clock.monotonic, clock.now)
+
+
+def test_more_callers_than_are_kept_are_counted_together_and_none_is_lost() -> None:
+    counts = counting(VirtualClock())
+    for number in range(3 * refusals.MAX_CALLERS):
+        counts.count(caller(number), "GET /v1/users 403", f"/v1/users/{number}")
+    taken = counts.take(is_all=True)
+    assert len(taken) <= refusals.MAX_CALLERS
+    assert sum(one.told()["count"] for one in taken) == 3 * refusals.MAX_CALLERS
+    assert "unknown:others" in {str(one.actor) for one in taken}
+
+
+def test_routes_and_paths_of_one_caller_are_bounded() -> None:
+    counts = counting(VirtualClock())
+    for number in range(500):
+        counts.count(caller(1), f"GET /{number} 403", f"/{number}")
+    (refused,) = counts.take(is_all=True)
+    told = refused.told()
+    assert len(told["routes"]) == refusals.MAX_ROUTES + 1
+    assert (told["count"], told["routes"]["other"]) == (500, 500 - refusals.MAX_ROUTES)
+    assert len(told["paths"]) == refusals.MAX_PATHS
+
+
+def test_who_goes_on_is_told_of_less_and_less_often() -> None:
+    clock = VirtualClock()
+    counts = counting(clock)
+    told = []
+    for second in range(4 * 3600):
+        clock.advance(1)
+        counts.count(caller(1), "GET /v1/users 403", "/v1/users")
+        told += [(second, one.told()["count"]) for one in counts.take()]
+    pauses = [after[0] - before[0] for before, after in pairwise(told)]
+    assert pauses[:3] == [2 * FIRST_PAUSE_S, 4 * FIRST_PAUSE_S, 8 * FIRST_PAUSE_S]
+    assert max(pauses) == LONGEST_PAUSE_S
+    assert sum(count for _, count in told) == told[-1][0] + 1
+
+
+def test_a_caller_who_is_quiet_again_is_forgotten_and_one_who_found_nothing_never_told() -> None:
+    clock = VirtualClock()
+    counts = counting(clock)
+    counts.count(caller(1), "GET /v1/users 403", "/v1/users")
+    counts.count(caller(2), "GET /v1/jobs/{job_id} 404", "/v1/jobs/job_0", is_nowhere=True)
+    clock.advance(FIRST_PAUSE_S)
+    assert [one.actor.id for one in counts.take()] == ["usr_1"]
+    clock.advance(LONGEST_PAUSE_S)
+    assert counts.take() == []
+    assert not counts._callers
