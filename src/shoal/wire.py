@@ -28,6 +28,17 @@ class LogRule(msgspec.Struct, frozen=True, kw_only=True):
     action: RuleAction
 
 
+class LeftBehind(msgspec.Struct, frozen=True, kw_only=True):
+    """Files of the folder that a job was submitted from which did not travel with it; not always all."""
+
+    folder: str = ""
+    """On the submitter's machine."""
+    ignored: tuple[str, ...] = ()
+    """By git, or because nobody ever wants them; a folder that stayed as a whole ends with `/`."""
+    excluded: tuple[str, ...] = ()
+    """By the job's `exclude`."""
+
+
 class Mount(msgspec.Struct, frozen=True, kw_only=True):
     """A directory of the node, seen by the ranks at `target`."""
 
@@ -128,6 +139,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     mount_roots: tuple[str, ...] | None = None
     """Where the sources of mounts must really lie, links followed; None: nobody has said."""
     archive_digest: str | None = None
+    left_behind: LeftBehind | None = None
     limits: Limits
     require: dict[str, str] = {}
     """Labels that the job asked its nodes to have: a cluster below may have to be asked for these, too."""

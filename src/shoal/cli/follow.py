@@ -29,7 +29,8 @@ def follow_job(shoal: Connection, job: JobHandle, *, json: bool) -> int:
     try:
         note(f"-- {ref} submitted")
         if json:
-            print_json_line({"event": "submitted", "ref": job.ref, "job_id": job.job_id})
+            behind = {"left_behind": job.left_behind} if job.left_behind else {}
+            print_json_line({"event": "submitted", "ref": job.ref, "job_id": job.job_id, **behind})
         _explain_wait(shoal, job)
         end = print_stream(followed(shoal, job.job_id, ref), timestamps=False, json=json)
     except KeyboardInterrupt:

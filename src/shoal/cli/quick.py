@@ -18,7 +18,9 @@ REPEATED = {
     "--after": "after",
     "--retry-on": "retry_on",
     "--log-rule": "log_rules",
+    "--include": "include",
     "--exclude": "exclude",
+    "--exclude-node": "exclude_nodes",
     "--require": "require",
 }
 ONCE = {

@@ -11,7 +11,7 @@ from shoal.model.attempt import Attempt, EndReason
 from shoal.model.from_spec import log_rules_of, mounts_of
 from shoal.model.job import Job
 from shoal.model.node import Node
-from shoal.wire import GpuHandle, Limits, Order
+from shoal.wire import GpuHandle, LeftBehind, Limits, Order
 
 
 def checkpoint_dir(job: Job, home: Path) -> str | None:
@@ -52,6 +52,7 @@ def orders_for(
     mount_roots: tuple[Path, ...],
     control_urls: tuple[str, ...],
     renew_s: float,
+    left_behind: LeftBehind | None = None,
 ) -> tuple[Order, ...]:
     """One order per node of the allocation, in rank order. `home`: where checkpoints are kept."""
     spec = spec_of(job)
@@ -79,6 +80,7 @@ def orders_for(
             mounts=mounts_of(spec),
             mount_roots=tuple(map(str, mount_roots)) if spec.mounts else None,
             archive_digest=job.archive_digest,
+            left_behind=left_behind,
             limits=Limits(cpus=share.cpus, memory_bytes=share.memory_bytes),
             require=dict(job.request.require),
             log_rules=log_rules_of(spec),

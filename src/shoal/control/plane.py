@@ -42,7 +42,7 @@ from shoal.scheduler import Explanation, Outlook
 from shoal.settings import Settings
 from shoal.spec import JobSpec
 from shoal.store import Flaw
-from shoal.wire import Assignment, Dispatch, DispatchAnswer, Fetch, Renewal, RenewalAnswer
+from shoal.wire import Assignment, Dispatch, DispatchAnswer, Fetch, LeftBehind, Renewal, RenewalAnswer
 
 
 class ControlPlane:
@@ -80,6 +80,7 @@ class ControlPlane:
         owner: User,
         key: str | None = None,
         archive_digest: str | None = None,
+        left_behind: LeftBehind | None = None,
         secrets: dict[str, str] | None = None,
         said: bytes | None = None,
         refusal: ShoalError | None = None,
@@ -93,6 +94,7 @@ class ControlPlane:
             project=project,
             owner=owner,
             archive_digest=archive_digest,
+            left_behind=left_behind,
             secrets=secrets or {},
             said=said,
             refusal=refusal,

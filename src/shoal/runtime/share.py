@@ -12,7 +12,7 @@ from types import FrameType
 
 from shoal.clock import Clock
 from shoal.errors import ShoalError
-from shoal.runtime import ending, listening, network, removal, shared_memory, spool
+from shoal.runtime import ending, listening, missing_files, network, removal, shared_memory, spool
 from shoal.runtime.board import Request
 from shoal.runtime.confine.confinement import Confinement
 from shoal.runtime.crew import Crew
@@ -523,6 +523,7 @@ class ShareRun:
             EndKind.SETUP_FAILED,
         )
         words = failed.words.text() if failed is not None and is_own_fault else ""
+        hint = missing_files.explain(words, self._order, self._share.work)
         return NodeOutcome(
             attempt_id=self._order.attempt_id,
             epoch=self._order.epoch,
@@ -533,7 +534,7 @@ class ShareRun:
             exit_code=end.exit_code,
             signal=end.signal,
             rank=end.rank,
-            message=ending.shortened(end.message, words),
+            message=ending.shortened(f"{end.message}{hint and '; '}{hint}", words),
             is_hang=end.is_hang,
             rules_hit=tuple(self._rules.hits),
             started_at=self._started_at,

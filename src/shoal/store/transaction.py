@@ -9,6 +9,7 @@ from shoal.store.base import Head
 from shoal.store.events import Events
 from shoal.store.jobs import Jobs
 from shoal.store.keys import Keys
+from shoal.store.left_behind import LeftBehinds
 from shoal.store.meta import Meta
 from shoal.store.metrics import Metrics
 from shoal.store.nodes import Nodes
@@ -36,6 +37,7 @@ class Tx:
         self.keys = Keys(session)
         self.people = People(session)
         self.secrets = Secrets(session)
+        self.left_behind = LeftBehinds(session)
         self.metrics = Metrics(session)
         self.meta = Meta(session)
 

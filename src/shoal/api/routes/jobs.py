@@ -50,6 +50,7 @@ async def submit_job(request: Request, query: Annotated[NoQuery, Query()]) -> Re
         owner=call.person(),
         key=key,
         archive_digest=body.archive,
+        left_behind=body.left_behind.told() if body.left_behind else None,
         secrets=body.secrets,
         said=said,
         refusal=missing_archive(call, project, body.archive),
