@@ -216,6 +216,19 @@ class EndKind(StrEnum):
     """No outcome was written, and there is evidence that nothing of it runs any more."""
 
 
+class Written(msgspec.Struct, frozen=True, kw_only=True):
+    """Files that the ranks wrote below their work directory, which is removed with the attempt."""
+
+    num_files: int
+    num_bytes: int
+    names: tuple[str, ...] = ()
+    """The largest."""
+    is_more: bool = False
+    """Not all of it was looked at."""
+    folder: str = ""
+    """The one folder that all of them are in, if nothing else is there; empty: there is none such."""
+
+
 class NodeOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """The end of one node's share: written durably by the supervisor before it exits."""
 
@@ -240,6 +253,8 @@ class NodeOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """CPU seconds used by the whole tree, where the kernel counts them."""
     restarts: int = 0
     """How often the ranks were started anew in place."""
+    written: Written | None = None
+    """Of what ended for good: what is lost with it."""
     incarnation: int = 0
     """Of the share that ended: see `Order`."""
     is_unasked: bool = False

@@ -1,4 +1,4 @@
-"""Lists of files that stayed behind: kept once, a project's own, forgotten when nobody names them any more."""
+"""Lists of files that stayed behind: kept once, a project's own, forgotten when no submission names them."""
 
 from __future__ import annotations
 

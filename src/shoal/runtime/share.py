@@ -10,9 +10,11 @@ import sys
 import time
 from types import FrameType
 
+import msgspec
+
 from shoal.clock import Clock
 from shoal.errors import ShoalError
-from shoal.runtime import ending, listening, missing_files, network, removal, shared_memory, spool
+from shoal.runtime import ending, listening, missing_files, network, removal, shared_memory, spool, written
 from shoal.runtime.board import Request
 from shoal.runtime.confine.confinement import Confinement
 from shoal.runtime.crew import Crew
@@ -97,6 +99,8 @@ class ShareRun:
         self._crew: Crew | None = None
         self._phase = Phase.PREPARING
         self._started_at: float | None = None
+        self._mark: written.Mark | None = None
+        """When the ranks began: what is newer in their directory is theirs."""
         self._restarts = Restarts(order, self._renewer)
         self._network: dict[str, str] = {}
         self._zygote: Process | None = None
@@ -228,6 +232,7 @@ class ShareRun:
         if last is None and self._order.incarnation > 0 and self._renewer is not None:
             self._tell(Phase.PREPARING)
             last = self._regroup(OTHERS_FAILED, None)
+        self._mark = written.mark(self._share.directory)
         while last is None:
             began_at = self._clock.monotonic()
             self._start_ranks(crew)
@@ -510,6 +515,9 @@ class ShareRun:
 
     def _outcome(self, end: Ending) -> NodeOutcome:
         outcome = self._outcome_of(end)
+        if self._mark is not None and self._order.probe is None:
+            found = written.count(self._share.work, self._mark)
+            outcome = msgspec.structs.replace(outcome, written=found)
         if self._confinement is not None:
             self._confinement.remove()
         return outcome
