@@ -172,6 +172,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """Where the ranks also find it: relative, a link in their work directory; absolute, a mount."""
     checkpoint_interval_s: float | None = None
     """How often to save; None: as the program finds best."""
+    cache_max_bytes: int = 0
+    """How much its project's caches may hold on each node; 0: there are none."""
     model_dir: str | None = None
     """The checkpoint of another job that a replica serves, read-only."""
     probe: Probe | None = None

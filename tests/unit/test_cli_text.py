@@ -204,6 +204,6 @@ def test_files_that_are_lost_are_told_with_how_to_keep_them() -> None:
     assert told_written(facts, "ckpt") == f"{lost}write what is to stay below `ckpt`"
     hostile = {**facts, "is_more": True, "folder": "$(rm -rf x)", "names": ["\x1b]0;x\x07m.pt"]}
     assert told_written(hostile, None) == (
-        "wrote at least 3 files, 1.2 GiB, that are deleted with the attempt: m.pt and 2 more; write what is to "
-        "stay below a folder, as `ckpt`, and name it with `checkpoint: ckpt`"
+        "wrote at least 3 files, 1.2 GiB, that are deleted with the attempt: m.pt and 2 more; write what is "
+        "to stay below a folder, as `ckpt`, and name it with `checkpoint: ckpt`"
     )

@@ -165,6 +165,7 @@ def submission_of(core: Core, starting: Starting) -> Submission:
         control_urls=core.control_urls,
         renew_s=RENEW_S,
         left_behind=behind,
+        cache_max_bytes=core.settings.max_cache_bytes,
     )
     credentials = {
         order.node: Credentials(

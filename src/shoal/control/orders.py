@@ -53,6 +53,7 @@ def orders_for(
     control_urls: tuple[str, ...],
     renew_s: float,
     left_behind: LeftBehind | None = None,
+    cache_max_bytes: int = 0,
 ) -> tuple[Order, ...]:
     """One order per node of the allocation, in rank order. `home`: where checkpoints are kept."""
     spec = spec_of(job)
@@ -81,6 +82,7 @@ def orders_for(
             mount_roots=tuple(map(str, mount_roots)) if spec.mounts else None,
             archive_digest=job.archive_digest,
             left_behind=left_behind,
+            cache_max_bytes=cache_max_bytes,
             limits=Limits(cpus=share.cpus, memory_bytes=share.memory_bytes),
             require=dict(job.request.require),
             log_rules=log_rules_of(spec),

@@ -127,6 +127,8 @@ class ShareRun:
             end = Ending(kind=EndKind.LOST, message=f"the supervisor failed: {type(error).__name__}: {error}")
         self._bury()
         self._report(self._outcome(self._in_hindsight(end)))
+        if self._confinement is not None:
+            self._confinement.cache.trim()
 
     def _listen(self) -> None:
         signal.set_wakeup_fd(self._wake_w, warn_on_full_buffer=False)
@@ -162,7 +164,11 @@ class ShareRun:
         if self._ready is not None:
             return None
         setup = setup_environment(
-            self._order, work=self._share.work, path=self._path, credentials=self._credentials
+            self._order,
+            work=self._share.work,
+            path=self._path,
+            credentials=self._credentials,
+            cache=self._cache,
         )
         ground = Groundwork(
             self._order, self._share, launcher, lambda what, child: self._first(launcher, what, child)
@@ -360,12 +366,17 @@ class ShareRun:
             credentials=self._credentials,
             network=self._network,
             service=self._service_variables(),
+            cache=self._cache,
         )
 
     def _service_variables(self) -> dict[str, str]:
         if self._prober is not None:
             return self._prober.variables()
         return self._spare.variables if self._spare is not None else {}
+
+    @property
+    def _cache(self) -> str | None:
+        return self._confinement.cache.directory if self._confinement is not None else None
 
     def _follow(self, launcher: Launcher, what: str, crew: Crew | None = None) -> Ending:
         """Wait until every running process ended well, one ended badly, or there is a reason to stop."""
