@@ -172,6 +172,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """Where the ranks also find it: relative, a link in their work directory; absolute, a mount."""
     checkpoint_interval_s: float | None = None
     """How often to save; None: as the program finds best."""
+    has_shared_folder: bool = False
+    """Whether all its nodes work in one folder, which is in `checkpoint_dir`."""
     cache_max_bytes: int = 0
     """How much its project's caches may hold on each node; 0: there are none."""
     model_dir: str | None = None

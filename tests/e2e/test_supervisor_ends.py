@@ -48,6 +48,27 @@ def test_files_that_are_lost_with_the_share_are_counted(start: Start, tmp_path: 
     assert outcome.written == Written(num_files=1, num_bytes=6, names=("out/model.pt",), folder="out")
 
 
+def test_nodes_that_share_a_folder_find_what_the_first_wrote_and_lose_nothing(
+    start: Start, tmp_path: Path
+) -> None:
+    directory = tmp_path / "job"
+    directory.mkdir()
+    shared = {"checkpoint_dir": str(directory), "checkpoint_path": "ckpt", "has_shared_folder": True}
+    nodes = ("node-1", "node-2")
+    first = start(
+        an_order(**shared, nodes=nodes, setup="echo s >> setups", run="echo hi > made; pwd; echo $PWD")
+    )
+    outcome = first.run()
+    assert (outcome.kind, outcome.written) == (EndKind.SUCCEEDED, None), outcome
+    second = start(
+        an_order(**shared, node="node-2", node_rank=1, nodes=nodes, run="cat made setups; pwd; ls -d ckpt/")
+    )
+    assert second.run().kind is EndKind.SUCCEEDED
+    (place, told), words = first.texts("o"), second.texts("o")
+    assert place == told == words[-2] == f"{directory}/.shared/{first.order.attempt_id}"
+    assert words == ["hi", "s", place, "ckpt/"]
+
+
 def test_a_file_that_stayed_behind_is_named_in_the_reason(start: Start) -> None:
     behind = LeftBehind(folder="/home/ana/x", ignored=("data/train.bin",))
     outcome = start(an_order(run="cat data/train.bin", left_behind=behind)).run()

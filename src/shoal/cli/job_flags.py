@@ -35,6 +35,7 @@ class JobFlags:
     exclude: Annotated[
         Many, Parameter(name="--exclude", negative="", help="Files not to send: `*.ckpt`.")
     ] = ()
+    shared: Annotated[bool | None, Parameter(negative="", help="One working folder for all nodes.")] = None
     setup: Annotated[Text, Parameter(help="A command to run first, once on each node.")] = None
     env: Annotated[
         Many, Parameter(name=["--env", "-e"], negative="", help="NAME=VALUE, or NAME as set here.")

@@ -21,7 +21,8 @@ HERE = "."
 
 def submit_flags(flags: dict[str, Any], program: tuple[str, ...], *, detach: bool, json: bool) -> int:
     """Send the flags as they were typed: the server reads them, and says what is wrong with them."""
-    told = {**flags, "env": tuple(filled(pair) for pair in flags.get("env", ()))}
+    typed = {name: "true" if value is True else value for name, value in flags.items()}
+    told: dict[str, Any] = {**typed, "env": tuple(filled(pair) for pair in flags.get("env", ()))}
     if not told["env"]:
         del told["env"]
     if not program:

@@ -62,8 +62,7 @@ def up(
         str | None, Parameter(help="Keep so many bytes of old logs (10 GiB); SHOAL_MAX_KEPT_BYTES.")
     ] = None,
     max_cache_bytes: Annotated[
-        str | None,
-        Parameter(help="Of a project's caches on a node (50 GiB; 0: none); SHOAL_MAX_CACHE_BYTES."),
+        str | None, Parameter(help="Of a project's caches on a node (50 GiB, 0: none).")
     ] = None,
     serve_on: Annotated[str | None, Parameter(help="HOST:PORT of services (127.0.0.1:7463).")] = None,
     data_plane: Annotated[str | None, Parameter(help="`embedded` or `haproxy` serves services.")] = None,

@@ -159,13 +159,18 @@ def check_mounts(core: Core, spec: JobSpec) -> None:
 
 
 def check_checkpoint(core: Core, spec: JobSpec) -> None:
-    """Refuse to keep checkpoints where the next attempt, on another node, would not find them."""
-    if spec.checkpoint is None or not isinstance(core.engine, SupportsCheckpointDir):
+    """Refuse to keep checkpoints where the next attempt, on another node, would not find them; and a folder
+    for all nodes where they have none in common.
+    """
+    if (spec.checkpoint is None and not spec.shared) or not isinstance(core.engine, SupportsCheckpointDir):
         return
+    wish, field = "keeps checkpoints", "checkpoint"
+    if spec.checkpoint is None:
+        wish, field = "asks for one working folder on all nodes", "shared"
     if core.engine.checkpoint_dir("") is None:
         raise SpecError(
-            f"{_who(spec)} keeps checkpoints, and this cluster has no directory that all nodes share",
-            hint=f"leave out `checkpoint`, or let an operator type {core.engine.to_share}",
+            f"{_who(spec)} {wish}, and this cluster has no directory that all nodes share",
+            hint=f"leave out `{field}`, or let an operator type {core.engine.to_share}",
         )
 
 

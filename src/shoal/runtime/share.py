@@ -14,7 +14,7 @@ import msgspec
 
 from shoal.clock import Clock
 from shoal.errors import ShoalError
-from shoal.runtime import ending, listening, missing_files, network, removal, shared_memory, spool, written
+from shoal.runtime import ending, listening, network, removal, shared_memory, spool
 from shoal.runtime.board import Request
 from shoal.runtime.confine.confinement import Confinement
 from shoal.runtime.crew import Crew
@@ -37,6 +37,7 @@ from shoal.runtime.standby.minder import Minder
 from shoal.runtime.warm import install
 from shoal.runtime.warm.stand_in import find
 from shoal.runtime.watch import Process, Watcher
+from shoal.runtime.work_folder import WorkFolder
 from shoal.wire import Credentials, EndKind, NodeOutcome, Order, Phase
 
 TURN_S = 1.0
@@ -95,12 +96,12 @@ class ShareRun:
         self._rules = LogRules((*order.log_rules, *(DEVICE_FAULTS if has_gpus else ())))
         self._watcher = Watcher(self._log, self._rules, wake, clock)
         self._confinement: Confinement | None = None
+        self._cache: str | None = None
         self._running: list[Process] = []
         self._crew: Crew | None = None
         self._phase = Phase.PREPARING
         self._started_at: float | None = None
-        self._mark: written.Mark | None = None
-        """When the ranks began: what is newer in their directory is theirs."""
+        self._folder = WorkFolder(order, share)
         self._restarts = Restarts(order, self._renewer)
         self._network: dict[str, str] = {}
         self._zygote: Process | None = None
@@ -150,11 +151,11 @@ class ShareRun:
     def _confine(self) -> Launcher:
         if self._ready is not None:
             self._confinement = self._ready.confinement
-            self._path = self._confinement.path
+            self._path, self._cache = self._confinement.path, self._confinement.cache.directory
             self._ready.settle(self._order)
             return self._ready.launcher
         confinement = self._confinement = Confinement(self._order, self._share, self._path)
-        self._path = confinement.path
+        self._path, self._cache = confinement.path, confinement.cache.directory
         make_directories(self._share, confinement.uid)
         listening.make(self._order, os.path.realpath(self._share.home), confinement.uid)
         confinement.prepare()
@@ -238,7 +239,7 @@ class ShareRun:
         if last is None and self._order.incarnation > 0 and self._renewer is not None:
             self._tell(Phase.PREPARING)
             last = self._regroup(OTHERS_FAILED, None)
-        self._mark = written.mark(self._share.directory)
+        self._folder.begin()
         while last is None:
             began_at = self._clock.monotonic()
             self._start_ranks(crew)
@@ -373,10 +374,6 @@ class ShareRun:
         if self._prober is not None:
             return self._prober.variables()
         return self._spare.variables if self._spare is not None else {}
-
-    @property
-    def _cache(self) -> str | None:
-        return self._confinement.cache.directory if self._confinement is not None else None
 
     def _follow(self, launcher: Launcher, what: str, crew: Crew | None = None) -> Ending:
         """Wait until every running process ended well, one ended badly, or there is a reason to stop."""
@@ -526,9 +523,7 @@ class ShareRun:
 
     def _outcome(self, end: Ending) -> NodeOutcome:
         outcome = self._outcome_of(end)
-        if self._mark is not None and self._order.probe is None:
-            found = written.count(self._share.work, self._mark)
-            outcome = msgspec.structs.replace(outcome, written=found)
+        outcome = msgspec.structs.replace(outcome, written=self._folder.lost())
         if self._confinement is not None:
             self._confinement.remove()
         return outcome
@@ -542,7 +537,6 @@ class ShareRun:
             EndKind.SETUP_FAILED,
         )
         words = failed.words.text() if failed is not None and is_own_fault else ""
-        hint = missing_files.explain(words, self._order, self._share.work)
         return NodeOutcome(
             attempt_id=self._order.attempt_id,
             epoch=self._order.epoch,
@@ -553,7 +547,7 @@ class ShareRun:
             exit_code=end.exit_code,
             signal=end.signal,
             rank=end.rank,
-            message=ending.shortened(f"{end.message}{hint and '; '}{hint}", words),
+            message=ending.shortened(self._folder.told(end.message, words), words),
             is_hang=end.is_hang,
             rules_hit=tuple(self._rules.hits),
             started_at=self._started_at,

@@ -24,7 +24,7 @@ from shoal.spec.clauses import (
     Topology,
 )
 from shoal.spec.human import Human
-from shoal.spec.resources import Resources
+from shoal.spec.resources import Resources, Switch
 from shoal.spec.text import MAX_ENV_STRING, EnvName, FilePatterns, Folder, JobName, Name, Script, writable
 from shoal.spec.wording import show
 
@@ -124,6 +124,10 @@ class JobSpec(BaseModel):
     checkpoint: Checkpoint | None = Field(
         default=None,
         description="Keep a directory from one attempt to the next: `{}`, or a path such as `ckpt`.",
+    )
+    shared: Switch = Field(
+        default=False,
+        description="All nodes work in one folder, in a directory that they share; else each has a copy.",
     )
     log_rules: LogRules = ()
     topology: Topology | None = None
