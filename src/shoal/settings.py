@@ -32,6 +32,7 @@ OPTIONS = (
     "policy",
     "keep_logs",
     "max_kept_bytes",
+    "max_cache_bytes",
     "serve_on",
     "data_plane",
     "serve_processes",
@@ -103,6 +104,8 @@ class Settings:
     """Logs and checkpoints of what ended longer ago are removed."""
     max_kept_bytes: int = 10 << 30
     """Logs of ended attempts beyond this are removed, oldest first."""
+    max_cache_bytes: int = 50 << 30
+    """Of one project's caches on one node; 0: jobs have none that outlive an attempt."""
     serve_host: str = "127.0.0.1"
     serve_port: int = DEFAULT_SERVE_PORT
     """Where services are called; another port where this one is taken."""
@@ -233,6 +236,7 @@ def load_settings(
         policy=Path(told["policy"]).absolute() if told.get("policy", "none") != "none" else None,
         keep_logs_s=parse_keep(told.get("keep_logs", "30d")),
         max_kept_bytes=_whole(told.get("max_kept_bytes", str(10 << 30)), "SHOAL_MAX_KEPT_BYTES"),
+        max_cache_bytes=_whole(told.get("max_cache_bytes", str(50 << 30)), "SHOAL_MAX_CACHE_BYTES"),
         serve_host=serve_on[0],
         serve_port=serve_on[1],
         data_plane=parse_data_plane(told.get("data_plane", DATA_PLANES[0])),

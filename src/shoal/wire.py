@@ -28,6 +28,17 @@ class LogRule(msgspec.Struct, frozen=True, kw_only=True):
     action: RuleAction
 
 
+class LeftBehind(msgspec.Struct, frozen=True, kw_only=True):
+    """Files of the folder that a job was submitted from which did not travel with it; not always all."""
+
+    folder: str = ""
+    """On the submitter's machine."""
+    ignored: tuple[str, ...] = ()
+    """By git, or because nobody ever wants them; a folder that stayed as a whole ends with `/`."""
+    excluded: tuple[str, ...] = ()
+    """By the job's `exclude`."""
+
+
 class Mount(msgspec.Struct, frozen=True, kw_only=True):
     """A directory of the node, seen by the ranks at `target`."""
 
@@ -128,6 +139,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     mount_roots: tuple[str, ...] | None = None
     """Where the sources of mounts must really lie, links followed; None: nobody has said."""
     archive_digest: str | None = None
+    left_behind: LeftBehind | None = None
     limits: Limits
     require: dict[str, str] = {}
     """Labels that the job asked its nodes to have: a cluster below may have to be asked for these, too."""
@@ -160,6 +172,10 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """Where the ranks also find it: relative, a link in their work directory; absolute, a mount."""
     checkpoint_interval_s: float | None = None
     """How often to save; None: as the program finds best."""
+    has_shared_folder: bool = False
+    """Whether all its nodes work in one folder, which is in `checkpoint_dir`."""
+    cache_max_bytes: int = 0
+    """How much its project's caches may hold on each node; 0: there are none."""
     model_dir: str | None = None
     """The checkpoint of another job that a replica serves, read-only."""
     has_open_network: bool = False
@@ -206,6 +222,19 @@ class EndKind(StrEnum):
     """No outcome was written, and there is evidence that nothing of it runs any more."""
 
 
+class Written(msgspec.Struct, frozen=True, kw_only=True):
+    """Files that the ranks wrote below their work directory, which is removed with the attempt."""
+
+    num_files: int
+    num_bytes: int
+    names: tuple[str, ...] = ()
+    """The largest."""
+    is_more: bool = False
+    """Not all of it was looked at."""
+    folder: str = ""
+    """The one folder that all of them are in, if nothing else is there; empty: there is none such."""
+
+
 class NodeOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """The end of one node's share: written durably by the supervisor before it exits."""
 
@@ -230,6 +259,8 @@ class NodeOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """CPU seconds used by the whole tree, where the kernel counts them."""
     restarts: int = 0
     """How often the ranks were started anew in place."""
+    written: Written | None = None
+    """Of what ended for good: what is lost with it."""
     incarnation: int = 0
     """Of the share that ended: see `Order`."""
     is_unasked: bool = False

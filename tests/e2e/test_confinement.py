@@ -296,3 +296,33 @@ def test_killed_supervisor_takes_its_sandbox_with_it(start: Start) -> None:
     process.kill()
     process.wait(10)
     until(lambda: processes_with(mark) == [])
+
+
+@pytest.mark.parametrize("confinement", MODES)
+def test_caches_outlive_an_attempt_and_are_no_other_projects(
+    start: Start, confinement: tuple[str, ...]
+) -> None:
+    """By bubblewrap, by users, or by neither: then there are directories of their own, and no wall."""
+
+    def texts(number: int, project: str, uid: int, run: str) -> list[str]:
+        order = an_order(
+            attempt_id=f"{ATTEMPT_ID}{number}",
+            project=project,
+            run=run,
+            confinement=confinement,
+            uid=uid,
+            cache_max_bytes=1 << 30,
+        )
+        share = start(order)
+        outcome = share.run()
+        assert outcome.kind is EndKind.SUCCEEDED, outcome
+        return share.texts("o")
+
+    write = "mkdir -p $HF_HOME && echo weights > $HF_HOME/model && echo $HF_HOME"
+    (place,) = texts(1, "vision", JOB_UID, write)
+    assert texts(2, "vision", JOB_UID, "cat $HF_HOME/model") == ["weights"]
+    peek = f"cat {place}/model 2>/dev/null; ls $HF_HOME 2>/dev/null; echo x > {place}/planted; echo done"
+    told = texts(3, "speech", JOB_UID + 1, peek)
+    if {"bubblewrap", "uid"} & set(confinement):
+        assert told == ["done"]
+        assert not Path(place, "planted").exists()

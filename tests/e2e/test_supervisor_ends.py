@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from shoal.runtime import spool, tree
-from shoal.wire import Credentials, EndKind, Limits, LogRule, RuleAction
+from shoal.wire import Credentials, EndKind, LeftBehind, Limits, LogRule, RuleAction, Written
 from tests.support.shares import RunningShare, Start, an_order, told_to_end, until
 
 
@@ -35,6 +35,45 @@ def test_first_failing_rank_its_code_and_its_last_words_are_reported_and_the_oth
     outcome = share.run()
     assert (outcome.kind, outcome.exit_code, outcome.rank) == (EndKind.EXITED, 3, 5)
     assert outcome.message == "rank 5 exited with code 3\nValueError: bad batch"
+
+
+def test_files_that_are_lost_with_the_share_are_counted(start: Start, tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir(mode=0o777)
+    kept.chmod(0o777)
+    run = "mkdir out .cache; echo 12345 > out/model.pt; echo x > ckpt/model.pt; touch empty; echo > .cache/c"
+    order = an_order(setup="echo made > by_setup", run=run, checkpoint_dir=str(kept), checkpoint_path="ckpt")
+    outcome = start(order).run()
+    assert (outcome.kind, outcome.message) == (EndKind.SUCCEEDED, "")
+    assert outcome.written == Written(num_files=1, num_bytes=6, names=("out/model.pt",), folder="out")
+
+
+def test_nodes_that_share_a_folder_find_what_the_first_wrote_and_lose_nothing(
+    start: Start, tmp_path: Path
+) -> None:
+    directory = tmp_path / "job"
+    directory.mkdir()
+    shared = {"checkpoint_dir": str(directory), "checkpoint_path": "ckpt", "has_shared_folder": True}
+    nodes = ("node-1", "node-2")
+    first = start(
+        an_order(**shared, nodes=nodes, setup="echo s >> setups", run="echo hi > made; pwd; echo $PWD")
+    )
+    outcome = first.run()
+    assert (outcome.kind, outcome.written) == (EndKind.SUCCEEDED, None), outcome
+    second = start(
+        an_order(**shared, node="node-2", node_rank=1, nodes=nodes, run="cat made setups; pwd; ls -d ckpt/")
+    )
+    assert second.run().kind is EndKind.SUCCEEDED
+    (place, told), words = first.texts("o"), second.texts("o")
+    assert place == told == words[-2] == f"{directory}/.shared/{first.order.attempt_id}"
+    assert words == ["hi", "s", place, "ckpt/"]
+
+
+def test_a_file_that_stayed_behind_is_named_in_the_reason(start: Start) -> None:
+    behind = LeftBehind(folder="/home/ana/x", ignored=("data/train.bin",))
+    outcome = start(an_order(run="cat data/train.bin", left_behind=behind)).run()
+    assert "; `data/train.bin` was not found; it is in the folder" in outcome.message.partition("\n")[0]
+    assert outcome.message.endswith("No such file or directory")
 
 
 def test_signal_that_was_not_ours_is_reported_as_such(start: Start) -> None:

@@ -9,7 +9,19 @@ from tests.style.tree import Import, Module, length
 
 LEAVES = frozenset(
     {
-        *("errors", "clock", "curve", "home", "ids", "log", "loopback", "porch", "proof", "settings"),
+        *(
+            "errors",
+            "clock",
+            "curve",
+            "globs",
+            "home",
+            "ids",
+            "log",
+            "loopback",
+            "porch",
+            "proof",
+            "settings",
+        ),
         *("socket_file", "wire"),
     }
 )
@@ -18,6 +30,7 @@ BELOW_CONTROL = frozenset({"scheduler", "engines", "store", "identity", "serving
 MAY_SEE: dict[str, frozenset[str]] = {
     "errors": frozenset(),
     "clock": frozenset(),
+    "globs": frozenset(),
     "home": frozenset(),
     "ids": frozenset(),
     "loopback": frozenset(),

@@ -15,7 +15,7 @@ from shoal.cli.quick import ONCE, REPEATED, SHORT, Typed, read_run
 
 APP = build_app("run")
 PROGRAM = ("--", "python", "train.py", "--lr", "1")
-SPELLINGS = (*ONCE, *REPEATED, *SHORT, "--detach", "--json", "--exclusive")
+SPELLINGS = (*ONCE, *REPEATED, *SHORT, "--detach", "--json", "--exclusive", "--shared")
 VALUES = st.sampled_from(["8", "2..4", "A=b c", "", "x,y", "=", "a=--b", "é", "H100:8", "0-9%2", "True"])
 ODD_WORDS = st.sampled_from(
     [*SPELLINGS, "-x", "-5", "--name=a", "-nb", "-dx", "--no-json", "--help", "--gpu", "-", "run", "job.yaml"]
@@ -36,7 +36,7 @@ def agrees(typed: Typed, head: list[str]) -> bool:
 
 
 def test_the_quick_way_knows_every_flag_of_a_job() -> None:
-    assert {*ONCE.values(), *REPEATED.values(), "exclusive"} == {
+    assert {*ONCE.values(), *REPEATED.values(), "exclusive", "shared"} == {
         field.name for field in dataclasses.fields(JobFlags)
     }
     repeated = {field.name for field in dataclasses.fields(JobFlags) if field.default == ()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from shoal.cli import daemon, follow
 from shoal.client.transport import Transport
+from shoal.spec import spec_from_flags
 from tests.support.cli import Shell
 from tests.support.fake_server import FakeServer, job_view, log_line, sse
 
@@ -48,6 +50,35 @@ def test_run_streams_the_output_and_returns_the_jobs_exit_code(shell: Shell, fak
     body = next(r for r in fake.seen if r.method == "POST").json()
     told = {"gpus": "8", "nodes": "2", "env": ["A=b"], "run": "python train.py --lr '1 e'"}
     assert body == {"flags": told}
+
+
+def test_switches_travel_as_text_that_the_server_reads(shell: Shell, fake: FakeServer) -> None:
+    assert shell("run", "-d", "--exclusive", "--shared", "--", "true").code == 0
+    told = next(r for r in fake.seen if r.method == "POST").json()["flags"]
+    assert told == {"exclusive": "true", "shared": "true", "run": "true"}
+    spec = spec_from_flags(**told)
+    assert (spec.resources.exclusive, spec.shared) == (True, True)
+
+
+def test_files_that_stay_behind_are_told_once_and_are_data(
+    shell: Shell, fake: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    (tmp_path / ".gitignore").write_text("*.bin\n")
+    (tmp_path / "data").mkdir()
+    for name, size in (("train.bin", 400_000), ("val.bin", 200_000)):
+        (tmp_path / "data" / name).write_bytes(b"x" * size)
+    monkeypatch.chdir(tmp_path)
+    result = shell("run", "-d", "--json", "--", "true")
+    assert (
+        "note: 2 files, 586 KiB, ignored by git, are not copied: data/train.bin, data/val.bin; add them with "
+        "`--include data/`" in " ".join(result.err.split())
+    )
+    told = json.loads(result.out)["left_behind"]
+    assert (told["num_files"], told["size_bytes"], told["add_with"]) == (2, 600_000, "data/")
+    sent = [r.json()["left_behind"] for r in fake.seen if r.method == "POST"]
+    assert all(set(one["ignored"]) == {"data/train.bin", "data/val.bin"} for one in sent)
+    assert "not copied" not in shell("run", "-d", "--include", "*.bin", "--", "true").err
 
 
 def test_a_job_that_waits_is_explained_before_it_is_followed(shell: Shell, fake: FakeServer) -> None:

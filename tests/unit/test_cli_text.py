@@ -20,6 +20,7 @@ from shoal.cli.text import (
     one_line,
     shorten,
     size,
+    told_written,
     width,
     wrapped,
 )  # fmt: skip
@@ -194,3 +195,15 @@ def test_filler_selector_or_stray_joiner_is_removed(text: str) -> None:
 )
 def test_joiner_within_a_word_or_an_emoji_stays(text: str) -> None:
     assert clean(text) == text
+
+
+def test_files_that_are_lost_are_told_with_how_to_keep_them() -> None:
+    facts = {"num_files": 3, "num_bytes": 1288490188, "names": ["out/a.pt"], "is_more": False}
+    lost = "wrote 3 files, 1.2 GiB, that are deleted with the attempt: out/a.pt and 2 more; "
+    assert told_written({**facts, "folder": "out"}, None) == f"{lost}keep them with `checkpoint: out`"
+    assert told_written(facts, "ckpt") == f"{lost}write what is to stay below `ckpt`"
+    hostile = {**facts, "is_more": True, "folder": "$(rm -rf x)", "names": ["\x1b]0;x\x07m.pt"]}
+    assert told_written(hostile, None) == (
+        "wrote at least 3 files, 1.2 GiB, that are deleted with the attempt: m.pt and 2 more; write what is "
+        "to stay below a folder, as `ckpt`, and name it with `checkpoint: ckpt`"
+    )

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from shoal.client import selection
 from shoal.client import snapshot as snapshots
 from shoal.client.snapshot import take_snapshot
 from shoal.errors import SpecError, TooLarge
@@ -163,6 +164,7 @@ def test_a_huge_directory_is_told_about_and_not_counted_to_its_end(
 ) -> None:
     for number in range(30):
         write(tmp_path, f"many/{number}")
+    monkeypatch.setattr(selection, "TOLD_EVERY", 5)
     monkeypatch.setattr(snapshots, "TOLD_EVERY", 5)
     told: list[str] = []
     with pytest.raises(TooLarge):

@@ -10,7 +10,7 @@ import msgspec
 
 from shoal.api.call import Call
 from shoal.api.logs import Page, Position, Wanted, read_page, read_tail
-from shoal.api.render import status_of
+from shoal.api.render import checkpoint_of, render_written, status_of
 from shoal.api.sse import HEARTBEAT, HEARTBEAT_S, event
 from shoal.control.explain import is_kept_here
 from shoal.engines.base import CANNOT_ASK
@@ -187,7 +187,14 @@ class _Follower:
         return told
 
     def _end(self, job: Job, attempt: Attempt) -> bytes:
-        data = {"status": status_of(job, attempt), "exit_code": job.exit_code, "because": job.because}
+        data: dict[str, object] = {
+            "status": status_of(job, attempt),
+            "exit_code": job.exit_code,
+            "because": job.because,
+        }
+        written = render_written(attempt)
+        if written is not None:
+            data["written"] = {**written, "checkpoint": checkpoint_of(job)}
         return event("end", data, str(self._position))
 
     async def _wait(self) -> bytes:

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from shoal.api import views
+from shoal.control.frozen import spec_of
 from shoal.control.outage import Outage
 from shoal.control.shares import Share
-from shoal.model.attempt import Attempt
+from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.job import Job, ReplicaPlace
 from shoal.model.node import Node
 from shoal.model.people import Devices, Membership, Project, Role, Token, User
@@ -102,7 +103,28 @@ def render_attempt(attempt: Attempt) -> views.AttemptView:
         "message": attempt.message,
         "generation": attempt.generation,
         "failure": attempt.failure.message if attempt.failure else None,
+        "written": render_written(attempt),
     }
+
+
+def render_written(attempt: Attempt) -> views.WrittenView | None:
+    """What is lost with an attempt that has ended."""
+    written = attempt.written
+    if written is None or attempt.state is not AttemptState.ENDED:
+        return None
+    return {
+        "num_files": written.num_files,
+        "num_bytes": written.num_bytes,
+        "names": list(written.names),
+        "is_more": written.is_more,
+        "folder": written.folder,
+    }
+
+
+def checkpoint_of(job: Job) -> str | None:
+    """Where its ranks find what is kept: a path, or `$SHOAL_CHECKPOINT_DIR`; None: nothing is kept."""
+    kept = spec_of(job).checkpoint
+    return None if kept is None else kept.path or "$SHOAL_CHECKPOINT_DIR"
 
 
 def render_explanation(explanation: Explanation) -> views.ExplanationView:

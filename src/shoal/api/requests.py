@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from shoal.model.people import Devices, Role
+from shoal.wire import LeftBehind
 
 NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 ENV_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]{0,99}$"
@@ -15,6 +16,7 @@ TEXT_PATTERN = r"^[^\x00-\x1f\x7f]*$"
 MAX_SECRETS = 100
 REMOVABLE = frozenset({"parent", "quota", "limit", "borrow"})
 MAX_BIG = 2**53
+MAX_LEFT_BEHIND = 32 << 10
 
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 Text = Annotated[str, StringConstraints(max_length=500, pattern=TEXT_PATTERN)]
@@ -40,6 +42,27 @@ Secrets = Annotated[
 Digest = Annotated[str, StringConstraints(pattern=DIGEST_PATTERN)]
 
 
+FileName = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+
+
+class LeftBehindBody(Body):
+    """Files of the submitter's folder that are not in the archive: named where a job does not find one."""
+
+    folder: Annotated[str, StringConstraints(max_length=4096)] = ""
+    ignored: Annotated[list[FileName], Field(max_length=2000)] = []
+    excluded: Annotated[list[FileName], Field(max_length=200)] = []
+
+    @model_validator(mode="after")
+    def _is_short(self) -> Self:
+        size = sum(len(name.encode()) for name in (self.folder, *self.ignored, *self.excluded))
+        if size > MAX_LEFT_BEHIND:
+            raise ValueError(f"its names are {size:,} bytes long; at most {MAX_LEFT_BEHIND:,}")
+        return self
+
+    def told(self) -> LeftBehind:
+        return LeftBehind(folder=self.folder, ignored=tuple(self.ignored), excluded=tuple(self.excluded))
+
+
 class SubmitBody(Body):
     """A job to run: `spec` is what a YAML file says, `flags` what was typed after `shoal run`.
 
@@ -51,6 +74,7 @@ class SubmitBody(Body):
     project: Name | None = None
     secrets: Secrets = Field(default_factory=dict)
     archive: Digest | None = None
+    left_behind: LeftBehindBody | None = None
 
     @model_validator(mode="after")
     def _one_job(self) -> Self:
@@ -66,6 +90,7 @@ class ServeBody(Body):
     project: Name | None = None
     secrets: Secrets = Field(default_factory=dict)
     archive: Digest | None = None
+    left_behind: LeftBehindBody | None = None
 
 
 class ScaleBody(Body):

@@ -36,7 +36,9 @@ class Submissions:
             return known
         data = decode_strictly(raw)
         body = validate(SubmitBody, data)
-        parsed = Submission(body, freeze(_spec_of(body)), msgspec.json.encode(data, order="sorted"))
+        # The same job sent again is the same, also where a file has come to those that do not travel.
+        asked = {name: value for name, value in data.items() if name != "left_behind"}
+        parsed = Submission(body, freeze(_spec_of(body)), msgspec.json.encode(asked, order="sorted"))
         if len(raw) <= MAX_KEPT_BYTES and not body.secrets:
             if len(self._kept) >= MAX_KEPT:
                 self._kept.clear()

@@ -111,6 +111,16 @@ class JobView(TypedDict):
     """Where it was asked for; null for a job that does not wait."""
 
 
+class WrittenView(TypedDict):
+    """Files that ranks wrote and that are removed with the attempt; `folder`: the only one they are in."""
+
+    num_files: int
+    num_bytes: int
+    names: list[str]
+    is_more: bool
+    folder: str
+
+
 class AttemptView(TypedDict):
     """`generation` is how often its ranks began anew in place, `failure` why they did the last time."""
 
@@ -127,6 +137,7 @@ class AttemptView(TypedDict):
     message: str
     generation: int
     failure: str | None
+    written: WrittenView | None
 
 
 class ExplanationView(TypedDict):
@@ -162,7 +173,10 @@ class SubmitView(TypedDict):
 
 
 class WhyView(TypedDict):
-    """`attempts` oldest first; `max_failures` end the job; `checkpoint_dir`: if begun, and known."""
+    """`attempts` oldest first; `max_failures` end the job; `checkpoint_dir`: if begun, and known.
+
+    `checkpoint`: where the job's ranks find what is kept; null: nothing is.
+    """
 
     job: JobView
     status: str
@@ -170,6 +184,7 @@ class WhyView(TypedDict):
     sentence: str
     attempts: list[AttemptView]
     max_failures: int
+    checkpoint: str | None
     checkpoint_dir: str | None
     outlook: NotRequired[OutlookView | None]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from shoal.cli.logs import followed, print_stream
 from shoal.cli.show import note, print_json, print_json_line
-from shoal.cli.text import lines_of, one_line
+from shoal.cli.text import lines_of, one_line, told_written
 from shoal.cli.why import lines as why_lines
 from shoal.client.connection import Connection
 from shoal.client.handles import ENDED, ArrayHandle, JobHandle
@@ -29,7 +29,8 @@ def follow_job(shoal: Connection, job: JobHandle, *, json: bool) -> int:
     try:
         note(f"-- {ref} submitted")
         if json:
-            print_json_line({"event": "submitted", "ref": job.ref, "job_id": job.job_id})
+            behind = {"left_behind": job.left_behind} if job.left_behind else {}
+            print_json_line({"event": "submitted", "ref": job.ref, "job_id": job.job_id, **behind})
         _explain_wait(shoal, job)
         end = print_stream(followed(shoal, job.job_id, ref), timestamps=False, json=json)
     except KeyboardInterrupt:
@@ -37,6 +38,8 @@ def follow_job(shoal: Connection, job: JobHandle, *, json: bool) -> int:
         return INTERRUPTED
     for line in how_it_ended(f"{ref} {end.get('status')}", end.get("because")):
         note(line)
+    if end.get("written"):
+        note(f"   {told_written(end['written'], end['written'].get('checkpoint'))}")
     return exit_code(end)
 
 

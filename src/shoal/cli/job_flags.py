@@ -29,6 +29,13 @@ class JobFlags:
     workdir: Annotated[Text, Parameter(help="Directory to send along, `''` for none; the current one.")] = (
         None
     )
+    include: Annotated[
+        Many, Parameter(name="--include", negative="", help="Files to send though git ignores them: `data/`.")
+    ] = ()
+    exclude: Annotated[
+        Many, Parameter(name="--exclude", negative="", help="Files not to send: `*.ckpt`.")
+    ] = ()
+    shared: Annotated[bool | None, Parameter(negative="", help="One working folder for all nodes.")] = None
     setup: Annotated[Text, Parameter(help="A command to run first, once on each node.")] = None
     env: Annotated[
         Many, Parameter(name=["--env", "-e"], negative="", help="NAME=VALUE, or NAME as set here.")
@@ -52,8 +59,8 @@ class JobFlags:
     exclusive: Annotated[
         bool | None, Parameter(negative="", group=NEEDS, help="Whole nodes, shared with nobody.")
     ] = None
-    exclude: Annotated[
-        Many, Parameter(name="--exclude", negative="", group=NEEDS, help="A node it must not run on.")
+    exclude_nodes: Annotated[
+        Many, Parameter(name="--exclude-node", negative="", group=NEEDS, help="A node it must not run on.")
     ] = ()
     require: Annotated[
         Many, Parameter(name="--require", negative="", group=NEEDS, help="LABEL=VALUE its nodes must have.")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 SHORT = {"-n": "--name", "-p": "--project", "-e": "--env", "-d": "--detach"}
-SWITCHES = frozenset({"--detach", "--json", "--exclusive"})
+SWITCHES = frozenset({"--detach", "--json", "--exclusive", "--shared"})
 REPEATED = {
     "--env": "env",
     "--secret": "secrets",
@@ -18,7 +18,9 @@ REPEATED = {
     "--after": "after",
     "--retry-on": "retry_on",
     "--log-rule": "log_rules",
+    "--include": "include",
     "--exclude": "exclude",
+    "--exclude-node": "exclude_nodes",
     "--require": "require",
 }
 ONCE = {
@@ -66,8 +68,9 @@ def read_run(argv: list[str]) -> Typed | None:
             flags[ONCE[flag]] = value
         else:
             return None
-    if "--exclusive" in switches:
-        flags["exclusive"] = True
+    for switch in ("--exclusive", "--shared"):
+        if switch in switches:
+            flags[switch.removeprefix("--")] = True
     return Typed(flags, tuple(argv[end + 1 :]), "--detach" in switches, "--json" in switches)
 
 

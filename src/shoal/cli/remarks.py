@@ -10,12 +10,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from shoal.cli.text import one_line
+from shoal.cli.text import one_line, size
 from shoal.client.credentials import read_server_file
 
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "mpiexec")
 MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 """That start ranks by themselves, if they are named by path: by name alone they become their program."""
+NAMED = 2
+MAX_SNAPSHOT = 256 << 20
+NODE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*[0-9]")
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 
 
@@ -41,6 +44,29 @@ def about(
                 "is the one that `shoal up` had; `shoal down` and `shoal up` from here put it there (what "
                 "runs, runs on)"
             )
+
+
+def about_files(behind: Mapping[str, Any]) -> Iterator[str]:
+    """Notes on files of the folder that did not travel. `behind`: what the submission said of them."""
+    count, names = behind.get("num_files") or 0, [one_line(name) for name in behind.get("files") or ()]
+    for pattern in behind.get("useless") or ():
+        meant = f"; to keep a job off a node write `--exclude-node {one_line(pattern)}`"
+        told = f"note: `exclude`: `{one_line(pattern)}` names no file"
+        yield told + (meant if NODE.fullmatch(pattern) else "")
+    if not count or not names:
+        return
+    more = "more than " if behind.get("is_more") else ""
+    files = "1 file, " if count == 1 and not more else f"{more}{count:,} files, "
+    others = f" and {count - NAMED:,} more" if count > NAMED else ""
+    verb, them = ("is", "it") if count == 1 and not more else ("are", "them")
+    if behind["size_bytes"] > MAX_SNAPSHOT:
+        remedy = f"{them} would be too large to copy: mount the folder with `--mount DIR:/data`"
+    else:
+        remedy = f"add {them} with `--include {shlex.quote(one_line(behind['add_with']))}`"
+    yield (
+        f"note: {files}{size(behind['size_bytes'])}, ignored by git, {verb} not copied: "
+        f"{', '.join(names[:NAMED])}{others}; {remedy}"
+    )
 
 
 def launcher_of(run: str) -> str | None:

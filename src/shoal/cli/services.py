@@ -11,6 +11,7 @@ from cyclopts import Parameter
 
 from shoal.cli.flags import JsonFlag, connect
 from shoal.cli.queue import WATCH_S, draw
+from shoal.cli.remarks import about_files
 from shoal.cli.show import at_work, fitted, folded, is_bounded, note, print_json, slow_work, table
 from shoal.cli.submit import is_served, start_server
 from shoal.cli.text import duration, in_one_breath, lines_of, one_line, utc
@@ -54,7 +55,7 @@ def serve(
     `port` (a number or `socket`), `network: open` or `private`, `model` (a name, or
     `{job, step, save}` for a job's checkpoint). Those of a job (`shoal run
     --help`): `resources`, `env`, `secrets`, `mounts`, `setup`, `workdir`,
-    `project`, `queue`, `priority`, `topology`, `log_rules`, `fence`, `grace`.
+    `include`, `exclude`, `project`, `queue`, `priority`, `topology`, `log_rules`, `fence`, `grace`.
 
     The same file and folder again change nothing. A changed file in `workdir`
     makes a new release as a changed field does, and a new release has as many
@@ -73,6 +74,8 @@ def serve(
     with Shoal() as shoal:
         with slow_work() as shoal.on_progress:
             made = shoal.serve(file, **({"project": project} if project else {}))
+        for text in about_files(made.get("left_behind") or {}):
+            note(text)
         release, because = made["newest_release"], made.get("because")
         with at_work(f"{made['ref']}: release {release} starts"):
             if is_new or wait is not None:

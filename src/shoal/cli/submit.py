@@ -21,7 +21,8 @@ HERE = "."
 
 def submit_flags(flags: dict[str, Any], program: tuple[str, ...], *, detach: bool, json: bool) -> int:
     """Send the flags as they were typed: the server reads them, and says what is wrong with them."""
-    told = {**flags, "env": tuple(filled(pair) for pair in flags.get("env", ()))}
+    typed = {name: "true" if value is True else value for name, value in flags.items()}
+    told: dict[str, Any] = {**typed, "env": tuple(filled(pair) for pair in flags.get("env", ()))}
     if not told["env"]:
         del told["env"]
     if not program:
@@ -49,12 +50,12 @@ def submit_flags(flags: dict[str, Any], program: tuple[str, ...], *, detach: boo
 
 def remark(run: str, submitted: JobHandle | ArrayHandle, own_env: Mapping[str, str]) -> None:
     """Say what its owner may not expect of a job that was just accepted."""
-    from shoal.cli.remarks import about
+    from shoal.cli.remarks import about, about_files
     from shoal.cli.show import note
 
     job = submitted if isinstance(submitted, JobHandle) else submitted.jobs[0]
     home = None if is_elsewhere(home_from_env()) else home_from_env()
-    for text in about(run, job.data, os.environ, home, own_env):
+    for text in (*about(run, job.data, os.environ, home, own_env), *about_files(job.left_behind)):
         note(text)
 
 
@@ -119,7 +120,12 @@ def _print_json(submitted: JobHandle | ArrayHandle) -> None:
     from shoal.cli.show import print_json
 
     if isinstance(submitted, JobHandle):
-        print_json(submitted.data)
+        print_json({**submitted.data, **_left_behind(submitted)})
         return
     facts = {"ref": submitted.array_id, "array_id": submitted.array_id, "count": submitted.count}
+    facts |= _left_behind(submitted.jobs[0])
     print_json({**facts, "jobs": [job.data for job in submitted.jobs]})
+
+
+def _left_behind(job: JobHandle) -> dict[str, Any]:
+    return {"left_behind": job.left_behind} if job.left_behind else {}

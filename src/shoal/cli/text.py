@@ -33,6 +33,8 @@ STRAY_JOINER = re.compile(
 
 FRAME = re.compile(r'\s+File ".*", line \d+')
 """Where in a traceback something was called."""
+FOLDER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+"""A name that needs no quotes in YAML or in a shell."""
 PIECE = re.compile(r"(?:`[^`]*`|[^\s`]|`)+")
 LEAD = re.compile(r"(?:error|hint|note|waiting|outlook|change): |-- +(?:waiting: |hint: )?| +")
 
@@ -173,6 +175,24 @@ def size(num_bytes: float | None) -> str:
         amount /= 1024
         units.pop(0)
     return f"{amount:.0f} {units[0]}" if amount >= 10 or amount == int(amount) else f"{amount:.1f} {units[0]}"
+
+
+def told_written(written: dict[str, Any], checkpoint: object) -> str:
+    """What a job wrote and nobody keeps, and how to keep it. `checkpoint`: where the job has files kept."""
+    count, names = written["num_files"], [one_line(name) for name in written["names"]]
+    which = f"{', '.join(names)}{f' and {count - len(names):,} more' if count > len(names) else ''}"
+    folder = one_line(written.get("folder") or "")
+    if checkpoint:
+        remedy = f"write what is to stay below `{one_line(checkpoint)}`"
+    elif FOLDER.fullmatch(folder):
+        remedy = f"keep {'it' if count == 1 else 'them'} with `checkpoint: {folder}`"
+    else:
+        remedy = "write what is to stay below a folder, as `ckpt`, and name it with `checkpoint: ckpt`"
+    amount = f"{'at least ' if written['is_more'] else ''}{count:,} {'file' if count == 1 else 'files'}"
+    is_are = "that is" if count == 1 else "that are"
+    return (
+        f"wrote {amount}, {size(written['num_bytes'])}, {is_are} deleted with the attempt: {which}; {remedy}"
+    )
 
 
 def number(value: Any) -> str:

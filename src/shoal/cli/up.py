@@ -66,6 +66,9 @@ def up(
     max_kept_bytes: Annotated[
         str | None, Parameter(help="Keep so many bytes of old logs (10 GiB); SHOAL_MAX_KEPT_BYTES.")
     ] = None,
+    max_cache_bytes: Annotated[
+        str | None, Parameter(help="Of a project's caches on a node (50 GiB, 0: none).")
+    ] = None,
     serve_on: Annotated[str | None, Parameter(help="HOST:PORT of services (127.0.0.1:7463).")] = None,
     data_plane: Annotated[str | None, Parameter(help="`embedded` or `haproxy` serves services.")] = None,
     serve_processes: Annotated[str | None, Parameter(help="Processes that take their requests (1).")] = None,
@@ -94,6 +97,7 @@ def up(
         "policy": _absolute(policy),
         "keep_logs": keep_logs,
         "max_kept_bytes": max_kept_bytes,
+        "max_cache_bytes": max_cache_bytes,
         "serve_on": serve_on,
         "data_plane": _installed(data_plane),
         "serve_processes": serve_processes,

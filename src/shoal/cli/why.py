@@ -10,7 +10,7 @@ from shoal.cli.flags import JobRef, JsonFlag, connect, one_job
 from shoal.cli.logs import ending_of
 from shoal.cli.queue import nodes_of
 from shoal.cli.show import folded, note, print_json, table
-from shoal.cli.text import duration, lines_of, one_line, utc
+from shoal.cli.text import duration, lines_of, one_line, told_written, utc
 from shoal.client.connection import Connection
 from shoal.errors import LimitReached
 
@@ -77,6 +77,8 @@ def history(told: dict[str, Any]) -> list[str]:
         more = f"; {lost} more lost by the cluster, which are not counted" if lost else ""
         again = "; ranks that began anew where they are count too" if _num_restarts(attempts) else ""
         found.append(f"{used} of {told['max_failures']} failures used{again}{more}")
+    if job.get("ended_at") and attempts[-1].get("written"):
+        found.append(told_written(attempts[-1]["written"], told.get("checkpoint")))
     if told.get("checkpoint_dir"):
         found.append(f"checkpoint: {one_line(told['checkpoint_dir'])}")
     return found

@@ -98,7 +98,11 @@ class Connection:
                 key=key,
                 progress=self.on_progress,
             )
-        jobs = [JobHandle(self, job, was_repeated=bool(answer.get("was_repeated"))) for job in answer["jobs"]]
+        behind = answer.get("left_behind")
+        jobs = [
+            JobHandle(self, job, was_repeated=bool(answer.get("was_repeated")), left_behind=behind)
+            for job in answer["jobs"]
+        ]
         if answer.get("array_id") is None:
             return jobs[0]
         return ArrayHandle(self, str(answer["array_id"]), int(answer["count"]), jobs)

@@ -24,10 +24,19 @@ class NotEnded(LimitReached):
 class JobHandle:
     """One job as last heard of; `refresh` asks again. `data` is the API's own answer."""
 
-    def __init__(self, shoal: Connection, data: dict[str, Any], *, was_repeated: bool = False) -> None:
+    def __init__(
+        self,
+        shoal: Connection,
+        data: dict[str, Any],
+        *,
+        was_repeated: bool = False,
+        left_behind: dict[str, Any] | None = None,
+    ) -> None:
         self._shoal = shoal
         self.data = data
         self.was_repeated = was_repeated
+        self.left_behind = left_behind or {}
+        """Of a job just submitted: which files of the folder did not travel (`num_files`, `files`, ...)."""
 
     def __repr__(self) -> str:
         return f"JobHandle({self.ref!r}, {self.status!r})"

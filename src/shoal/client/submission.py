@@ -33,23 +33,28 @@ def send(
     """The server's answer. `asked` is `{"spec": ...}` or `{"flags": ...}`; the server reads either.
 
     One request where `workdir` is None, empty or known to the server already. Repeating it with the same
-    `key` gives the same job. `progress` is told what takes time. `to`: `jobs` or `services`.
+    `key` gives the same job. `progress` is told what takes time. `to`: `jobs` or `services`. Where
+    files of the folder did not travel, the answer has `left_behind` (see `LeftBehind.facts`).
     """
     body = dict(asked)
     if secrets:
         body["secrets"] = secrets_from(env, secrets)
-    snapshot = _snapshot_of(workdir, progress) if workdir is not None else None
+    snapshot = _snapshot_of(workdir, asked, progress) if workdir is not None else None
     if snapshot is None:
         return _post(transport, to, body, key)
     with snapshot.file as file:
         body["archive"] = snapshot.digest
+        if snapshot.left_behind.ignored or snapshot.left_behind.excluded:
+            body["left_behind"] = snapshot.left_behind.for_job()
         try:
-            return _post(transport, to, body, key)
+            answer = _post(transport, to, body, key)
         except ArchiveMissing:
             if progress is not None:
                 progress(f"sending the work directory: {snapshot.size_bytes / (1 << 20):,.0f} MiB ...")
             _upload(transport, snapshot.digest, project_of(asked), file)
-            return _post(transport, to, body, key)
+            answer = _post(transport, to, body, key)
+        behind = snapshot.left_behind
+        return {**answer, "left_behind": behind.facts()} if behind.files or behind.useless else answer
 
 
 def secrets_from(env: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
@@ -64,7 +69,9 @@ def secrets_from(env: Mapping[str, str], names: Sequence[str]) -> dict[str, str]
     return {name: env[name] for name in names}
 
 
-def _snapshot_of(workdir: Path, progress: Callable[[str], None] | None) -> Snapshot | None:
+def _snapshot_of(
+    workdir: Path, asked: Mapping[str, Any], progress: Callable[[str], None] | None
+) -> Snapshot | None:
     """None for a directory with nothing in it, found out without loading what packs one."""
     try:
         with os.scandir(workdir) as entries:
@@ -73,8 +80,18 @@ def _snapshot_of(workdir: Path, progress: Callable[[str], None] | None) -> Snaps
     except OSError:
         pass  # said in words below
     packer = importlib.import_module("shoal.client.snapshot")
-    taken: Snapshot | None = packer.take_snapshot(workdir, progress=progress)
+    told: Mapping[str, Any] = asked.get("spec") or asked.get("flags") or {}
+    include, exclude = (_patterns(told.get(field)) for field in ("include", "exclude"))
+    taken: Snapshot | None = packer.take_snapshot(
+        workdir, include=include, exclude=exclude, progress=progress
+    )
     return taken
+
+
+def _patterns(told: object) -> tuple[str, ...]:
+    if isinstance(told, str):
+        return (told,)
+    return tuple(map(str, told)) if isinstance(told, list | tuple) else ()
 
 
 def _post(transport: Transport, to: str, body: dict[str, Any], key: str | None) -> dict[str, Any]:

@@ -27,6 +27,7 @@ DAY_S = 86400.0
 KEEP_KEYS_S = 7 * DAY_S
 KEEP_ARCHIVES_S = 7 * DAY_S
 KEEP_PARTS_S = DAY_S
+KEEP_LEFT_BEHIND_S = 30 * DAY_S
 PAGE = 500
 MAX_METRIC_ROWS = 10_000_000
 """Of all jobs together: some 1.7 GB in SQLite, by 166 bytes a row. More where those that run have more."""
@@ -40,6 +41,7 @@ async def clean(core: Core) -> None:
     """One turn. What cannot be done now is done by a later one."""
     now = core.clock.now()
     await core.store.write(lambda tx: tx.keys.purge(now - KEEP_KEYS_S))
+    await core.store.write(lambda tx: tx.left_behind.purge(now - KEEP_LEFT_BEHIND_S))
     await write_down(core)
     await _clean_tokens(core, now)
     await _clean_archives(core, now)

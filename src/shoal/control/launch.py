@@ -20,7 +20,7 @@ from shoal.model.job import Job
 from shoal.model.moves import Accepted, AttemptEvent, NodeEnded, Refused
 from shoal.model.node import Node
 from shoal.store import Tx
-from shoal.wire import Credentials, EndKind, NodeOutcome
+from shoal.wire import Credentials, EndKind, LeftBehind, NodeOutcome
 
 log = structlog.get_logger()
 ALONE = nullcontext()
@@ -35,6 +35,7 @@ class Starting(NamedTuple):
     nodes: dict[str, Node]
     uid: int
     sealed: bytes | None
+    left_behind: LeftBehind | None = None
 
 
 async def launch(core: Core, attempt_id: str) -> None:
@@ -73,7 +74,8 @@ def load(tx: Tx, attempt_ids: list[str]) -> list[Starting]:
     for job, attempt in found:
         own = {name: nodes[name] for name in attempt.node_names if name in nodes}
         sealed = tx.secrets.get(job.job_id) if spec_of(job).secrets else None
-        taken.append(Starting(job, attempt, own, uids[attempt.project], sealed))
+        behind = tx.left_behind.get(job.left_behind) if job.left_behind else None
+        taken.append(Starting(job, attempt, own, uids[attempt.project], sealed, behind))
     return taken
 
 
@@ -149,7 +151,7 @@ def _gone(core: Core, attempt: Attempt, node: str, message: str) -> NodeOutcome:
 
 
 def submission_of(core: Core, starting: Starting) -> Submission:
-    job, attempt, nodes, uid, sealed = starting
+    job, attempt, nodes, uid, sealed, behind = starting
     missing = [name for name in attempt.node_names if name not in nodes]
     if missing:
         raise NodeGone(f"node `{missing[0]}` is not part of the cluster any more", node=missing[0])
@@ -162,6 +164,8 @@ def submission_of(core: Core, starting: Starting) -> Submission:
         mount_roots=core.settings.mount_roots,
         control_urls=core.control_urls,
         renew_s=RENEW_S,
+        left_behind=behind,
+        cache_max_bytes=core.settings.max_cache_bytes,
     )
     credentials = {
         order.node: Credentials(

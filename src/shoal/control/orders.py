@@ -11,12 +11,14 @@ from shoal.model.attempt import Attempt, EndReason
 from shoal.model.from_spec import log_rules_of, mounts_of
 from shoal.model.job import Job
 from shoal.model.node import Node
-from shoal.wire import GpuHandle, Limits, Order
+from shoal.wire import GpuHandle, LeftBehind, Limits, Order
 
 
 def checkpoint_dir(job: Job, home: Path) -> str | None:
-    """Where the job keeps its checkpoints, if it asked to keep any."""
-    return str(home / "checkpoints" / job.job_id) if spec_of(job).checkpoint is not None else None
+    """Where the job keeps its checkpoints, if it asked to keep any, and the folder that its nodes share."""
+    spec = spec_of(job)
+    has_directory = spec.checkpoint is not None or spec.shared
+    return str(home / "checkpoints" / job.job_id) if has_directory else None
 
 
 def checkpoint_dir_on(engine: Engine, job: Job, home: Path, attempts: Sequence[Attempt] = ()) -> str | None:
@@ -42,6 +44,12 @@ def max_restarts(job: Job) -> int:
     return max(0, job.retry.max_retries - job.failures) if is_retried else 0
 
 
+def _has_standby(job: Job, attempt: Attempt) -> bool:
+    """One prepares a copy of the working folder, of which there is none where all nodes work in one."""
+    spec = spec_of(job)
+    return spec.retry.standby and len(attempt.allocation) > 1 and max_restarts(job) > 0 and not spec.shared
+
+
 def orders_for(
     job: Job,
     attempt: Attempt,
@@ -52,6 +60,8 @@ def orders_for(
     mount_roots: tuple[Path, ...],
     control_urls: tuple[str, ...],
     renew_s: float,
+    left_behind: LeftBehind | None = None,
+    cache_max_bytes: int = 0,
 ) -> tuple[Order, ...]:
     """One order per node of the allocation, in rank order. `home`: where checkpoints are kept."""
     spec = spec_of(job)
@@ -79,13 +89,16 @@ def orders_for(
             mounts=mounts_of(spec),
             mount_roots=tuple(map(str, mount_roots)) if spec.mounts else None,
             archive_digest=job.archive_digest,
+            left_behind=left_behind,
+            cache_max_bytes=cache_max_bytes,
+            has_shared_folder=spec.shared,
             limits=Limits(cpus=share.cpus, memory_bytes=share.memory_bytes),
             require=dict(job.request.require),
             log_rules=log_rules_of(spec),
             time_limit_s=spec.time_limit,
             incarnation=attempt.incarnation(share.node),
             max_restarts=max_restarts(job),
-            has_standby=spec.retry.standby and len(attempt.allocation) > 1 and max_restarts(job) > 0,
+            has_standby=_has_standby(job, attempt),
             grace_s=spec.grace,
             fence_s=spec.fence,
             renew_s=renew_s,

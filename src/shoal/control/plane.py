@@ -44,7 +44,7 @@ from shoal.model.window import Window
 from shoal.scheduler import Explanation, Outlook
 from shoal.settings import Settings
 from shoal.spec import JobSpec
-from shoal.wire import Assignment, Dispatch, DispatchAnswer, Fetch, Renewal, RenewalAnswer
+from shoal.wire import Assignment, Dispatch, DispatchAnswer, Fetch, LeftBehind, Renewal, RenewalAnswer
 
 
 class ControlPlane:
@@ -82,6 +82,7 @@ class ControlPlane:
         owner: User,
         key: str | None = None,
         archive_digest: str | None = None,
+        left_behind: LeftBehind | None = None,
         secrets: dict[str, str] | None = None,
         said: bytes | None = None,
         refusal: ShoalError | None = None,
@@ -95,6 +96,7 @@ class ControlPlane:
             project=project,
             owner=owner,
             archive_digest=archive_digest,
+            left_behind=left_behind,
             secrets=secrets or {},
             said=said,
             refusal=refusal,

@@ -29,6 +29,7 @@ from shoal.spec.clauses import TopologySpec
 from shoal.spec.moments import parse_moment
 from shoal.spec.quantity import spoken_seconds
 from shoal.store import Tx
+from shoal.wire import LeftBehind
 
 MAX_RECORDED_BYTES = 64 << 20
 PATIENCE_S = 0.2
@@ -48,6 +49,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     project: str
     owner: User
     archive_digest: str | None = None
+    left_behind: LeftBehind | None = None
     secrets: dict[str, str] = {}
     said: bytes | None = None
     """The request as it came, normalised. A key is bound to this and not to what was understood: the
@@ -157,13 +159,18 @@ def check_mounts(core: Core, spec: JobSpec) -> None:
 
 
 def check_checkpoint(core: Core, spec: JobSpec) -> None:
-    """Refuse to keep checkpoints where the next attempt, on another node, would not find them."""
-    if spec.checkpoint is None or not isinstance(core.engine, SupportsCheckpointDir):
+    """Refuse to keep checkpoints where the next attempt, on another node, would not find them; and a folder
+    for all nodes where they have none in common.
+    """
+    if (spec.checkpoint is None and not spec.shared) or not isinstance(core.engine, SupportsCheckpointDir):
         return
+    wish, field = "keeps checkpoints", "checkpoint"
+    if spec.checkpoint is None:
+        wish, field = "asks for one working folder on all nodes", "shared"
     if core.engine.checkpoint_dir("") is None:
         raise SpecError(
-            f"{_who(spec)} keeps checkpoints, and this cluster has no directory that all nodes share",
-            hint=f"leave out `checkpoint`, or let an operator type {core.engine.to_share}",
+            f"{_who(spec)} {wish}, and this cluster has no directory that all nodes share",
+            hint=f"leave out `{field}`, or let an operator type {core.engine.to_share}",
         )
 
 
@@ -192,6 +199,7 @@ def _accept(core: Core, tx: Tx, actor: Actor, asked: Asked, frozen: Frozen, now:
     admitted = tx.submissions.admit(project.name, len(indices))
     check_quota(project, admitted.open_jobs - len(indices), len(indices))
     array_id = core.new_id("arr") if spec.array else None
+    behind = tx.left_behind.put(project.name, asked.left_behind, now) if asked.left_behind else None
     made = []
     for number, index in enumerate(indices, admitted.first):
         place = None
@@ -199,6 +207,7 @@ def _accept(core: Core, tx: Tx, actor: Actor, asked: Asked, frozen: Frozen, now:
             place = ArrayPlace(array_id=array_id, index=index, size=len(indices), at_once=spec.array.at_once)
         name = spec.name or f"job-{admitted.first}"
         job = _job(core.new_id("job"), asked, frozen, number, name, priority, after, place, now, deadline_at)
+        job = msgspec.structs.replace(job, left_behind=behind) if behind else job
         made.append((job, core.recorder.new_attempt(job, now)))
     tx.submissions.add(made)
     for job, attempt in made:

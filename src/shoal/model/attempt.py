@@ -6,7 +6,10 @@ from enum import StrEnum
 
 import msgspec
 
-from shoal.wire import NodeOutcome, Recovery
+from shoal.wire import NodeOutcome, Recovery, Written
+
+MAX_WRITTEN = 1 << 53
+"""A node may say any number."""
 
 
 class AttemptState(StrEnum):
@@ -163,6 +166,21 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     def incarnation(self, node: str) -> int:
         """The group that the node's present share was begun for; others of the node are over."""
         return max((one.generation for one in self.replacements if one.node == node), default=0)
+
+    @property
+    def written(self) -> Written | None:
+        """What its ranks wrote on all of its nodes and is removed with it; None: nothing, as far as known."""
+        found = [outcome.written for outcome in self.outcomes if outcome.written is not None]
+        if not found:
+            return None
+        folders = {one.folder for one in found}
+        return Written(
+            num_files=min(sum(one.num_files for one in found), MAX_WRITTEN),
+            num_bytes=min(sum(one.num_bytes for one in found), MAX_WRITTEN),
+            names=tuple(dict.fromkeys(name[:200] for one in found for name in one.names))[:3],
+            is_more=any(one.is_more for one in found),
+            folder=folders.pop() if len(folders) == 1 else "",
+        )
 
     @property
     def orphans_left(self) -> tuple[str, ...]:

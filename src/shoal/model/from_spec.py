@@ -36,7 +36,7 @@ def request_of(spec: JobSpec) -> Request:
         gpus=gpus,
         ranks_per_node=ranks,
         is_exclusive=asked.exclusive,
-        exclude=tuple(sorted(set(asked.exclude))),
+        exclude=tuple(sorted(set(asked.exclude_nodes))),
         require=tuple(sorted(asked.require.items())),
         topology=_topology_of(spec.topology) if spec.topology else None,
         time_limit_s=spec.time_limit,

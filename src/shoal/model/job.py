@@ -87,6 +87,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     array: ArrayPlace | None = None
     replica: ReplicaPlace | None = None
     archive_digest: str | None = None
+    left_behind: str | None = None
+    """The name of a list: which files of the submitter's folder did not travel."""
     submitted_at: float
     deadline_at: float | None = None
     """When it should have ended. One that misses it runs on."""

@@ -148,6 +148,8 @@ class Release(msgspec.Struct, frozen=True, kw_only=True):
     spec_json: str
     """The service spec in its canonical JSON form."""
     archive_digest: str | None = None
+    left_behind: str | None = None
+    """As of a `Job`."""
     priority: int = 0
     model: str = ""
     created_at: float

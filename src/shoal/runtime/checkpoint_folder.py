@@ -40,11 +40,13 @@ def _of_job(path: str) -> str:
     return f"{above}/checkpoints/{rest.split('/')[0]}" if above else path
 
 
-def link(directory: str, path: str) -> None:
-    """Make `path`, below the current directory, lead to `directory`. Runs as the job's user.
+def link(directory: str, path: str, begins_in: str) -> None:
+    """Make `path`, below the directory where ranks begin, lead to `directory`. Runs as the job's user. May be
+    repeated, also by several nodes at once.
 
     An empty folder from the snapshot makes room. `SpecError`: something else is there already.
     """
+    os.chdir(begins_in)
     above = os.path.dirname(path)
     if above:
         os.makedirs(above, exist_ok=True)
@@ -53,6 +55,8 @@ def link(directory: str, path: str) -> None:
     try:
         os.symlink(directory, path)
     except FileExistsError as error:
+        if os.path.islink(path) and os.readlink(path) == directory:
+            return
         raise SpecError(
             f"`{path}` is in the snapshot of the workdir, where checkpoints should be; move it away, "
             "or give `checkpoint` another path"

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from shoal.runtime import flight_recorder
+from shoal.runtime import caches, flight_recorder
 from shoal.wire import Credentials, Order
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -54,16 +54,18 @@ def rank_environment(
     credentials: Credentials,
     network: Mapping[str, str],
     service: Mapping[str, str],
+    cache: str | None = None,
 ) -> dict[str, str]:
     """The whole environment of one rank. `local_rank` counts the ranks of this node from 0; None: of one that
     waits to be a rank, which has no number yet. `network`: what is known of it here; the job may say more.
-    `service`: what a server is told that is a replica of one.
+    `service`: what a server is told that is a replica of one. `cache`: where the project's caches are.
     """
     threads = max(1, int(order.limits.cpus / order.ranks_per_node))
     return {
         **_base(order, work, path),
         "OMP_NUM_THREADS": str(threads),
         **network,
+        **caches.variables(cache, {**order.env, **credentials.secrets}),
         **(flight_recorder.variables(work) if order.gpu_ids and not order.are_gpus_simulated else {}),
         **order.env,
         **credentials.secrets,
@@ -79,11 +81,17 @@ def rank_environment(
 
 
 def setup_environment(
-    order: Order, *, work: str, path: str = DEFAULT_PATH, credentials: Credentials
+    order: Order,
+    *,
+    work: str,
+    path: str = DEFAULT_PATH,
+    credentials: Credentials,
+    cache: str | None = None,
 ) -> dict[str, str]:
     """The environment of `setup`, which runs once on every node before its ranks and has no rank."""
     return {
         **_base(order, work, path),
+        **caches.variables(cache, {**order.env, **credentials.secrets}),
         **order.env,
         **credentials.secrets,
         **_shoal(order, credentials),

@@ -29,6 +29,13 @@ def make_directories(share: Share, uid: int | None) -> None:
         os.close(fd)
 
 
+def begins_in(order: Order, work: str) -> str:
+    """The directory that the job's scripts begin in, with its files."""
+    if not order.has_shared_folder or order.checkpoint_dir is None:
+        return work
+    return f"{order.checkpoint_dir}/.shared/{order.attempt_id}"
+
+
 class Groundwork:
     """Each verb returns None where there is nothing to do, or it went well; else how the share ends."""
 
@@ -39,7 +46,9 @@ class Groundwork:
         self._wait = wait
 
     def unpack(self) -> Ending | None:
-        """The job's files, into the work directory."""
+        """The job's files, into the work directory or the folder that nodes share."""
+        if self._order.has_shared_folder:
+            return self._share_folder()
         digest, work = self._order.archive_digest, self._share.work
         if digest is None:
             return None
@@ -54,11 +63,31 @@ class Groundwork:
         finally:
             os.close(fd)
 
+    def _share_folder(self) -> Ending | None:
+        order = self._order
+        fd = None
+        if order.archive_digest is not None:
+            try:
+                fd = os.open(self._share.archive, os.O_RDONLY | os.O_NOFOLLOW)
+            except FileNotFoundError:
+                return Ending(kind=EndKind.SETUP_FAILED, message="there is no archive to unpack")
+        try:
+            told = (fd, order.archive_digest, begins_in(order, self._share.work))
+            keep = (fd,) if fd is not None else ()
+            child = self._launcher.start_function("shoal.runtime.shared_folder", "make", told, keep=keep)
+            end = self._wait("unpacking into the folder that nodes share", child)
+        finally:
+            if fd is not None:
+                os.close(fd)
+        self._launcher.begins_in = begins_in(order, self._share.work)
+        return end
+
     def link_checkpoint(self) -> Ending | None:
         """Where ranks find the job's checkpoint directory beside their files."""
-        told = (self._order.checkpoint_dir, self._order.checkpoint_path)
-        if told[0] is None or told[1] is None or told[1].startswith("/"):
+        directory, path = self._order.checkpoint_dir, self._order.checkpoint_path
+        if directory is None or path is None or path.startswith("/"):
             return None
+        told = (directory, path, self._launcher.begins_in)
         child = self._launcher.start_function("shoal.runtime.checkpoint_folder", "link", told, keep=())
         return self._wait("linking the checkpoint directory", child)
 

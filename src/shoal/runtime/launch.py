@@ -39,6 +39,8 @@ class Launcher:
     def __init__(self, confinement: Confinement, work: str) -> None:
         self._confinement = confinement
         self.work = work
+        self.begins_in = work
+        """Where scripts of the job begin; functions of ours begin in `work`."""
         self._failures, self._report = os.pipe()
         os.set_blocking(self._failures, False)
 
@@ -48,6 +50,7 @@ class Launcher:
         """Start a shell script; its process leads a session and inherits `keep`. Returns before it runs."""
 
         def become() -> None:
+            os.chdir(self.begins_in)
             # E2BIG and the like surface here, in the child, as any other failure to start.
             os.execve(SHELL, script_arguments(script), environment)  # noqa: S606
 

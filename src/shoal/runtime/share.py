@@ -10,6 +10,8 @@ import sys
 import time
 from types import FrameType
 
+import msgspec
+
 from shoal.clock import Clock
 from shoal.errors import ShoalError
 from shoal.runtime import ending, listening, network, removal, shared_memory, spool
@@ -36,6 +38,7 @@ from shoal.runtime.standby.minder import Minder
 from shoal.runtime.warm import install
 from shoal.runtime.warm.stand_in import find
 from shoal.runtime.watch import Process, Watcher
+from shoal.runtime.work_folder import WorkFolder
 from shoal.wire import Credentials, EndKind, NodeOutcome, Order, Phase
 
 TURN_S = 1.0
@@ -94,10 +97,12 @@ class ShareRun:
         self._rules = LogRules((*order.log_rules, *(DEVICE_FAULTS if has_gpus else ())))
         self._watcher = Watcher(self._log, self._rules, wake, clock)
         self._confinement: Confinement | None = None
+        self._cache: str | None = None
         self._running: list[Process] = []
         self._crew: Crew | None = None
         self._phase = Phase.PREPARING
         self._started_at: float | None = None
+        self._folder = WorkFolder(order, share)
         self._restarts = Restarts(order, self._renewer)
         self._network: dict[str, str] = {}
         self._zygote: Process | None = None
@@ -125,6 +130,8 @@ class ShareRun:
             end = Ending(kind=EndKind.LOST, message=f"the supervisor failed: {type(error).__name__}: {error}")
         self._bury()
         self._report(self._outcome(self._in_hindsight(end)))
+        if self._confinement is not None:
+            self._confinement.cache.trim()
 
     def _listen(self) -> None:
         signal.set_wakeup_fd(self._wake_w, warn_on_full_buffer=False)
@@ -146,11 +153,11 @@ class ShareRun:
     def _confine(self) -> Launcher:
         if self._ready is not None:
             self._confinement = self._ready.confinement
-            self._path = self._confinement.path
+            self._path, self._cache = self._confinement.path, self._confinement.cache.directory
             self._ready.settle(self._order)
             return self._ready.launcher
         confinement = self._confinement = Confinement(self._order, self._share, self._path)
-        self._path = confinement.path
+        self._path, self._cache = confinement.path, confinement.cache.directory
         make_directories(self._share, confinement.uid)
         listening.make(self._order, os.path.realpath(self._share.home), confinement.uid)
         confinement.prepare()
@@ -160,7 +167,11 @@ class ShareRun:
         if self._ready is not None:
             return None
         setup = setup_environment(
-            self._order, work=self._share.work, path=self._path, credentials=self._credentials
+            self._order,
+            work=self._share.work,
+            path=self._path,
+            credentials=self._credentials,
+            cache=self._cache,
         )
         ground = Groundwork(
             self._order, self._share, launcher, lambda what, child: self._first(launcher, what, child)
@@ -230,6 +241,7 @@ class ShareRun:
         if last is None and self._order.incarnation > 0 and self._renewer is not None:
             self._tell(Phase.PREPARING)
             last = self._regroup(OTHERS_FAILED, None)
+        self._folder.begin()
         while last is None:
             began_at = self._clock.monotonic()
             self._start_ranks(crew)
@@ -364,6 +376,7 @@ class ShareRun:
             credentials=self._credentials,
             network=self._network,
             service=self._service_variables(),
+            cache=self._cache,
         )
 
     def _service_variables(self) -> dict[str, str]:
@@ -521,6 +534,7 @@ class ShareRun:
 
     def _outcome(self, end: Ending) -> NodeOutcome:
         outcome = self._outcome_of(end)
+        outcome = msgspec.structs.replace(outcome, written=self._folder.lost())
         if self._confinement is not None:
             self._confinement.remove()
         return outcome
@@ -544,7 +558,7 @@ class ShareRun:
             exit_code=end.exit_code,
             signal=end.signal,
             rank=end.rank,
-            message=ending.shortened(end.message, words),
+            message=ending.shortened(self._folder.told(end.message, words), words),
             is_hang=end.is_hang,
             rules_hit=tuple(self._rules.hits),
             started_at=self._started_at,

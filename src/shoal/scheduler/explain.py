@@ -136,9 +136,9 @@ class Explainer:
         names = [node.name for node in all_nodes if node.name in demand.excluded]
         return _said(
             Why.NODES_EXCLUDED,
-            f"needs {num_nodes(demand)} with {such}{together(demand)}; its `exclude` or log rules "
+            f"needs {num_nodes(demand)} with {such}{together(demand)}; its `exclude_nodes` or log rules "
             f"leave {listed(names)} out, and {are(len(left.nodes), 'left')}",
-            hint="log rules leave nothing out for a new job: `shoal run` it again, without `exclude`",
+            hint="log rules leave nothing out for a new job: `shoal run` it again, without `exclude_nodes`",
             nodes_needed=demand.min_nodes,
             nodes_left=len(left.nodes),
             excluded=names,

@@ -28,7 +28,7 @@ LOC_OF: dict[str, Loc] = {
 }
 """Every flag, and where its value goes."""
 
-_REPEATED = {"secrets": "secret", "mounts": "mount", "log_rules": "log_rule"}
+_REPEATED = {"secrets": "secret", "mounts": "mount", "log_rules": "log_rule", "exclude_nodes": "exclude_node"}
 """Flags given once for each value are spelled in the singular."""
 _SHORT_FORMS = {"retry": read_retry, "checkpoint": read_checkpoint}
 _WHOLE = ("priority", "ranks_per_node", "retry")

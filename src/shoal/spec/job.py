@@ -25,8 +25,8 @@ from shoal.spec.clauses import (
     Topology,
 )
 from shoal.spec.human import Human
-from shoal.spec.resources import Resources
-from shoal.spec.text import MAX_ENV_STRING, EnvName, Folder, JobName, Name, Script, writable
+from shoal.spec.resources import Resources, Switch
+from shoal.spec.text import MAX_ENV_STRING, EnvName, FilePatterns, Folder, JobName, Name, Script, writable
 from shoal.spec.wording import show
 
 MAX_ENV_BYTES = 256 << 10
@@ -68,6 +68,13 @@ def check_secret_names(secrets: tuple[str, ...], env: Mapping[str, str]) -> tupl
     return secrets
 
 
+def check_has_folder(patterns: tuple[str, ...], workdir: str | None) -> tuple[str, ...]:
+    """The patterns of `include` or `exclude`, if there is a workdir whose files they can name."""
+    if patterns and workdir is None:
+        raise ValueError("names files of `workdir`, which is null; name the folder, or leave this out")
+    return patterns
+
+
 class JobSpec(BaseModel):
     """Every field but `run` is optional. Resources are for each node."""
 
@@ -95,6 +102,13 @@ class JobSpec(BaseModel):
     workdir: Folder | None = Field(
         default=".", description="The folder to run in, copied at submission; null: an empty one."
     )
+    include: FilePatterns = Field(
+        default=(),
+        description="Files of `workdir` to copy though git ignores them, as in .gitignore: `data/`, `*.bin`.",
+    )
+    exclude: FilePatterns = Field(
+        default=(), description="Files of `workdir` not to copy, as in .gitignore; stronger than `include`."
+    )
     setup: Script | None = Field(default=None, description="Run once on each node before the ranks.")
     run: Script = Field(description="The command of every rank, for a shell.")
     env: Env = {}
@@ -112,6 +126,10 @@ class JobSpec(BaseModel):
         default=None,
         description="Keep a directory from one attempt to the next: `{}`, or a path such as `ckpt`.",
     )
+    shared: Switch = Field(
+        default=False,
+        description="All nodes work in one folder, in a directory that they share; else each has a copy.",
+    )
     log_rules: LogRules = ()
     topology: Topology | None = None
     grace: Grace = Field(default=30.0, description="From the first signal to the kill.")
@@ -124,6 +142,11 @@ class JobSpec(BaseModel):
         default=1800.0,
         description="A supervisor cut off for this long stops its ranks; only then are they replaced.",
     )
+
+    @field_validator("include", "exclude", mode="after")
+    @classmethod
+    def _files_have_a_folder(cls, patterns: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        return check_has_folder(patterns, info.data.get("workdir", "."))
 
     @field_validator("secrets", mode="after")
     @classmethod

@@ -76,6 +76,8 @@ _OTHER_WORDS = {
     "depends_on": "after",
     "entrypoint": "run",
     "environment": "env",
+    "exclude": "exclude_nodes",
+    "inside": "within",
     "mem": "memory",
     "partition": "queue",
     "processes": "ranks_per_node",
@@ -227,13 +229,19 @@ def _not_a_choice(name: str, value: object, expected: str) -> str:
     return f"`{name}`: {show(value)} is not {either(choices)}{near}"
 
 
+def _known_word(key: str, known: list[str]) -> str | None:
+    """What other tools call it, if it is a key here; else one that is written alike."""
+    word = _OTHER_WORDS.get(key.lower())
+    return word if word in known else nearest(key, known) or word
+
+
 def _unknown_key(loc: Loc, models: Models) -> str:
     key = str(loc[-1])
     parent = tuple(step for step in loc[:-1] if isinstance(step, str))
     where = f" in `{path_of(loc[:-1])}`" if parent else ""
     told = f"unknown key {show(key)}{where}"
     known = list(models[parent].model_fields)
-    meant = nearest(key, known) or _OTHER_WORDS.get(key.lower())
+    meant = _known_word(key, known)
     if meant in known:
         return f"{told}; did you mean `{meant}`?"
     if not parent and (inner := nearest(meant or key, Resources.model_fields)):

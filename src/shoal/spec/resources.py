@@ -330,7 +330,7 @@ class Resources(BaseModel):
     exclusive: Switch = Field(
         default=False, description="Whole nodes for this job alone: it is given all that they have."
     )
-    exclude: NodeNames = Field(default=(), description="Nodes it must not run on, by name.")
+    exclude_nodes: NodeNames = Field(default=(), description="Nodes it must not run on, by name.")
     require: Labels = Field(
         default={}, description="Labels that its nodes must have: `{gpu_memory: 80GB}`, `{pool: a100}`."
     )

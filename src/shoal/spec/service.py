@@ -17,7 +17,7 @@ from shoal.spec.clauses import (
     TimeLimit,
     Topology,
 )
-from shoal.spec.job import Env, JobSpec, check_secret_names
+from shoal.spec.job import Env, JobSpec, check_has_folder, check_secret_names
 from shoal.spec.resources import Resources
 from shoal.spec.service_clauses import (
     Affinity,
@@ -38,7 +38,7 @@ from shoal.spec.service_clauses import (
     RolloutSpec,
     ScaleSpec,
 )
-from shoal.spec.text import EnvName, Folder, JobName, Name, Script
+from shoal.spec.text import EnvName, FilePatterns, Folder, JobName, Name, Script
 
 MAX_CAP = 100_000
 MAX_RETRIES = 5
@@ -59,6 +59,13 @@ class ServiceSpec(BaseModel):
     resources: Resources = Resources.model_construct()
     workdir: Folder | None = Field(
         default=".", description="The folder to run in, copied at submission; null: an empty one."
+    )
+    include: FilePatterns = Field(
+        default=(),
+        description="Files of `workdir` to copy though git ignores them, as in .gitignore: `data/`, `*.bin`.",
+    )
+    exclude: FilePatterns = Field(
+        default=(), description="Files of `workdir` not to copy, as in .gitignore; stronger than `include`."
     )
     setup: Script | None = Field(default=None, description="Run once on each node before the server.")
     run: Script = Field(description="Starts the server, for a shell. It listens at $PORT.")
@@ -137,6 +144,11 @@ class ServiceSpec(BaseModel):
         if network == "private" and isinstance(resources, Resources) and resources.nodes.max > 1:
             raise ValueError("`private` has room for one node; leave it out, or set `nodes: 1`")
         return network
+
+    @field_validator("include", "exclude", mode="after")
+    @classmethod
+    def _files_have_a_folder(cls, patterns: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        return check_has_folder(patterns, info.data.get("workdir", "."))
 
     @field_validator("secrets", mode="after")
     @classmethod

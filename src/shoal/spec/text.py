@@ -11,6 +11,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
+from shoal.globs import problem_of
+from shoal.spec.human import Human
 from shoal.spec.wording import show
 
 MAX_NAME = 100
@@ -86,6 +88,24 @@ AbsolutePath = Annotated[
     Field(strict=True, min_length=1, max_length=MAX_PATH, json_schema_extra={"pattern": "^/"}),
     AfterValidator(writable),
     AfterValidator(absolute_path),
+]
+
+
+def _file_pattern(pattern: str) -> str:
+    problem = problem_of(pattern)
+    if problem is not None:
+        raise ValueError(f"{show(pattern)} {problem}")
+    return pattern
+
+
+def _one_as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+FilePatterns = Annotated[
+    tuple[Annotated[_Text, AfterValidator(_file_pattern), Field(json_schema_extra={"minLength": 1})], ...],
+    Field(max_length=64),
+    Human(_one_as_list, ({"type": "string", "minLength": 1},)),
 ]
 Folder = Annotated[str, Field(strict=True, min_length=1, max_length=MAX_PATH), AfterValidator(writable)]
 """A path on the submitter's machine: `..` is theirs to use."""

@@ -205,6 +205,15 @@ secrets = Table(
     Column("sealed", LargeBinary, nullable=False),
 )
 
+left_behind = Table(
+    "left_behind",
+    metadata,
+    Column("digest", Words, primary_key=True),
+    Column("used_at", Double, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    Index("left_behind_by_age", "used_at"),
+)
+
 windows = Table(
     "windows",
     metadata,

@@ -9,6 +9,7 @@ from shoal.store.base import Head
 from shoal.store.events import Events
 from shoal.store.jobs import Jobs
 from shoal.store.keys import Keys
+from shoal.store.left_behind import LeftBehinds
 from shoal.store.meta import Meta
 from shoal.store.metrics import Metrics
 from shoal.store.nodes import Nodes
@@ -41,6 +42,7 @@ class Tx:
         self.people = People(session, changes)
         self.tokens = Tokens(session, self.people, changes)
         self.secrets = Secrets(session)
+        self.left_behind = LeftBehinds(session)
         self.metrics = Metrics(session)
         self.meta = Meta(session)
 

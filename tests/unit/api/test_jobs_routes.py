@@ -11,6 +11,8 @@ from pydantic import TypeAdapter
 
 from shoal.api import audit_views, status_views, views
 from shoal.model.attempt import AttemptState
+from shoal.store import Tx
+from shoal.wire import LeftBehind
 from tests.support.archives import tar_of
 from tests.support.asgi import Answer
 from tests.support.world import World, eventually, open_world
@@ -288,3 +290,37 @@ def test_what_a_route_answers_is_what_its_description_says(world: World) -> None
         body = world.call("GET", path, role="admin").json()
         checked: object = TypeAdapter(view).validate_python(body)
         assert checked == body, path
+
+
+def test_names_of_files_that_stayed_reach_the_supervisor_and_are_not_part_of_what_was_asked(
+    world: World,
+) -> None:
+    key = [("idempotency-key", "k-left")]
+
+    def submit(*ignored: str) -> Answer:
+        data = {"spec": {"run": "true"}, "project": "vision", "left_behind": {"ignored": list(ignored)}}
+        return world.call("POST", "/v1/jobs", role="member", data=data, headers=key)
+
+    made = submit("data/a.bin").json()
+    assert submit("data/a.bin", "data/b.bin").json()["was_repeated"]
+
+    def kept(tx: Tx) -> LeftBehind | None:
+        job = tx.jobs.get(made["jobs"][0]["job_id"])
+        return tx.left_behind.get(job.left_behind) if job and job.left_behind else None
+
+    assert world.read(kept) == LeftBehind(ignored=("data/a.bin",))
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"ignored": ["x" * 4000] * 20},
+        {"ignored": [""]},
+        {"ignored": ["x"] * 3000},
+        {"folder": 5},
+        {"more": []},
+    ],
+)
+def test_a_list_of_files_that_is_none_or_too_long_is_refused(world: World, told: dict[str, object]) -> None:
+    data = {"spec": {"run": "true"}, "project": "vision", "left_behind": told}
+    assert world.call("POST", "/v1/jobs", role="member", data=data).status == 422

@@ -456,3 +456,15 @@ def test_checkpoints_that_the_next_attempt_would_not_find_are_refused_at_submit(
     engine.shared = None  # connected again without it
     with pytest.raises(SpecError, match="keeps checkpoints, and this cluster has no directory"):
         lab.retry(kept)
+
+
+def test_one_folder_for_all_nodes_is_refused_where_nodes_share_no_directory() -> None:
+    lab = Lab()
+    lab.core.engine = engine = OnOtherDisks(lab.cluster)
+    with pytest.raises(SpecError, match="`big` asks for one working folder on all nodes, and") as refused:
+        lab.submit(name="big", shared=True)
+    assert refused.value.hint is not None
+    assert refused.value.hint.startswith("leave out `shared`")
+    engine.shared = "/scratch"
+    kept = lab.submit(shared=True)
+    assert checkpoint_dir_on(engine, kept, Path("/home")) == f"/scratch/{kept.job_id}"

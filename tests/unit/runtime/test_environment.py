@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from shoal.runtime.environment import Generation, rank_environment, setup_environment
 from shoal.wire import Credentials, GpuHandle, Limits, Order
 
@@ -218,3 +220,22 @@ def test_setup_has_no_rank_but_sees_all_devices() -> None:
     found = setup_environment(ORDER, work=WORK, credentials=CREDENTIALS)
     assert "LOCAL_RANK" not in found
     assert found["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"
+
+
+def test_caches_of_the_project_are_told_to_ranks_and_setup_unless_the_job_says_otherwise() -> None:
+    order = msgspec.structs.replace(ORDER, env={"HF_HOME": "/models"})
+    told = setup_environment(order, work=WORK, credentials=CREDENTIALS, cache="/home/shoal/caches/vision-7")
+    ranks = rank_environment(
+        order,
+        0,
+        Generation(),
+        work=WORK,
+        credentials=CREDENTIALS,
+        network={},
+        service={},
+        cache="/home/shoal/caches/vision-7",
+    )
+    for found in (told, ranks):
+        assert found["HF_HOME"] == "/models"
+        assert found["XDG_CACHE_HOME"] == "/home/shoal/caches/vision-7"
+        assert found["TRITON_CACHE_DIR"] == "/home/shoal/caches/vision-7/triton"

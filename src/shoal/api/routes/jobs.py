@@ -12,6 +12,7 @@ from shoal.api.bodies import read_model, read_raw_json
 from shoal.api.call import Call, answer, call_of, idempotency_key
 from shoal.api.queries import JobQuery, NoQuery, WhyQuery
 from shoal.api.render import (
+    checkpoint_of,
     render_attempt,
     render_detail,
     render_explanation,
@@ -50,6 +51,7 @@ async def submit_job(request: Request, query: Annotated[NoQuery, Query()]) -> Re
         owner=call.person(),
         key=key,
         archive_digest=body.archive,
+        left_behind=body.left_behind.told() if body.left_behind else None,
         secrets=body.secrets,
         said=said,
         refusal=missing_archive(call, project, body.archive),
@@ -171,6 +173,7 @@ async def explain_job(request: Request, job_id: str, query: Annotated[WhyQuery, 
         "explanation": render_explanation(explanation) if explanation else None,
         "sentence": explanation.sentence if explanation else _sentence(job, newest, status),
         "attempts": [render_attempt(attempt) for attempt in attempts],
+        "checkpoint": checkpoint_of(job),
         "max_failures": job.retry.max_retries + 1,
         "checkpoint_dir": checkpoint_dir_on(
             call.plane.core.engine, job, call.plane.settings.state_dir, attempts

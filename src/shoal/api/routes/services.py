@@ -50,6 +50,7 @@ async def serve(request: Request, query: Annotated[NoQuery, Query()]) -> Respons
         project=project,
         owner=call.person(),
         archive_digest=body.archive,
+        left_behind=body.left_behind.told() if body.left_behind else None,
         secrets=body.secrets,
         may_claim=is_at_least(call.caller.role_in(project), Role.LEAD),
         refusal=missing_archive(call, project, body.archive),

@@ -25,6 +25,7 @@ from shoal.model.service import Release, Rollout, Service, Stage
 from shoal.spec.service import ServiceSpec
 from shoal.spec.service_clauses import ReplicaRange
 from shoal.store import Tx
+from shoal.wire import LeftBehind
 
 AnyChange = Callable[[Service, float], Service]
 
@@ -36,6 +37,7 @@ class AskedService(msgspec.Struct, frozen=True, kw_only=True):
     project: str
     owner: User
     archive_digest: str | None = None
+    left_behind: LeftBehind | None = None
     secrets: dict[str, str] = {}
     may_claim: bool = False
     """Hosts that are nobody's yet."""
@@ -107,6 +109,7 @@ def _accept(core: Core, tx: Tx, actor: Actor, asked: AskedService, chosen: Chose
         number=service.newest,
         spec_json=text,
         archive_digest=asked.archive_digest,
+        left_behind=tx.left_behind.put(project.name, asked.left_behind, now) if asked.left_behind else None,
         priority=priority,
         model=chosen.model,
         created_at=now,

@@ -115,6 +115,7 @@ def _job(
             model=checkpoint_of(spec),
         ),
         archive_digest=release.archive_digest,
+        left_behind=release.left_behind,
         submitted_at=now,
     )
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from shoal.errors import ShoalError
 from shoal.runtime import checkpoint_folder, kernel, listening, spool, tree
+from shoal.runtime.caches import ProjectCache
 from shoal.runtime.confine import cgroup, cgroup1, cgroup2, firewall, rlimits, view
 from shoal.runtime.confine.detect import candidates, find_bubblewrap
 from shoal.runtime.confine.mounts import Mounts
@@ -55,7 +56,8 @@ class Confinement:
         self.memory_limit = order.limits.memory_bytes
         self._home = os.path.realpath(share.home)
         self._keep = programs(self.path, self.uid, self._home) if "bubblewrap" in self.words else ()
-        self._mounts = Mounts(order, self.uid, self._home, self._keep)
+        self.cache = ProjectCache(order, self._home, self.uid)
+        self._mounts = Mounts(order, self.uid, self._home, self._keep, self.cache.directory)
         self._has_own_network = order.probe is not None and order.probe.has_own_network
 
     @property
@@ -145,6 +147,8 @@ class Confinement:
                 "mounts need bubblewrap, which is not in use on this node", hint="shoal doctor"
             )
         self._open_way(self._share.work, "work")
+        if self.cache.directory is not None:
+            self._open_way(self.cache.directory, "cache")
         if self._order.model_dir is not None:
             self._open_way(self._order.model_dir, "model")
             os.close(checkpoint_folder.open_directory(self._order.model_dir))

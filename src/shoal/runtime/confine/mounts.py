@@ -17,8 +17,13 @@ from shoal.wire import Order
 class Mounts:
     """`open` once, `check` in every child that is in the sandbox, `close` when no child will follow."""
 
-    def __init__(self, order: Order, uid: int | None, home: str, keep: tuple[str, ...]) -> None:
-        """`home` and `keep`: Shoal's own state and programs, which no mount may show or cover."""
+    def __init__(
+        self, order: Order, uid: int | None, home: str, keep: tuple[str, ...], cache: str | None = None
+    ) -> None:
+        """`home` and `keep`: Shoal's own state and programs, which no mount may show or cover. `cache`: where
+        the project's caches are.
+        """
+        self._cache = cache
         self._order = order
         self._uid = uid
         self._home = home
@@ -33,6 +38,8 @@ class Mounts:
             real = self._add(fd, mount.target, is_read_only=mount.is_read_only)
             self._check_source(mount.source, real)
         self._open_checkpoint()
+        if self._cache is not None:
+            self._add(checkpoint_folder.open_directory(self._cache), self._cache, is_read_only=False)
         model = self._order.model_dir
         if model is not None:
             self._add(checkpoint_folder.open_directory(model), model, is_read_only=True)

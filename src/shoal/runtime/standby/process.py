@@ -126,6 +126,7 @@ class Standby:
             credentials=self._brief.credentials,
             network={},
             service={},
+            cache=confinement.cache.directory,
         )
         # What dies with the share that is now is found by its marks and by where it works: not so this one.
         del environment["SHOAL_NODE"]

@@ -1,0 +1,240 @@
+"""Which files of a working directory travel with a job, and which stay behind.
+
+Those that git keeps, or all of them where git has no say; with those that `include` names, without those that
+`exclude` names, which is the stronger. Looks at few more files than the limit, however many there are.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shlex
+import stat
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from shoal.client.left_behind import MAX_EXCLUDED_BYTES, SKIPPED, LeftBehind, left_behind, short_of
+from shoal.errors import SpecError, TooLarge
+from shoal.globs import Globs, problem_of
+
+TOLD_EVERY = 500
+MAX_LOOKED = 200_000
+"""Files and folders that are looked at for the patterns of `include`."""
+MAX_EXCLUDED = 200
+MAX_COMPARED = 2_000
+"""Names that a pattern may have meant."""
+GIT_S = 60.0
+
+Progress = Callable[[str], None]
+"""Told now and then what is being done, in words."""
+Facts = tuple[str, os.stat_result]
+
+
+class Selection(NamedTuple):
+    entries: list[Facts]
+    """Files and links, by sorted relative name."""
+    left_behind: LeftBehind
+
+
+def select(
+    root: Path, include: Sequence[str], exclude: Sequence[str], max_files: int, tell: Progress
+) -> Selection:
+    """Raise `SpecError` for a pattern that is none, or of `include` and names nothing; `TooLarge`."""
+    wanted, unwanted = _globs("include", include), _globs("exclude", exclude)
+    entries: list[Facts] = []
+    seen: list[str] = []
+    excluded: list[str] = []
+    is_by_git, usual = _usual(root, max_files, tell)
+    for name, facts in _entries(root, [*usual, *_included(root, wanted, unwanted)]):
+        seen.append(name)
+        if wanted.patterns:
+            wanted.names(name)
+        if unwanted.patterns and unwanted.names(name):
+            excluded += [name] if len(excluded) < MAX_EXCLUDED else []
+            continue
+        entries.append((name, facts))
+        if len(entries) > max_files:
+            raise too_many(root, (name for name, _ in entries), max_files)
+    behind = left_behind(root, is_by_git=is_by_git, is_sent=set(seen).__contains__)
+    for pattern in wanted.unused:
+        raise _names_nothing(root, pattern, (*seen, *behind.ignored), unwanted)
+    named = short_of(excluded, MAX_EXCLUDED_BYTES)
+    return Selection(entries, behind._replace(excluded=named, useless=tuple(unwanted.unused)))
+
+
+def _globs(field: str, patterns: Sequence[str]) -> Globs:
+    for pattern in patterns:
+        problem = problem_of(pattern)
+        if problem is not None:
+            raise SpecError(f"`{field}`: `{pattern}` {problem}")
+    return Globs(patterns)
+
+
+def _usual(root: Path, max_files: int, tell: Progress) -> tuple[bool, list[str]]:
+    """Whether git says so, and the names."""
+    names = _git_names(root)
+    if names:
+        return True, names
+    for name in _walk(root, "", lambda folder: os.path.basename(folder) not in SKIPPED):  # noqa: PTH119
+        names.append(name)
+        if len(names) % TOLD_EVERY == 0:
+            tell(f"reading the work directory: {len(names):,} files ...")
+        if len(names) > max_files:
+            raise too_many(root, names, max_files)
+    return False, names
+
+
+def _included(root: Path, wanted: Globs, unwanted: Globs) -> Iterator[str]:
+    """Names of files that `include` names. A folder that is hardly ever meant is entered only by its name."""
+    if not wanted.patterns:
+        return
+    told = {word for pattern in wanted.patterns for word in pattern.split("/")}
+    num_looked = 0
+
+    def is_entered(folder: str) -> bool:
+        nonlocal num_looked
+        num_looked += 1
+        if os.path.basename(folder) in SKIPPED - told:  # noqa: PTH119 - as often as there are folders
+            return False
+        if unwanted.names(folder, is_folder=True):
+            return False
+        return wanted.names(folder, is_folder=True) or wanted.may_name_below(folder)
+
+    for name in _walk(root, "", is_entered):
+        num_looked += 1
+        if num_looked > MAX_LOOKED:
+            raise TooLarge(
+                f"more than {MAX_LOOKED:,} files of {root} were looked at for `include`",
+                hint="begin its patterns with the folder that they are in, such as `data/*.bin`",
+            )
+        if wanted.names(name):
+            yield name
+
+
+def _names_nothing(root: Path, pattern: str, seen: Sequence[str], unwanted: Globs) -> SpecError:
+    first = pattern.removeprefix("./").split("/")[0]
+    if (root / first).is_symlink() and not (root / first).resolve().is_relative_to(root):
+        return SpecError(
+            f"`include`: `{pattern}` leads outside of workdir {root}: `{first}` is a link",
+            hint=f"replace it by a copy, or mount the directory: `--mount {(root / first).resolve()}:/data`",
+        )
+    if unwanted.names(pattern.rstrip("/"), is_folder=True) or unwanted.names(pattern):
+        return SpecError(
+            f"`include`: `{pattern}` names nothing that `exclude` does not name, too",
+            hint="`exclude` is the stronger of the two: take the pattern out of one of them",
+        )
+    folders = {name.rpartition("/")[0] for name in seen}
+    choices = [*islice(seen, MAX_COMPARED), *sorted(folders)[:MAX_COMPARED]]
+    close = difflib.get_close_matches(pattern.rstrip("/"), choices, n=1, cutoff=0.6)
+    meant = f"; did you mean `{close[0]}`?" if close else ""
+    return SpecError(
+        f"`include`: `{pattern}` names no file of workdir {root}{meant}",
+        hint="patterns count from the workdir on, as in its .gitignore: `data/`, `*.bin`",
+    )
+
+
+def _entries(root: Path, names: Iterable[str]) -> Iterator[Facts]:
+    """Files and links, by sorted relative name. Sockets, pipes and devices are not content."""
+    inner = {""}
+    for name in sorted(set(names)):
+        facts = _facts(root, name)
+        if facts is None:
+            continue  # in git's index, deleted on disk
+        folder = os.path.dirname(name)  # noqa: PTH120 - twenty thousand times
+        if folder not in inner:
+            _refuse_outside(root, folder)
+            inner.add(folder)
+        if stat.S_ISDIR(facts.st_mode):  # a repository inside this one
+            below = _walk(root, name, lambda folder: os.path.basename(folder) not in SKIPPED)  # noqa: PTH119
+            found = ((n, _facts(root, n)) for n in sorted(below))
+            yield from ((n, facts) for n, facts in found if facts is not None)
+        elif stat.S_ISREG(facts.st_mode) or stat.S_ISLNK(facts.st_mode):
+            yield name, facts
+
+
+def _refuse_outside(root: Path, folder: str) -> None:
+    """Git lists what it once tracked, also where a link has taken the folder's place since."""
+    if not (root / folder).resolve().is_relative_to(root):
+        raise SpecError(
+            f"`{folder}` in workdir {root} leads outside it",
+            hint=f"replace the link by a copy, or `git rm -r --cached {shlex.quote(folder)}`",
+        )
+
+
+def _facts(root: Path, name: str) -> os.stat_result | None:
+    """None: it is not there, or not any more."""
+    try:
+        return os.lstat(root / name)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise unreadable(root, name) from error
+
+
+def _git_names(root: Path) -> list[str]:
+    """What git would keep: tracked files and new ones it does not ignore. Empty where git has no say."""
+    # Without a repository there is nothing to ask git for, which costs a process.
+    if not is_in_git(root):
+        return []
+    options = ["-c", "core.fsmonitor=false", "-C", str(root)]
+    command = ["git", *options, "ls-files", "-co", "--exclude-standard", "-z"]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=GIT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    if done.returncode != 0:
+        return []
+    # A repository inside this one is listed as `sub/`, and a directory ignored as a whole as `./`.
+    names = (os.fsdecode(name).rstrip("/") for name in done.stdout.split(b"\0"))
+    return [name for name in names if name not in ("", ".")]
+
+
+def is_in_git(root: Path) -> bool:
+    above = (root, *root.parents)
+    return "GIT_DIR" in os.environ or any(os.access(place / ".git", os.F_OK) for place in above)
+
+
+def _walk(root: Path, below: str, is_entered: Callable[[str], bool]) -> Iterator[str]:
+    """Names of files and links; a link to a folder is one, and is not followed."""
+    waiting = [below]
+    while waiting:
+        above = waiting.pop()
+        try:
+            with os.scandir(root / above) as entries:
+                for entry in entries:
+                    name = f"{above}/{entry.name}" if above else entry.name
+                    if entry.is_dir(follow_symlinks=False):
+                        if is_entered(name):
+                            waiting.append(name)
+                    elif entry.is_file(follow_symlinks=False) or entry.is_symlink():
+                        yield name
+        except OSError as error:
+            raise unreadable(root, above) from error
+
+
+def too_many(root: Path, seen: Iterable[str], max_files: int) -> TooLarge:
+    """Nobody counts a whole disk to say that it is too large: `seen` is what was met up to the limit."""
+    weight = Counter(name.split("/", 1)[0] for name in seen)
+    most = [f"{name} ({count:,} files)" for name, count in weight.most_common(3)]
+    return TooLarge(
+        f"workdir {root} holds more than {max_files:,} files, the most that a snapshot takes",
+        hint=f"of those seen most are in: {', '.join(most)}; {ways_out(root)}",
+    )
+
+
+def ways_out(root: Path) -> str:
+    """What to do about a folder that is too large, as a clause."""
+    less = "ignore them in .gitignore, " if is_in_git(root) else ""
+    less += "leave them out with `--exclude PATTERN`, "
+    return f"{less}name a smaller directory with `--workdir DIR`, or none with `--workdir ''`"
+
+
+def unreadable(root: Path, name: str) -> SpecError:
+    return SpecError(
+        f"cannot read `{name or '.'}` in workdir {root}",
+        hint=f"make it readable or ignore it: `ls -ld {shlex.quote(str(root / name))}`",
+    )

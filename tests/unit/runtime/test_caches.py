@@ -1,0 +1,165 @@
+"""Caches of a project outlive its attempts, are no other project's, and do not grow for ever."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from shoal.runtime import cache_trim, caches
+from shoal.runtime.caches import ProjectCache, variables
+from tests.support.shares import an_order
+
+USER = 61234
+
+
+def cache(
+    home: Path, project: str = "vision", uid: int | None = None, max_bytes: int = 1 << 40
+) -> ProjectCache:
+    order = msgspec.structs.replace(an_order(), project=project, cache_max_bytes=max_bytes)
+    return ProjectCache(order, str(home), uid)
+
+
+def directory(one: ProjectCache) -> Path:
+    assert one.directory is not None
+    return Path(one.directory)
+
+
+def write(path: Path, *, used_ago_s: float = 0.0, size: int = 1) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"x" * size)
+    at = caches.CLOCK.now() - used_ago_s
+    for place in (path, path.parent):
+        os.utime(place, (at, at))
+    return path
+
+
+def test_attempts_of_one_project_share_a_directory_and_those_of_two_do_not(tmp_path: Path) -> None:
+    first, again = directory(cache(tmp_path)), directory(cache(tmp_path))
+    other = directory(cache(tmp_path, "speech"))
+    assert first == again
+    assert other != first
+    assert [path.stat().st_mode & 0o777 for path in (first, other, first.parent)] == [0o700] * 3
+
+
+def test_a_project_that_was_made_anew_under_the_name_of_another_does_not_get_its_caches(
+    tmp_path: Path,
+) -> None:
+    assert directory(cache(tmp_path, uid=USER)) != directory(cache(tmp_path, uid=USER + 1))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_the_directory_is_its_users_and_one_with_anothers_files_is_not_used(tmp_path: Path) -> None:
+    place = directory(cache(tmp_path, uid=USER))
+    assert place.stat().st_uid == USER
+    os.chown(place, USER + 1, USER + 1)
+    write(place / "planted.py")
+    assert cache(tmp_path, uid=USER).directory is None
+
+
+@pytest.mark.parametrize("what", ["file", "link"])
+def test_what_is_no_directory_is_not_used_and_ends_no_job(tmp_path: Path, what: str) -> None:
+    place = directory(cache(tmp_path))
+    place.rmdir()
+    if what == "file":
+        place.write_text("")
+    else:
+        place.symlink_to("/etc")
+    assert cache(tmp_path).directory is None
+
+
+@pytest.mark.parametrize("project", ["../../etc", ".ssh", "a/b"])
+def test_a_project_whose_name_is_a_path_has_none(tmp_path: Path, project: str) -> None:
+    assert cache(tmp_path, project).directory is None
+    assert list(tmp_path.glob("**/*")) == []
+
+
+def test_none_is_made_where_the_operator_wants_none(tmp_path: Path) -> None:
+    assert cache(tmp_path, max_bytes=0).directory is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tools_find_their_caches_and_the_jobs_own_variables_win() -> None:
+    told = variables("/c", {})
+    assert (told["XDG_CACHE_HOME"], told["HF_HOME"], told["TRITON_CACHE_DIR"]) == (
+        "/c",
+        "/c/huggingface",
+        "/c/triton",
+    )
+    assert variables(None, {}) == {}
+    assert variables("/c", {"HOME": "/data/ana"}) == {}
+    assert "HF_HOME" not in variables("/c", {"HF_HOME": "/models"})
+    assert set(variables("/c", {"XDG_CACHE_HOME": "/x"})) == set(caches.BY_HOME)
+
+
+def test_the_lock_of_a_build_that_was_killed_is_cleared_by_the_first_who_is_alone(tmp_path: Path) -> None:
+    first = cache(tmp_path)
+    stale = write(directory(first) / "torch_extensions/py311_cpu/op/lock")
+    outside = write(tmp_path / "outside/op/lock")
+    (directory(first) / "torch_extensions/link").symlink_to(tmp_path / "outside")
+    second = cache(tmp_path)
+    assert stale.exists()  # the first may be building
+    os.close(first._lock)
+    os.close(second._lock)
+    cache(tmp_path)
+    assert not stale.exists()
+    assert outside.exists()
+
+
+def test_what_was_not_used_for_longest_goes_first_and_as_a_whole(tmp_path: Path) -> None:
+    day = 86400.0
+    old = write(tmp_path / "huggingface/hub/models--a/blob", used_ago_s=9 * day, size=8192)
+    write(tmp_path / "huggingface/hub/models--a/part", used_ago_s=9 * day)
+    new = write(tmp_path / "huggingface/hub/models--b/blob", used_ago_s=2 * day, size=8192)
+    now = write(tmp_path / "triton/abc/kernel", size=8192)
+    ancient = write(tmp_path / "inductor/x/code.py", used_ago_s=40 * day)
+    cache_trim.trim(str(tmp_path), 1 << 40, is_alone=False)
+    assert (ancient.exists(), old.exists()) == (False, True)
+    cache_trim.trim(str(tmp_path), 20_000, is_alone=False)
+    assert [path.exists() for path in (old, old.parent, new, now)] == [False, False, True, True]
+    cache_trim.trim(str(tmp_path), 0, is_alone=False)
+    assert [path.exists() for path in (new, now)] == [False, True]  # used a moment ago, perhaps by others
+    cache_trim.trim(str(tmp_path), 0, is_alone=True)
+    assert not now.exists()
+    assert not any(path.name.startswith(cache_trim.REMOVED) for path in tmp_path.iterdir())
+
+
+def test_trimming_follows_no_link(tmp_path: Path) -> None:
+    precious = write(tmp_path / "outside/a/b", used_ago_s=90 * 86400.0)
+    place = tmp_path / "cache"
+    (place / "torch").mkdir(parents=True)
+    (place / "torch/link").symlink_to(tmp_path / "outside")
+    (place / "top").symlink_to(tmp_path / "outside")
+    cache_trim.trim(str(place), 0, is_alone=True)
+    assert precious.exists()
+    assert not (place / "torch/link").is_symlink()
+
+
+def test_a_trim_runs_as_the_jobs_user_and_rarely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uid = USER if os.geteuid() == 0 else None
+    tmp_path.chmod(0o700)  # that user cannot pass through the home
+    one = cache(tmp_path, uid=uid, max_bytes=1)
+    big = write(directory(one) / "torch/hub/model", size=10_000)
+    for path in (big.parent.parent, big.parent, big):
+        os.chown(path, uid or os.geteuid(), -1)
+    kept = write(directory(one) / "torch/roots/file", size=10_000)  # in a directory that is not that user's
+    one.trim()
+    assert not big.exists()
+    assert kept.exists() == (uid is not None)
+    again = write(directory(one) / "torch/hub2/model", size=10_000)
+    one.trim()
+    assert again.exists()
+
+
+def test_caches_of_a_project_that_runs_no_more_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone, busy, here = cache(tmp_path, "gone"), cache(tmp_path, "busy"), cache(tmp_path, "here")
+    for one in (gone, busy):
+        write(directory(one) / "torch/x")
+        os.utime(f"{one.directory}.lock", (1.0, 1.0))
+    os.close(gone._lock)
+    here.trim()
+    assert [directory(one).exists() for one in (gone, busy, here)] == [False, True, True]

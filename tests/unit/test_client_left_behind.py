@@ -1,0 +1,162 @@
+"""Files that do not travel are named; `include` and `exclude` say which do."""
+
+from __future__ import annotations
+
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from shoal.client import left_behind as behind
+from shoal.client import selection
+from shoal.client.left_behind import LeftBehind
+from shoal.client.snapshot import take_snapshot
+from shoal.errors import SpecError, TooLarge
+
+
+def write(root: Path, *names: str, text: str = "x") -> None:
+    for name in names:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Shaped as nanoGPT is: the data are made by a script and ignored by git."""
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    write(tmp_path, ".gitignore", text="*.bin\n*.pkl\n__pycache__/\nout/\n.venv/\n")
+    write(tmp_path, "train.py", "data/prepare.py", "data/train.bin", "data/val.bin", "data/meta.pkl")
+    write(tmp_path, "__pycache__/x.pyc", ".venv/lib/big.bin")
+    return tmp_path
+
+
+def sent(root: Path, include: tuple[str, ...] = (), exclude: tuple[str, ...] = ()) -> list[str]:
+    taken = take_snapshot(root, include=include, exclude=exclude)
+    assert taken is not None
+    with taken.file as file, tarfile.open(fileobj=file) as tar:
+        return tar.getnames()
+
+
+def stayed(root: Path, include: tuple[str, ...] = (), exclude: tuple[str, ...] = ()) -> LeftBehind:
+    taken = take_snapshot(root, include=include, exclude=exclude)
+    assert taken is not None
+    taken.file.close()
+    return taken.left_behind
+
+
+def test_ignored_files_that_a_job_may_miss_are_counted_and_caches_are_not(folder: Path) -> None:
+    told = stayed(folder)
+    assert (told.num_files, told.size_bytes, told.is_more) == (3, 3, False)
+    assert set(told.files) == {"data/train.bin", "data/val.bin", "data/meta.pkl"}
+    assert told.add_with == "data/"
+    assert {".venv/", "__pycache__/"} <= set(told.ignored)
+
+
+def test_a_folder_with_nothing_but_ignored_files_is_counted_once(folder: Path) -> None:
+    write(folder, "only/deep/a.bin", "only/deep/b.bin")
+    told = stayed(folder)
+    assert told.num_files == 5
+    assert len(set(told.files)) == 5
+
+
+def test_include_sends_what_git_ignores_and_the_note_is_gone(folder: Path) -> None:
+    usual = [".gitignore", "data/prepare.py", "train.py"]
+    assert sent(folder) == usual
+    assert sent(folder, ("data/",)) == sorted([*usual, "data/meta.pkl", "data/train.bin", "data/val.bin"])
+    assert sent(folder, ("data/train.bin",)) == sorted([*usual, "data/train.bin"])
+    assert stayed(folder, ("*.bin", "*.pkl")).num_files == 0
+
+
+def test_a_pattern_does_not_reach_into_environments_that_it_does_not_name(folder: Path) -> None:
+    assert ".venv/lib/big.bin" not in sent(folder, ("*.bin",))
+    assert ".venv/lib/big.bin" in sent(folder, (".venv/lib/",))
+
+
+def test_exclude_is_the_stronger_and_its_files_are_remembered(folder: Path) -> None:
+    assert sent(folder, ("data/",), ("data/val.*", "train.py")) == [
+        ".gitignore",
+        "data/meta.pkl",
+        "data/prepare.py",
+        "data/train.bin",
+    ]
+    told = stayed(folder, exclude=("train.py", "nothing.*"))
+    assert (told.excluded, told.useless) == (("train.py",), ("nothing.*",))
+
+
+def test_include_that_names_nothing_is_refused_with_the_nearest_name(folder: Path) -> None:
+    with pytest.raises(SpecError, match=r"names no file of workdir .*did you mean `data/train.bin`"):
+        sent(folder, ("data/trian.bin",))
+    with pytest.raises(SpecError, match="that `exclude` does not name, too"):
+        sent(folder, ("data/train.bin",), ("data/",))
+
+
+@pytest.mark.parametrize("pattern", ["/etc/hostname", "../other", "a/../../b", "~/x"])
+def test_include_cannot_lead_out_of_the_folder(folder: Path, pattern: str) -> None:
+    with pytest.raises(SpecError, match="workdir"):
+        sent(folder, (pattern,))
+
+
+def test_include_does_not_follow_links_out_of_the_folder(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    outside = tmp_path_factory.mktemp("outside")
+    write(outside, "secret.bin")
+    (folder / ".gitignore").write_text("link\nfile.bin\n")
+    (folder / "link").symlink_to(outside)
+    (folder / "file.bin").symlink_to(outside / "secret.bin")
+    for pattern in ("link/secret.bin", "link/", "link", "file.bin"):
+        with pytest.raises(SpecError, match="outside"):
+            sent(folder, (pattern,))
+
+
+def test_limits_hold_for_what_is_included(folder: Path) -> None:
+    write(folder, *(f"out/{number}" for number in range(20)))
+    with pytest.raises(TooLarge, match="more than 10 files"):
+        take_snapshot(folder, include=("out/",), max_files=10)
+    with pytest.raises(TooLarge, match="0 MiB at most"):
+        take_snapshot(folder, include=("out/",), max_bytes=10)
+
+
+def test_a_search_for_included_files_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(folder, *(f"out/{number}" for number in range(50)))
+    monkeypatch.setattr(selection, "MAX_LOOKED", 20)
+    with pytest.raises(TooLarge, match="were looked at for `include`"):
+        sent(folder, ("*.none",))
+    assert "data/train.bin" in sent(folder, ("data/*.bin",))  # never looks into `out`
+
+
+def test_a_hundred_thousand_ignored_files_are_not_counted(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / ".gitignore").write_text("*.bin\nnode_modules/\nbig/\n")
+    write(folder, *(f"node_modules/{number}" for number in range(100)))
+    write(folder, *(f"big/{number // 10}/{number}.txt" for number in range(100)))
+    monkeypatch.setattr(behind, "MAX_COUNTED", 30)
+    told = stayed(folder)
+    assert told.is_more
+    assert told.num_files < 30
+    assert {"big/", "node_modules/"} <= set(told.ignored)
+
+
+def test_names_kept_with_a_job_are_bounded_and_are_text(folder: Path) -> None:
+    (folder / ".gitignore").write_text("*.bin\n")
+    write(folder, *(f"data/{'n' * 200}{number}.bin" for number in range(100)))
+    (folder / "data" / "\udcff.bin").write_text("x")
+    told = stayed(folder)
+    size = sum(len(name.encode()) for name in (*told.ignored, *told.files))  # encodes: no surrogates
+    assert size <= 2 * behind.MAX_NAMES_BYTES
+    assert told.num_files == 103
+
+
+def test_an_environment_or_a_cache_by_its_mark_is_not_missed(folder: Path) -> None:
+    (folder / ".gitignore").write_text("myenv/\nstuff/\n")
+    write(folder, "myenv/pyvenv.cfg", "myenv/lib/x", "stuff/CACHEDIR.TAG", "stuff/y")
+    assert stayed(folder).num_files == 0
+    assert set(stayed(folder).ignored) >= {"myenv/", "stuff/"}
+
+
+def test_the_pattern_to_add_takes_special_characters_as_they_are() -> None:
+    assert LeftBehind(files=("a[1]*.bin",)).add_with == "a\\[1\\]\\*.bin"
+    assert LeftBehind(files=("x.bin", "data/y.bin")).add_with == "x.bin"

@@ -1,0 +1,26 @@
+"""Lists of files that stayed behind: kept once, a project's own, forgotten when no submission names them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shoal.store import Tx
+from shoal.store.migrations import migrate
+from shoal.store.sqlite import SqliteDatabase
+from shoal.wire import LeftBehind
+
+
+def test_a_list_is_kept_while_submissions_name_it_and_is_no_other_projects(tmp_path: Path) -> None:
+    database = SqliteDatabase(tmp_path / "shoal.db")
+    with database.connect_writer() as connection:
+        database.begin_write(connection)
+        migrate(connection)
+        kept = Tx(connection).left_behind
+        told = LeftBehind(folder="/home/ana/x", ignored=("data/", "a.bin"))
+        digest = kept.put("vision", told, 10.0)
+        assert kept.put("vision", told, 20.0) == digest
+        assert kept.put("other", told, 5.0) != digest
+        assert (kept.purge(15.0), kept.get(digest)) == (1, told)
+        assert (kept.purge(25.0), kept.get(digest)) == (1, None)
+        connection.rollback()
+    database.close()
