@@ -10,7 +10,7 @@ from tests.style.tree import Import, Module, length
 LEAVES = frozenset(
     {
         *("errors", "clock", "curve", "home", "ids", "log", "loopback", "porch", "proof", "settings"),
-        *("socket_file", "wire"),
+        *("site", "socket_file", "wire"),
     }
 )
 BELOW_CONTROL = frozenset({"scheduler", "engines", "store", "identity", "serving"})
@@ -21,6 +21,7 @@ MAY_SEE: dict[str, frozenset[str]] = {
     "home": frozenset(),
     "ids": frozenset(),
     "loopback": frozenset(),
+    "site": frozenset({"errors"}),
     "socket_file": frozenset(),
     "wire": frozenset(),
     "porch": frozenset({"wire"}),

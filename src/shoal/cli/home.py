@@ -19,7 +19,7 @@ from typing import IO, Any
 from shoal.client.credentials import LOCAL, Credentials, write_private
 from shoal.errors import SpecError, StateError
 from shoal.home import LOCK, PORT
-from shoal.settings import Settings
+from shoal.settings import Settings, load_settings, merge_options
 
 REMEMBERED = "options.json"
 OWN_PORT = "own-port"
@@ -72,6 +72,13 @@ def load_remembered(home: Path) -> dict[str, str]:
     except (OSError, ValueError):
         return {}
     return {str(k): str(v) for k, v in told.items()} if isinstance(told, dict) else {}
+
+
+def settings_for(flags: dict[str, str | None]) -> tuple[Settings, dict[str, str]]:
+    """Checked settings and the options behind them: flags, variables, else those of the last start."""
+    home = load_settings({}, {k: v for k, v in os.environ.items() if k in ("SHOAL_HOME", "HOME")}).home
+    options = merge_options(flags, os.environ, load_remembered(home))
+    return load_settings(options), options
 
 
 def remember(home: Path, options: dict[str, str]) -> None:
