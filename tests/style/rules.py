@@ -10,7 +10,7 @@ from tests.style.tree import Import, Module, length
 LEAVES = frozenset(
     {
         *("errors", "clock", "curve", "home", "ids", "log", "loopback", "porch", "proof", "settings"),
-        *("site", "socket_file", "wire"),
+        *("ownership", "site", "socket_file", "wire"),
     }
 )
 BELOW_CONTROL = frozenset({"scheduler", "engines", "store", "identity", "serving"})
@@ -21,6 +21,7 @@ MAY_SEE: dict[str, frozenset[str]] = {
     "home": frozenset(),
     "ids": frozenset(),
     "loopback": frozenset(),
+    "ownership": frozenset({"errors"}),
     "site": frozenset({"errors"}),
     "socket_file": frozenset(),
     "wire": frozenset(),
@@ -36,7 +37,9 @@ MAY_SEE: dict[str, frozenset[str]] = {
     "store": LEAVES | {"spec", "model"},
     "identity": LEAVES | {"spec", "model"},
     "engines": LEAVES | {"spec", "model", "runtime"},
-    "serving": frozenset({"errors", "clock", "ids", "log", "loopback", "porch", "socket_file", "wire"}),
+    "serving": frozenset(
+        {"errors", "clock", "ids", "log", "loopback", "ownership", "porch", "socket_file", "wire"}
+    ),
     "control": LEAVES | {"spec", "model"} | BELOW_CONTROL,
     "api": LEAVES | {"spec", "model", "control"} | BELOW_CONTROL,
     "sim": LEAVES | {"spec", "model", "control"} | BELOW_CONTROL,

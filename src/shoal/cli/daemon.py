@@ -17,6 +17,7 @@ from shoal.cli.home import (
     ask_for_token,
     load_remembered,
     prepare_home,
+    refuse_unsafe_files,
     remember,
     settings_for,
 )
@@ -63,6 +64,7 @@ def start(flags: dict[str, str | None] | None = None) -> Running:
     """
     settings, options = settings_for(flags or {})
     prepare_home(settings.home)
+    refuse_unsafe_files(settings)
     restore.refuse_copy(settings)
     pid = holder(settings.home)
     if pid is not None:

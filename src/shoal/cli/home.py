@@ -13,22 +13,30 @@ import os
 import re
 import stat
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from shoal.client.credentials import LOCAL, Credentials, write_private
 from shoal.errors import SpecError, StateError
 from shoal.home import LOCK, PORT
+from shoal.ownership import Problem, Secrecy, problems_inside, problems_on_the_way, refuse_unsafe
 from shoal.settings import Settings, load_settings, merge_options
 
 REMEMBERED = "options.json"
 OWN_PORT = "own-port"
+SECRET_FILES = ("credentials.json", "options.json")
+SQLITE = "sqlite:///"
 
 
 def prepare_home(home: Path) -> None:
-    """Make the directory, for its owner alone. Raises `SpecError` if it cannot be used."""
+    """Make the directory, for its owner alone. Raises `SpecError` if it cannot be used: `UnsafePath` where
+    others can change it, or a name on the way to it, since they may have laid down a key or a claim.
+    """
     try:
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make_above(home)
+        home.mkdir(mode=0o700, exist_ok=True)
+        refuse_unsafe(_unsafe(home))
         (home / "logs").mkdir(mode=0o700, exist_ok=True)
         facts = home.stat()
         if facts.st_uid == os.getuid():
@@ -38,6 +46,42 @@ def prepare_home(home: Path) -> None:
         raise SpecError(
             f"cannot use {home}: {error.strerror}", hint="name another with `export SHOAL_HOME=DIR`"
         ) from error
+
+
+def _make_above(home: Path) -> None:
+    """Others may pass: jobs without bubblewrap come this way to their files."""
+    for above in reversed(home.parents):
+        if not above.exists():
+            above.mkdir()
+            above.chmod(0o755)
+
+
+def _unsafe(home: Path) -> Iterator[Problem]:
+    yield from problems_on_the_way(home)
+    yield from problems_inside(home)
+    for name in SECRET_FILES:
+        yield from problems_on_the_way(home / name, Secrecy.OWNER)
+    yield from problems_inside(home / "keys", Secrecy.OWNER)
+    for name in ("spool", "desk"):
+        yield from problems_inside(home / name)
+        yield from problems_inside(home / name / "live")
+        # A claim there names a process to kill.
+        live = home / name / "live"
+        for attempt in sorted(live.iterdir()) if live.is_dir() else ():
+            yield from problems_inside(attempt)
+    yield from problems_inside(home / "clusters")
+
+
+def refuse_unsafe_files(settings: Settings) -> None:
+    """`UnsafePath` where others can change a file beside the home that the server believes."""
+    found = [problems_on_the_way(file) for file in (settings.tls_cert, settings.policy) if file is not None]
+    if settings.tls_key is not None:
+        found.append(problems_on_the_way(settings.tls_key, Secrecy.GROUP))
+    if settings.store_url.startswith(SQLITE):
+        database = settings.store_url.removeprefix(SQLITE)
+        found += [problems_on_the_way(f"{database}{end}") for end in ("", "-wal", ".lock")]
+        found.append(problems_on_the_way(Path(database).absolute().parent))
+    refuse_unsafe(problem for problems in found for problem in problems)
 
 
 def hold(home: Path) -> IO[str]:

@@ -86,6 +86,7 @@ def build_app(called: str | None = None) -> Any:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one command and exit with its code."""
+    os.umask(0o077)  # what it writes are tokens, keys and logs; whatever others may read says so itself
     code = run_command(list(sys.argv[1:] if argv is None else argv))
     try:
         sys.stdout.flush()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shoal import site
 from shoal.cli.home import settings_for
+from shoal.cli.show import note
 from shoal.client.credentials import write_private
 from shoal.errors import SpecError, StateError
 from shoal.home import holder
@@ -16,7 +17,9 @@ def refuse_copy(settings: Settings) -> None:
         site.refuse_copy(settings.state_dir, is_bound_to_machine=settings.is_bound_to_machine)
 
 
-def request(flags: dict[str, str | None], *, is_restored: bool, runs_again: bool) -> None:
+def request(
+    flags: dict[str, str | None], *, is_restored: bool, runs_again: bool, is_quiet: bool = False
+) -> None:
     """Leave word for the start that follows. `StateError`: a control plane runs here, or there is no home."""
     if runs_again and not is_restored:
         raise SpecError("`--rerun` is about a restored home", hint="shoal up --restored --rerun")
@@ -30,6 +33,8 @@ def request(flags: dict[str, str | None], *, is_restored: bool, runs_again: bool
         raise StateError(f"there is no {home}, so there is nothing to restore", hint="shoal up")
     word = site.RestoreRequest(runs_again=runs_again, directory=site.identify(home))
     write_private(home / site.REQUEST, site.encoded(word).decode() + "\n")
+    if not is_quiet:
+        note(told(runs_again=runs_again))
 
 
 def told(*, runs_again: bool) -> str:

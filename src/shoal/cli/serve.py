@@ -29,6 +29,7 @@ from shoal.cli.home import (
     hold,
     own_port,
     prepare_home,
+    refuse_unsafe_files,
     remember_port,
     remove_server_file,
     write_leader_file,
@@ -64,6 +65,7 @@ def main(*, is_foreground: bool = False, is_deposed: bool = False) -> int:
 
     `is_deposed`: the same process led before, and another does now.
     """
+    os.umask(0o077)
     try:
         _run(is_foreground=is_foreground, is_deposed=is_deposed)
     except ShoalError as error:
@@ -82,6 +84,7 @@ def _run(*, is_foreground: bool, is_deposed: bool) -> None:
     tune()
     settings = load_settings()
     prepare_home(settings.home)
+    refuse_unsafe_files(settings)
     if settings.shared is not None and not is_deposed:
         prepare_home(settings.shared)  # who led before stands by for it, too, if it is away now
     with hold(settings.home):

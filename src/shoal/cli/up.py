@@ -30,6 +30,10 @@ RestoredFlag = Annotated[
     bool,
     Parameter(negative="", help="This home is a copy: end its open jobs, and make it a home of its own."),
 ]
+PolicyFlag = Annotated[
+    str | None,
+    Parameter(help="A file of scheduling fields that differ from the default, YAML; `none` drops it."),
+]
 RerunFlag = Annotated[
     bool,
     Parameter(negative="", help="With `--restored`: the original is gone, so begin open jobs again."),
@@ -59,10 +63,7 @@ def up(
     queues: Annotated[
         str | None, Parameter(help="Queues beside `default`, comma-separated; SHOAL_QUEUES.")
     ] = None,
-    policy: Annotated[
-        str | None,
-        Parameter(help="A file of scheduling fields that differ from the default, YAML; `none` drops it."),
-    ] = None,
+    policy: PolicyFlag = None,
     keep_logs: Annotated[
         str | None, Parameter(help="Keep logs and checkpoints of what ended so long (30d); SHOAL_KEEP_LOGS.")
     ] = None,
@@ -103,9 +104,7 @@ def up(
         "serve_processes": serve_processes,
         "shared": os.path.abspath(shared) if shared and shared != "none" else shared,  # noqa: PTH100
     }
-    restore.request(flags, is_restored=restored, runs_again=rerun)
-    if restored and not json:
-        note(restore.told(runs_again=rerun))
+    restore.request(flags, is_restored=restored, runs_again=rerun, is_quiet=json)
     return _stay(flags) if foreground else _start(flags, json=json)
 
 
