@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from shoal.client.credentials import LOCAL, Credentials, write_private
 from shoal.errors import SpecError, StateError
-from shoal.home import LOCK, PORT
+from shoal.home import LOCK, PORT, holder
 from shoal.ownership import Problem, Secrecy, problems_inside, problems_on_the_way, refuse_unsafe
 from shoal.settings import Settings, load_settings, merge_options
 
@@ -171,8 +171,24 @@ def token_of_others(home: Path) -> str:
     """What gets a token for a home that shares a directory with others; empty: it makes its own."""
     if load_remembered(home).get("shared", "none") == "none":
         return ""
-    made = "`shoal token create` made, typed where another control plane of this cluster is"
-    return f"`shoal login local` with a token that {made}"
+    return (
+        "`shoal login local` with a token that `shoal token create` made where another control plane of this "
+        "cluster is; if none has a token any more, `shoal down` and `shoal up --admin-token`"
+    )
+
+
+def ask_for_admin_token(flags: dict[str, str | None]) -> None:
+    """Leave word for the start that follows, whatever tokens there are. `StateError`: a control plane runs.
+
+    Whoever may write here, and reads the key that signs, could make one anyway.
+    """
+    settings, _ = settings_for(flags)
+    prepare_home(settings.home)
+    if (pid := holder(settings.home)) is not None:
+        raise StateError(
+            f"a control plane is already running here (process {pid})", hint="`shoal down` first"
+        )
+    write_private(settings.home / "keys" / "asked-token", "")
 
 
 def ask_for_token(settings: Settings) -> bool:

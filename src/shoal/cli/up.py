@@ -15,7 +15,7 @@ from cyclopts import Parameter
 from shoal.cli import daemon, data_plane_facts, restore
 from shoal.cli.checkup_server import racks_without_nodes
 from shoal.cli.flags import JsonFlag
-from shoal.cli.home import prepare_home, settings_for
+from shoal.cli.home import ask_for_admin_token, prepare_home, settings_for
 from shoal.cli.show import note, print_json
 from shoal.cli.stopping import wait_for_ends
 from shoal.cli.text import one_line, told_failing, told_unanswered
@@ -33,6 +33,9 @@ RestoredFlag = Annotated[
 PolicyFlag = Annotated[
     str | None,
     Parameter(help="A file of scheduling fields that differ from the default, YAML; `none` drops it."),
+]
+AdminTokenFlag = Annotated[
+    bool, Parameter(negative="", help="Make another admin token and show it once: all others were lost.")
 ]
 RerunFlag = Annotated[
     bool,
@@ -78,6 +81,7 @@ def up(
     ] = None,
     restored: RestoredFlag = False,
     rerun: RerunFlag = False,
+    admin_token: AdminTokenFlag = False,
     foreground: Annotated[bool, Parameter(negative="", help="Stay in front, for a service manager.")] = False,
     json: JsonFlag = False,
 ) -> int:
@@ -104,6 +108,8 @@ def up(
         "serve_processes": serve_processes,
         "shared": os.path.abspath(shared) if shared and shared != "none" else shared,  # noqa: PTH100
     }
+    if admin_token:
+        ask_for_admin_token(flags)
     restore.request(flags, is_restored=restored, runs_again=rerun, is_quiet=json)
     return _stay(flags) if foreground else _start(flags, json=json)
 
