@@ -42,8 +42,17 @@ def copy_sqlite(reader: Connection, target: Path, tell: Tell = lambda _done, _al
     head = Tx(reader).events.head()
     os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     try:
-        with contextlib.closing(sqlite3.connect(target)) as copy:
-            source.backup(copy, pages=PAGES, progress=lambda _, left, of: tell(of - left, of))
+        with contextlib.closing(sqlite3.connect(target)) as copy, target.open("rb") as written:
+            # Its pages go to the file as they come; a copy that was cut short is thrown away.
+            for pragma in ("journal_mode = OFF", "synchronous = OFF", "cache_size = -512"):
+                copy.execute(f"PRAGMA {pragma}").fetchall()
+
+            def progress(_status: int, left: int, of: int) -> None:
+                # Little at a time: else the writer's next commit waits for the disk to take all of the copy.
+                os.fdatasync(written.fileno())
+                tell(of - left, of)
+
+            source.backup(copy, pages=PAGES, progress=progress)
             # One file: a copy that has a log beside it may lose it.
             copy.execute("PRAGMA journal_mode = DELETE").fetchall()
         _sync(target)
