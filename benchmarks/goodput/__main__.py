@@ -20,7 +20,7 @@ import time
 from dataclasses import dataclass
 
 from benchmarks.measure import table
-from benchmarks.recovery.__main__ import START_S, all_at, strike, wait
+from benchmarks.recovery.__main__ import begin, strike
 from benchmarks.recovery.runs import CONTESTANTS, Run, Step
 
 MTTF_H = 0.23
@@ -45,7 +45,7 @@ def schedule(length_s: float) -> list[float]:
 
 def keep(kind: type[Run], ranks: int, length_s: float) -> Kept:
     with kind(ranks) as run:
-        wait(lambda: all_at(run, WARM_STEPS), START_S, "the run did not begin")
+        begin(run)
         began_at, first = time.time(), max(step.number for step in run.steps())
         faults = 0
         for at in schedule(length_s):

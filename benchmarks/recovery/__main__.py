@@ -51,13 +51,28 @@ def trials_of(kind: type[Run], ranks: int, fault: str, count: int, between: int 
     """
     while count > 0:
         with kind(ranks, nodes=2 if fault == "node" else 1) as run:
-            wait(lambda: all_at(run, WARM_STEPS), START_S, "the run did not begin")
+            begin(run)
             is_well = True
             while is_well and count > 0:
                 found = hit(run, fault)
                 is_well = fault != "node" and found.seconds is not None and goes_on(run, between)
                 yield found if is_well or fault == "node" else Trial(None, 0)
                 count -= 1
+
+
+def begin(run: Run) -> None:
+    """Wait until every rank has made some steps. `RuntimeError` at once where the run has ended before."""
+    ended: list[str] = []
+
+    def is_decided() -> bool:
+        if all_at(run, WARM_STEPS):
+            return True
+        ended[:] = filter(None, [run.how_it_ended()])
+        return bool(ended)
+
+    wait(is_decided, START_S, "the run did not begin")
+    if ended:
+        raise RuntimeError(f"the run did not begin: {ended[0]}")
 
 
 def goes_on(run: Run, between: int) -> bool:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ SOURCE = str(ROOT / "src")
 BIN = Path(sys.executable).parent
 STEPS = 100_000
 """More than any trial lasts for."""
+ASK_EVERY_S = 5.0
 LIGHTHOUSE = """
 import sys, time
 from torchft.coordination import LighthouseServer
@@ -80,6 +82,10 @@ class Run:
             lines = self.trace.read_text().split("\n")[:-1]
             return [Step(float(at), *map(int, rest)) for at, *rest in map(str.split, lines)]
         return []
+
+    def how_it_ended(self) -> str:
+        """Why nothing of it runs, in the contestant's words; empty while it may run."""
+        return ""
 
     def node_of(self, pid: int) -> list[int]:
         """Whoever dies with the node of this rank, first the one that looks after the others."""
@@ -220,6 +226,14 @@ class Shoal(Run):
         simulated = () if self.nodes == 1 else ("--demo", f"{self.nodes}x1")
         self._shoal("up", *simulated, "--mount-roots", f"{data},{SOURCE},{JOB.parent}")
         self._shoal("run", "-d", str(path))
+        self._ask_at = time.monotonic() + ASK_EVERY_S
+
+    def how_it_ended(self) -> str:
+        if time.monotonic() < self._ask_at:
+            return ""
+        self._ask_at = time.monotonic() + ASK_EVERY_S
+        (job,) = json.loads(self._shoal("queue", "--all", "--json"))
+        return "" if job["ended_at"] is None else str(job["because"])
 
     def node_of(self, pid: int) -> list[int]:
         """The supervisor: the kernel ends its ranks with it."""
@@ -230,12 +244,13 @@ class Shoal(Run):
     def stop(self) -> None:
         self._shoal("down", "--jobs")
 
-    def _shoal(self, *words: str) -> None:
+    def _shoal(self, *words: str) -> str:
         done = subprocess.run(
             [str(BIN / "shoal"), *words], env=self._environment, capture_output=True, text=True, check=False
         )
         if done.returncode != 0:
             raise RuntimeError(f"shoal {' '.join(words)}: {done.stderr or done.stdout}")
+        return done.stdout
 
 
 class ShoalZygote(Shoal):

@@ -185,6 +185,11 @@ class Settings:
         return self.shared or self.home
 
     @property
+    def is_bound_to_machine(self) -> bool:
+        """Whether jobs run on the machine of the control plane, and no other one reads its home."""
+        return self.engine == "local" and self.shared is None
+
+    @property
     def leader_file(self) -> Path:
         """Where whoever leads says where it listens, for those that the spool is for."""
         return self.shared / "leader.json" if self.shared else self.server_file

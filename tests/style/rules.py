@@ -22,7 +22,7 @@ LEAVES = frozenset(
             "proof",
             "settings",
         ),
-        *("socket_file", "wire"),
+        *("ownership", "site", "socket_file", "wire"),
     }
 )
 BELOW_CONTROL = frozenset({"scheduler", "engines", "store", "identity", "serving"})
@@ -34,6 +34,8 @@ MAY_SEE: dict[str, frozenset[str]] = {
     "home": frozenset(),
     "ids": frozenset(),
     "loopback": frozenset(),
+    "ownership": frozenset({"errors"}),
+    "site": frozenset({"errors"}),
     "socket_file": frozenset(),
     "wire": frozenset(),
     "porch": frozenset({"wire"}),
@@ -48,7 +50,9 @@ MAY_SEE: dict[str, frozenset[str]] = {
     "store": LEAVES | {"spec", "model"},
     "identity": LEAVES | {"spec", "model"},
     "engines": LEAVES | {"spec", "model", "runtime"},
-    "serving": frozenset({"errors", "clock", "ids", "log", "loopback", "porch", "socket_file", "wire"}),
+    "serving": frozenset(
+        {"errors", "clock", "ids", "log", "loopback", "ownership", "porch", "socket_file", "wire"}
+    ),
     "control": LEAVES | {"spec", "model"} | BELOW_CONTROL,
     "api": LEAVES | {"spec", "model", "control"} | BELOW_CONTROL,
     "sim": LEAVES | {"spec", "model", "control"} | BELOW_CONTROL,

@@ -44,6 +44,13 @@ def an_order(**changes: object) -> Order:
     return Order(**{**values, **changes})  # type: ignore[arg-type]
 
 
+def a_claim(share: spool.Share, **changes: object) -> spool.Claim:
+    """Of another process than the one that will be looked for, made in the share's own directory."""
+    facts = os.stat(share.directory)  # noqa: PTH116 - the spool names its files by strings
+    values = {"boot_id": spool.boot_id(), "start_ticks": 1, "at": 0.0}
+    return spool.Claim(**{**values, "device": facts.st_dev, "inode": facts.st_ino, **changes})  # type: ignore[arg-type]
+
+
 class RunningShare:
     """A share with its supervisor's process; leaves nothing behind when closed."""
 

@@ -146,7 +146,7 @@ def test_whoever_is_not_known_is_told_of_a_way_that_there_is(
         overridden = check_server()
     assert ours.hint == "`shoal login local --forget`, `shoal down`, `shoal up`: that makes another token"
     assert shared.hint.startswith("`shoal login local --forget`, `shoal login local` with a token that")
-    assert "shoal up" not in shared.hint + unsaved.hint, "which makes none there"
+    assert "`shoal up`" not in shared.hint + unsaved.hint, "which makes none there"
     assert overridden.hint.startswith("`unset SHOAL_TOKEN`")
     assert "--forget" not in overridden.hint, "what is saved may be good"
 

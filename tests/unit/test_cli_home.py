@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from shoal.cli import home as homes
 from shoal.cli.daemon import Running, environment, start
 from shoal.client.connection import Connection
 from shoal.client.credentials import LOCAL, Credentials, find_endpoint
-from shoal.engines.ray.head import HeadRecord
+from shoal.engines.ray.head import Head, HeadRecord
 from shoal.errors import SpecError, StateError
 from shoal.home import holder, last_port
 from shoal.runtime.spool import boot_id, start_ticks
@@ -121,11 +122,14 @@ def test_down_says_that_a_ray_of_our_own_runs_on_and_what_ends_it(
     told = "the Ray of our own runs on; `shoal connect local` ends it"
     head = subprocess.Popen(["sleep", "300"], start_new_session=True)
     try:
-        record = HeadRecord(port=1, pid=head.pid, ticks=start_ticks(head.pid) or 0, boot=boot_id())
         (tmp_path / "ray").mkdir()
+        ticks, inode = start_ticks(head.pid) or 0, (tmp_path / "ray").stat().st_ino
+        record = HeadRecord(port=1, pid=head.pid, ticks=ticks, boot=boot_id(), inode=inode)
         (tmp_path / "ray" / "head.json").write_bytes(msgspec.json.encode(record))
         up.down()
         assert told in capsys.readouterr().out
+        shutil.copytree(tmp_path / "ray", tmp_path / "copy" / "ray")
+        assert not Head(tmp_path / "copy" / "ray", "").stop(), "it is the original's"
         up.down(json=True)
         assert json.loads(capsys.readouterr().out)["pid"] is None
     finally:
@@ -299,9 +303,13 @@ def test_up_says_over_what_it_is(
 def test_data_plane_that_ended_unasked_does_not_run(tmp_path: Path) -> None:
     """As one whose parent became another program: nobody has asked how it ended."""
     child = subprocess.Popen(["sleep", "300"])
-    facts = {"pid": child.pid, "ticks": start_ticks(child.pid), "url": "http://127.0.0.1:3"}
+    ticks, home = start_ticks(child.pid), data_plane_facts.directory_of(tmp_path)
+    facts = {"pid": child.pid, "ticks": ticks, "url": "http://127.0.0.1:3", "home": home}
     (tmp_path / "serving.json").write_text(json.dumps(facts))
     assert data_plane_facts.running(tmp_path) == facts
+    (tmp_path / "copy").mkdir()
+    shutil.copy2(tmp_path / "serving.json", tmp_path / "copy")
+    assert data_plane_facts.running(tmp_path / "copy") is None, "it is the original's"
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert start_ticks(child.pid) == facts["ticks"]

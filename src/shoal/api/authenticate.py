@@ -30,7 +30,8 @@ LOST = (
 )
 LOST_OF_SEVERAL = (
     "who lost theirs gets another by `shoal token create` from an admin, or from another machine that "
-    "has a control plane of this cluster"
+    "has a control plane of this cluster; who owns the cluster and has no admin token left, by `shoal down` "
+    "and `shoal up --admin-token`"
 )
 """Where several share a directory none is made at a start: the others have theirs."""
 

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
+from shoal.cli import restore
 from shoal.cli.cluster_words import counted
 from shoal.cli.elsewhere import refuse_elsewhere, remember_same
 from shoal.cli.flags import JsonFlag
-from shoal.cli.home import load_remembered, prepare_home, remember
+from shoal.cli.home import load_remembered, prepare_home, remember, settings_for
 from shoal.cli.progress import long_work
 from shoal.cli.show import note, print_json
 from shoal.cli.text import one_line
@@ -341,6 +342,7 @@ def _keep(home: Path, engine: str, name: str, config: SlurmConfig | RayConfig, a
 def _free_home() -> Path:
     home = home_from_env()
     prepare_home(home)
+    restore.refuse_copy(settings_for({})[0])  # its Ray, say, is the original's
     pid = holder(home)
     if pid is not None:
         raise StateError(f"a control plane is running here (process {pid})", hint="`shoal down` first")

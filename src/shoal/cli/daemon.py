@@ -11,12 +11,21 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.cli.home import adopt_first_token, ask_for_token, load_remembered, prepare_home, remember
+from shoal.cli import restore
+from shoal.cli.home import (
+    adopt_first_token,
+    ask_for_token,
+    load_remembered,
+    prepare_home,
+    refuse_unsafe_files,
+    remember,
+    settings_for,
+)
 from shoal.cli.show import at_work, note
 from shoal.client.credentials import read_server_file
 from shoal.errors import ServerUnreachable, ShoalError, StateError
 from shoal.home import holder
-from shoal.settings import Settings, load_settings, merge_options
+from shoal.settings import Settings, load_settings
 
 START_S = 60.0
 STOP_S = 60.0
@@ -48,13 +57,6 @@ class StartFailed(ShoalError):
     exit_code = 6
 
 
-def settings_for(flags: dict[str, str | None]) -> tuple[Settings, dict[str, str]]:
-    """Checked settings and the options behind them: flags, variables, else those of the last start."""
-    home = load_settings({}, {k: v for k, v in os.environ.items() if k in ("SHOAL_HOME", "HOME")}).home
-    options = merge_options(flags, os.environ, load_remembered(home))
-    return load_settings(options), options
-
-
 def start(flags: dict[str, str | None] | None = None) -> Running:
     """The control plane of this home, started if it is not running. Returns when it answers.
 
@@ -62,6 +64,8 @@ def start(flags: dict[str, str | None] | None = None) -> Running:
     """
     settings, options = settings_for(flags or {})
     prepare_home(settings.home)
+    refuse_unsafe_files(settings)
+    restore.refuse_copy(settings)
     pid = holder(settings.home)
     if pid is not None:
         _refuse_other_options(settings.home, pid, flags or {})

@@ -23,7 +23,7 @@ import anyio
 import anyio.to_thread
 import structlog
 
-from shoal.cli.data_plane_facts import FACTS, running, terminate
+from shoal.cli.data_plane_facts import FACTS, directory_of, running, terminate
 from shoal.client.credentials import write_private
 from shoal.control import ControlPlane
 from shoal.errors import StateError
@@ -126,8 +126,9 @@ def _start(settings: Settings, token: str, before: dict[str, Any] | None) -> sub
         if address is None:
             continue
         scheme = "https" if settings.tls_cert else "http"
-        facts = {"pid": child.pid, "ticks": start_ticks(child.pid), "told": _told(settings)}
-        write_private(home / FACTS, json.dumps({**facts, "url": f"{scheme}://{address}"}) + "\n")
+        facts: dict[str, Any] = {"pid": child.pid, "ticks": start_ticks(child.pid), "told": _told(settings)}
+        facts |= {"url": f"{scheme}://{address}", "home": directory_of(home)}
+        write_private(home / FACTS, json.dumps(facts) + "\n")
         log.info("data_plane.started", pid=child.pid, address=address)
         return child
     log.warning("data_plane.not_started", log=str(home / "logs" / "serving.log"))

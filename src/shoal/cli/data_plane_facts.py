@@ -15,12 +15,22 @@ FACTS = "serving.json"
 
 
 def running(home: Path) -> dict[str, Any] | None:
-    """The data plane of this home; None if there is none, or another process has its number by now."""
+    """The data plane of this home; None if there is none, another process has its number by now, or the file
+    was copied from the home whose data plane it names.
+    """
     with contextlib.suppress(OSError, ValueError, KeyError):
         facts: dict[str, Any] = json.loads((home / FACTS).read_text(encoding="utf-8"))
+        if facts["home"] != directory_of(home):
+            return None
         if start_ticks(int(facts["pid"])) == facts["ticks"] and not _is_dead(int(facts["pid"])):
             return facts
     return None
+
+
+def directory_of(home: Path) -> list[int]:
+    """What tells the home from a copy of it."""
+    facts = home.stat()
+    return [facts.st_dev, facts.st_ino]
 
 
 def stop(home: Path) -> int | None:

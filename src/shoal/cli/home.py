@@ -13,22 +13,30 @@ import os
 import re
 import stat
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from shoal.client.credentials import LOCAL, Credentials, write_private
 from shoal.errors import SpecError, StateError
-from shoal.home import LOCK, PORT
-from shoal.settings import Settings
+from shoal.home import LOCK, PORT, holder
+from shoal.ownership import Problem, Secrecy, problems_inside, problems_on_the_way, refuse_unsafe
+from shoal.settings import Settings, load_settings, merge_options
 
 REMEMBERED = "options.json"
 OWN_PORT = "own-port"
+SECRET_FILES = ("credentials.json", "options.json")
+SQLITE = "sqlite:///"
 
 
 def prepare_home(home: Path) -> None:
-    """Make the directory, for its owner alone. Raises `SpecError` if it cannot be used."""
+    """Make the directory, for its owner alone. Raises `SpecError` if it cannot be used: `UnsafePath` where
+    others can change it, or a name on the way to it, since they may have laid down a key or a claim.
+    """
     try:
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make_above(home)
+        home.mkdir(mode=0o700, exist_ok=True)
+        refuse_unsafe(_unsafe(home))
         (home / "logs").mkdir(mode=0o700, exist_ok=True)
         facts = home.stat()
         if facts.st_uid == os.getuid():
@@ -38,6 +46,42 @@ def prepare_home(home: Path) -> None:
         raise SpecError(
             f"cannot use {home}: {error.strerror}", hint="name another with `export SHOAL_HOME=DIR`"
         ) from error
+
+
+def _make_above(home: Path) -> None:
+    """Others may pass: jobs without bubblewrap come this way to their files."""
+    for above in reversed(home.parents):
+        if not above.exists():
+            above.mkdir()
+            above.chmod(0o755)
+
+
+def _unsafe(home: Path) -> Iterator[Problem]:
+    yield from problems_on_the_way(home)
+    yield from problems_inside(home)
+    for name in SECRET_FILES:
+        yield from problems_on_the_way(home / name, Secrecy.OWNER)
+    yield from problems_inside(home / "keys", Secrecy.OWNER)
+    for name in ("spool", "desk"):
+        yield from problems_inside(home / name)
+        yield from problems_inside(home / name / "live")
+        # A claim there names a process to kill.
+        live = home / name / "live"
+        for attempt in sorted(live.iterdir()) if live.is_dir() else ():
+            yield from problems_inside(attempt)
+    yield from problems_inside(home / "clusters")
+
+
+def refuse_unsafe_files(settings: Settings) -> None:
+    """`UnsafePath` where others can change a file beside the home that the server believes."""
+    found = [problems_on_the_way(file) for file in (settings.tls_cert, settings.policy) if file is not None]
+    if settings.tls_key is not None:
+        found.append(problems_on_the_way(settings.tls_key, Secrecy.GROUP))
+    if settings.store_url.startswith(SQLITE):
+        database = settings.store_url.removeprefix(SQLITE)
+        found += [problems_on_the_way(f"{database}{end}") for end in ("", "-wal", ".lock")]
+        found.append(problems_on_the_way(Path(database).absolute().parent))
+    refuse_unsafe(problem for problems in found for problem in problems)
 
 
 def hold(home: Path) -> IO[str]:
@@ -72,6 +116,13 @@ def load_remembered(home: Path) -> dict[str, str]:
     except (OSError, ValueError):
         return {}
     return {str(k): str(v) for k, v in told.items()} if isinstance(told, dict) else {}
+
+
+def settings_for(flags: dict[str, str | None]) -> tuple[Settings, dict[str, str]]:
+    """Checked settings and the options behind them: flags, variables, else those of the last start."""
+    home = load_settings({}, {k: v for k, v in os.environ.items() if k in ("SHOAL_HOME", "HOME")}).home
+    options = merge_options(flags, os.environ, load_remembered(home))
+    return load_settings(options), options
 
 
 def remember(home: Path, options: dict[str, str]) -> None:
@@ -120,8 +171,24 @@ def token_of_others(home: Path) -> str:
     """What gets a token for a home that shares a directory with others; empty: it makes its own."""
     if load_remembered(home).get("shared", "none") == "none":
         return ""
-    made = "`shoal token create` made, typed where another control plane of this cluster is"
-    return f"`shoal login local` with a token that {made}"
+    return (
+        "`shoal login local` with a token that `shoal token create` made where another control plane of this "
+        "cluster is; if none has a token any more, `shoal down` and `shoal up --admin-token`"
+    )
+
+
+def ask_for_admin_token(flags: dict[str, str | None]) -> None:
+    """Leave word for the start that follows, whatever tokens there are. `StateError`: a control plane runs.
+
+    Whoever may write here, and reads the key that signs, could make one anyway.
+    """
+    settings, _ = settings_for(flags)
+    prepare_home(settings.home)
+    if (pid := holder(settings.home)) is not None:
+        raise StateError(
+            f"a control plane is already running here (process {pid})", hint="`shoal down` first"
+        )
+    write_private(settings.home / "keys" / "asked-token", "")
 
 
 def ask_for_token(settings: Settings) -> bool:

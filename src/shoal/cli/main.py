@@ -51,6 +51,8 @@ COMMANDS = {
     "project": ("project:app", "Projects, their quotas and members."),
     "user": ("user:app", "Users and their roles."),
     "token": ("token:app", "Tokens: create, list, revoke."),
+    "backup": ("backup:backup", "Write this home to one file while it runs; `--verify` checks one."),
+    "restore": ("backup:restore", "Unpack a backup to a new home."),
     "doctor": ("doctor:doctor", "Find what is wrong with this machine and say what to type."),
     "completion": ("completion:completion", "Print a completion script for bash, zsh or fish."),
 }
@@ -86,6 +88,7 @@ def build_app(called: str | None = None) -> Any:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one command and exit with its code."""
+    os.umask(0o077)  # what it writes are tokens, keys and logs; whatever others may read says so itself
     code = run_command(list(sys.argv[1:] if argv is None else argv))
     try:
         sys.stdout.flush()

@@ -22,13 +22,14 @@ import anyio
 import structlog
 
 from shoal.api.server import MAX_CONNECTIONS, hear_nodes, open_nodes_socket, open_socket, serve, serve_nodes
-from shoal.cli import data_plane, standby
+from shoal.cli import backup_request, data_plane, standby
 from shoal.cli.home import (
     adopt_first_token,
     certificates_in,
     hold,
     own_port,
     prepare_home,
+    refuse_unsafe_files,
     remember_port,
     remove_server_file,
     write_leader_file,
@@ -42,6 +43,7 @@ from shoal.home import last_port
 from shoal.log import configure_log
 from shoal.serving.descriptors import raised
 from shoal.settings import Settings, load_settings
+from shoal.store.threaded import ThreadedStore
 
 SWITCH_S = 0.0005
 """The event loop and the store's writer hand work to each other: every submit would feel Python's 5 ms."""
@@ -64,6 +66,7 @@ def main(*, is_foreground: bool = False, is_deposed: bool = False) -> int:
 
     `is_deposed`: the same process led before, and another does now.
     """
+    os.umask(0o077)
     try:
         _run(is_foreground=is_foreground, is_deposed=is_deposed)
     except ShoalError as error:
@@ -82,6 +85,7 @@ def _run(*, is_foreground: bool, is_deposed: bool) -> None:
     tune()
     settings = load_settings()
     prepare_home(settings.home)
+    refuse_unsafe_files(settings)
     if settings.shared is not None and not is_deposed:
         prepare_home(settings.shared)  # who led before stands by for it, too, if it is away now
     with hold(settings.home):
@@ -158,6 +162,8 @@ async def _lead(
         async with _opened(settings) as plane, anyio.create_task_group() as beside:
             beside.start_soon(data_plane.keep, settings, plane)
             beside.start_soon(_watch_lead, plane, step_down)
+            if isinstance(plane.core.store, ThreadedStore):
+                beside.start_soon(backup_request.serve_requests, settings.home, plane.core.store)
             is_over = anyio.Event()
             if nodes is not None:
                 hear_nodes(nodes)

@@ -12,10 +12,10 @@ from urllib.parse import urlsplit
 
 from cyclopts import Parameter
 
-from shoal.cli import daemon, data_plane_facts
+from shoal.cli import daemon, data_plane_facts, restore
 from shoal.cli.checkup_server import racks_without_nodes
 from shoal.cli.flags import JsonFlag
-from shoal.cli.home import prepare_home
+from shoal.cli.home import ask_for_admin_token, prepare_home, settings_for
 from shoal.cli.show import note, print_json
 from shoal.cli.stopping import wait_for_ends
 from shoal.cli.text import one_line, told_failing, told_unanswered
@@ -26,6 +26,21 @@ from shoal.errors import ShoalError, SpecError, StateError
 from shoal.home import holder, home_from_env
 
 OPEN = ("queued", "starting", "running", "stopping")
+RestoredFlag = Annotated[
+    bool,
+    Parameter(negative="", help="This home is a copy: end its open jobs, and make it a home of its own."),
+]
+PolicyFlag = Annotated[
+    str | None,
+    Parameter(help="A file of scheduling fields that differ from the default, YAML; `none` drops it."),
+]
+AdminTokenFlag = Annotated[
+    bool, Parameter(negative="", help="Make another admin token and show it once: all others were lost.")
+]
+RerunFlag = Annotated[
+    bool,
+    Parameter(negative="", help="With `--restored`: the original is gone, so begin open jobs again."),
+]
 
 AnchorCopy = Annotated[
     str | None,
@@ -56,10 +71,7 @@ def up(
     queues: Annotated[
         str | None, Parameter(help="Queues beside `default`, comma-separated; SHOAL_QUEUES.")
     ] = None,
-    policy: Annotated[
-        str | None,
-        Parameter(help="A file of scheduling fields that differ from the default, YAML; `none` drops it."),
-    ] = None,
+    policy: PolicyFlag = None,
     keep_logs: Annotated[
         str | None, Parameter(help="Keep logs and checkpoints of what ended so long (30d); SHOAL_KEEP_LOGS.")
     ] = None,
@@ -76,6 +88,9 @@ def up(
         str | None, Parameter(help="Directory of all control planes on one PostgreSQL; one leads.")
     ] = None,
     anchor_copy: AnchorCopy = None,
+    restored: RestoredFlag = False,
+    rerun: RerunFlag = False,
+    admin_token: AdminTokenFlag = False,
     foreground: Annotated[bool, Parameter(negative="", help="Stay in front, for a service manager.")] = False,
     json: JsonFlag = False,
 ) -> int:
@@ -104,6 +119,9 @@ def up(
         "shared": _absolute(shared),
         "anchor_copy": _absolute(anchor_copy),
     }
+    if admin_token:
+        ask_for_admin_token(flags)
+    restore.request(flags, is_restored=restored, runs_again=rerun, is_quiet=json)
     return _stay(flags) if foreground else _start(flags, json=json)
 
 
@@ -163,7 +181,7 @@ def announce(running: daemon.Running) -> None:
 
 def over_what() -> str:
     """Whose nodes do the work, and how many answer if that is known by now; empty: this machine."""
-    settings, _ = daemon.settings_for({})
+    settings, _ = settings_for({})
     if settings.engine == "local":
         return ""
     from shoal.control.elsewhere import cluster_for
@@ -191,7 +209,7 @@ def remarks(running: daemon.Running) -> Iterator[str]:
     if running.taken_serve_port is not None:
         port = running.taken_serve_port
         yield f"note: port {port} was taken; services have another one, which `shoal services` shows"
-    if ending := told_unit(running.pid, daemon.settings_for({})[0].engine)[0]:
+    if ending := told_unit(running.pid, settings_for({})[0].engine)[0]:
         yield f"warning: {ending}; see `shoal doctor`"
     there = find_endpoint()
     if there.url == running.url:
@@ -231,8 +249,9 @@ def told_unit(pid: int, engine: str) -> tuple[str, str]:
 def _stay(flags: dict[str, str | None]) -> int:
     from shoal.cli import serve
 
-    settings, options = daemon.settings_for(flags)
+    settings, options = settings_for(flags)
     prepare_home(settings.home)
+    restore.refuse_copy(settings)
     pid = holder(settings.home)
     if pid is not None:
         raise StateError(

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from shoal.errors import ServerUnreachable, SpecError
 from shoal.home import home_from_env, last_port
+from shoal.ownership import Secrecy, problems_on_the_way, refuse_unsafe
 
 LOCAL = "local"
 HERE = ("http://127.", "http://localhost:", "http://[::1]:")
@@ -53,7 +54,11 @@ class Credentials:
         )
 
     def load(self) -> dict[str, Any]:
-        """`{"current": name, "servers": {name: {"token": ..., "uid": ...}}}`; absent: empty."""
+        """`{"current": name, "servers": {name: {"token": ..., "uid": ...}}}`; absent: empty.
+
+        `UnsafePath` where others can read or change it, as ssh refuses a key.
+        """
+        self._refuse_unsafe()
         try:
             told = json.loads(self.path.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -66,6 +71,14 @@ class Credentials:
                 hint=self._way_out,
             )
         return {"current": told.get("current"), "servers": told.get("servers", {})}
+
+    def _refuse_unsafe(self) -> None:
+        try:
+            owner = self.path.stat().st_uid
+        except OSError:
+            return  # there is none, or reading it says what is wrong
+        if os.geteuid() == owner or os.geteuid() != 0:  # root may use what is somebody else's
+            refuse_unsafe(problems_on_the_way(self.path, Secrecy.OWNER))
 
     def token(self, server: str) -> str | None:
         entry = self.load()["servers"].get(server)

@@ -15,6 +15,7 @@ import anyio.to_thread
 import structlog
 
 from shoal.control.core import Core
+from shoal.control.restored import RESTORED_AT
 from shoal.control.services.models import served_jobs
 from shoal.control.tokens import forget_ended, has_ended_long_ago
 from shoal.control.usage import write_down
@@ -157,15 +158,26 @@ async def _clean_checkpoints(core: Core, engine: SupportsPrune, now: float) -> N
     to remove.
     """
     before = now - core.settings.keep_logs_s
+    restored_at = await _restored_at(core)
     for job_id in await engine.checkpoints():
         job = await core.store.read(partial(_job, job_id))
         if job is None or job.ended_at is None or job.ended_at >= before:
             continue
+        if job.submitted_at < restored_at:
+            continue  # the home that this one was copied from has the same job, and may need them
         if job_id not in await core.store.read(lambda tx: frozenset(served_jobs(tx))):
             try:
                 await engine.drop_checkpoint(job_id)
             except EngineUnreachable as error:  # the others may go all the same
                 log.warning("clean.checkpoint_stays", job=job_id, error=error.message)
+
+
+async def _restored_at(core: Core) -> float:
+    """When a copied home began to share the cluster's checkpoint directory with its original; 0: never."""
+    if core.settings.engine == "local":
+        return 0.0  # its checkpoints are in the home, and were copied with it
+    restored_at = await core.store.read(lambda tx: tx.meta.get(RESTORED_AT))
+    return float(restored_at or 0.0)
 
 
 def _job(job_id: str, tx: Tx) -> Job | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from shoal import site
 from shoal.control.actor import SHOAL
 from shoal.control.core import Core
 from shoal.control.record import note
@@ -12,10 +13,13 @@ from shoal.control.uids import claim_block
 from shoal.errors import HomeMissing, StateError
 from shoal.identity import mint_token
 from shoal.model.people import Membership, Project, Role, Token, User
+from shoal.site import RestoreRequest, Site
 from shoal.store import Store, Tx
 
 DEFAULT_PROJECT = "default"
 HOME_ID = "home_id"
+SITE_ID = "site_id"
+"""In the database: which copy of the home it is tied to."""
 
 
 def first_token_path(home: Path) -> Path:
@@ -37,44 +41,83 @@ def load_key(home: Path) -> bytes:
     return path.read_bytes()
 
 
-async def claim(store: Store, home: Path) -> None:
-    """Tie the database to this home, for good. `StateError`: it belongs to another.
+async def claim(store: Store, home: Path, *, is_bound_to_machine: bool = True) -> RestoreRequest | None:
+    """Tie the database to this home, for good. Returns the operator's word where the home is a copy.
 
     What runs is known by the spool under its home: seen from anywhere else it would look lost. A home gets an
     id where the database has none yet, and never else: a directory that is not mounted looks like a new one.
+    `StateError`: the database belongs to another home. `CopiedHome`: to the one that this was copied from.
     """
-    owner = await store.read(lambda tx: tx.meta.get(HOME_ID))
+    owner, site_id = await store.read(lambda tx: (tx.meta.get(HOME_ID), tx.meta.get(SITE_ID)))
+    request = site.read_request(home)
+    if request is not None and owner is not None and home_id(home) is None:
+        write_private(home_id_path(home), f"{owner}\n".encode())
     refuse_strange_home(owner, home)
+    site.refuse_copy(home, is_bound_to_machine=is_bound_to_machine)
     if owner is None:
-        own = home_id(home)
-        if own is None:
-            own = os.urandom(16).hex()
-            write_private(_id_path(home), f"{own}\n".encode())
-        await store.write(lambda tx: tx.meta.set(HOME_ID, own))
+        await _begin(store, home)
+        return None
+    known = site.read_site(home)
+    is_elsewhere = known is not None and site_id is not None and known.site_id != site_id
+    if request is None and is_elsewhere:
+        raise site.CopiedHome(
+            f"the database went on with another copy of {home} since this one was used",
+            hint="use that copy; if it is gone for good, `shoal up --restored`",
+        )
+    is_copy = is_elsewhere or site.is_copy(home, is_bound_to_machine=is_bound_to_machine)
+    if request is not None and not is_copy:
+        (home / site.REQUEST).unlink()
+        raise StateError(f"{home} is no copy, so there is nothing to restore", hint="shoal up")
+    return request
+
+
+def _mark(home: Path) -> Site:
+    """Record which directory the home is."""
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    made = Site(site_id=os.urandom(16).hex(), directory=site.identify(home))
+    write_private(home / site.FILE, site.encoded(made))
+    return made
+
+
+async def _begin(store: Store, home: Path) -> None:
+    """The id is written last: a home that has one has a past."""
+    own, known = home_id(home), site.read_site(home)
+    if known is None or own is None:
+        known = _mark(home)
+    if own is None:
+        own = os.urandom(16).hex()
+        write_private(home_id_path(home), f"{own}\n".encode())
+
+    def change(tx: Tx) -> None:
+        tx.meta.set(HOME_ID, own)
+        tx.meta.set(SITE_ID, known.site_id)
+
+    await store.write(change)
 
 
 def refuse_strange_home(owner: str | None, home: Path) -> None:
     """`StateError` unless the database whose home has the id `owner` is this home's, or nobody's yet;
     `HomeMissing` where this home has no id, as one whose file system is not mounted.
     """
-    own, path = home_id(home), _id_path(home)
+    own, path = home_id(home), home_id_path(home)
     if owner not in (None, own):
         kind = HomeMissing if own is None else StateError
         raise kind(
             f"this database belongs to another SHOAL_HOME (id {owner}), not to {home} (id {own or 'none'})",
-            hint=f"use the home it was made with; if that is gone for good, `echo {owner} > {path}`; "
-            "to stand by for another control plane, share its directory: `--shared DIR`",
+            hint=f"use the home it was made with; if that is gone for good, `echo {owner} > {path}` and then "
+            "`shoal up --restored`; to stand by for another control plane, share its directory: "
+            "`--shared DIR`",
         )
 
 
-def _id_path(home: Path) -> Path:
+def home_id_path(home: Path) -> Path:
     return home / "home-id"
 
 
 def home_id(home: Path) -> str | None:
-    """What ties the home to its database. None: it has none. `OSError`: that cannot be said now."""
+    """None: it has none. `OSError`: that cannot be said now."""
     try:
-        return _id_path(home).read_text(encoding="ascii").strip()
+        return home_id_path(home).read_text(encoding="ascii").strip()
     except FileNotFoundError:
         return None
 
@@ -89,7 +132,7 @@ async def prepare(core: Core, admin_name: str) -> None:
         await _replace_lost(core, admin_name, users)
         return
     token = _laid_down(core, core.new_id("usr"), "first admin token")
-    first_uid = claim_block(core.settings.state_dir, _id_of(core.settings.state_dir) or "")
+    first_uid = claim_block(core.settings.state_dir, home_id(core.settings.state_dir) or "")
 
     def change(tx: Tx) -> None:
         now = core.clock.now()

@@ -18,10 +18,12 @@ from shoal.control.first import claim, load_key, prepare
 from shoal.control.lead import keeping_lead, urls_for_supervisors
 from shoal.control.policy import declare_policy
 from shoal.control.policy_file import read_policy
+from shoal.control.restored import settle_restored
 from shoal.control.services.porches import Porches
 from shoal.control.turns import Turns
 from shoal.engines.reach import Reach
 from shoal.engines.registry import open_engine
+from shoal.engines.set_aside import set_aside
 from shoal.errors import StoreUnavailable
 from shoal.ids import id_factory
 from shoal.settings import Settings
@@ -38,7 +40,10 @@ async def open_core(settings: Settings) -> AsyncIterator[Core]:
     opening = partial(open_store, settings.store_url, clock=clock, leader=settings.url)
     store = await anyio.to_thread.run_sync(opening)
     try:
-        await claim(store, settings.state_dir)
+        request = await claim(store, settings.state_dir, is_bound_to_machine=settings.is_bound_to_machine)
+        if request is not None:
+            # Before an engine looks: it would judge by the copied records what runs under the original.
+            await anyio.to_thread.run_sync(set_aside, settings.state_dir, clock.now())
         cluster = cluster_for(settings)
         left = await find_left(store, settings.state_dir, cluster, store.term)
         engine = open_engine(
@@ -65,6 +70,8 @@ async def open_core(settings: Settings) -> AsyncIterator[Core]:
         try:
             await check_anchor(core)
             await prepare(core, getpass.getuser())
+            if request is not None:
+                await settle_restored(core, request)
             await settle_left(core, left, cluster)
             await declare_policy(core)
             store.watch_writes(partial(_note_write, core.turns))

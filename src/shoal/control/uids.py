@@ -1,8 +1,8 @@
 """Choose the Unix users that a home's projects get: a block that nobody else on this machine has.
 
-Blocks lie above the subordinate ids that `useradd` hands out (to 600,100,000 by default) and systemd's containers
-(to 1,879,048,191), and below its foreign ids (from 2,147,352,576). A home's block follows from its id, so two
-homes seldom want the same one, also where their machines share a file system.
+Blocks lie above the subordinate ids that `useradd` hands out (to 600,100,000 by default) and above containers
+of systemd (to 1,879,048,191), and below its foreign ids (from 2,147,352,576). A home's block follows from its
+id, so two homes seldom want the same one, also where their machines share a file system.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NUM_BLOCKS = 60_000
 MOST_LOOKED_AT = 200
 SUBORDINATE = (Path("/etc/subuid"), Path("/etc/subgid"))
 REGISTRY = Path("/var/lib/shoal/uids")
-"""On each machine, a file for each block that a home of root's has. Its name is the first uid, its lines are the
+"""On each machine, a file for each block that a home of root's has. Its name is the first uid; in it are the
 home's id and path."""
 
 

@@ -80,6 +80,8 @@ def bury(share: spool.Share, timeout_s: float = TIMEOUT_S) -> int:
                     told, is_left = _doubts(share, claimed), False
                     if not told:
                         return OVER
+                elif spool.is_copied(share):
+                    told, is_left = "it was copied, and the processes of the original run", False
                 else:
                     is_left = spool.read_order(share) is not None  # else nobody knows what to look for
             finally:

@@ -1,4 +1,4 @@
-"""Why a share ends, and how its outcome words it. Pure."""
+"""Why a share ends, and how its outcome words it. Looks at nothing but whether a program is there."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import signal
 
 import msgspec
 
+from shoal.runtime.confine.view import PRIVATE, is_within
 from shoal.wire import MAX_OUTCOME_MESSAGE, EndKind, Recovery
 
 _NO_GPU_MEMORY = re.compile(r"OutOfMemoryError: (?:CUDA|HIP) out of memory|CUDA error: out of memory")
@@ -156,7 +157,18 @@ def _not_found(last_words: str) -> str:
     named = ["".join(found) for found in _MISSING.findall(last_words)]
     if not named:
         return ": program not found"
-    return f": program `{named[-1]}` not found{_INSTEAD.get(named[-1], '')}"
+    return f": program `{named[-1]}` not found{_INSTEAD.get(named[-1], '') or _hidden(named[-1])}"
+
+
+def _hidden(program: str) -> str:
+    """Why a job does not see a program that the node has; empty where that is not why."""
+    top = next((top for top in PRIVATE if is_within(program, top)), None)
+    if top is None or not os.path.lexists(program):
+        return ""
+    return (
+        f"; the node has it, but the {top} of a job is its own: move it elsewhere, have its environment "
+        "active when `shoal up` is typed, or mount it (`mounts: [DIR:DIR:ro]`)"
+    )
 
 
 def signal_name(number: int) -> str:

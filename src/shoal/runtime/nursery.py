@@ -33,6 +33,7 @@ def serve(door: socket.socket) -> None:
 
     `0` says that we are ready. Each answer is the supervisor's pid, or `0`: none could be forked.
     """
+    os.umask(0o077)
     # Nobody here waits for supervisors; the kernel is told not to keep them for us.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it went while we were at work

@@ -29,6 +29,9 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     boot_id: str
     start_ticks: int
     at: float
+    device: int
+    inode: int
+    """Of the share's directory. A copy of the claim lies in another one."""
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +40,14 @@ class Started(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     pids: tuple[int, ...] = ()
     cgroups: tuple[str, ...] = ()
+
+
+class Cgroups(msgspec.Struct, frozen=True, kw_only=True):
+    """What was made for the share in this directory. A copy of the file lies in another one."""
+
+    paths: tuple[str, ...]
+    device: int
+    inode: int
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +68,7 @@ _ORDER = msgspec.json.Decoder(Order)
 _STARTED = msgspec.json.Decoder(Started)
 _STOP = msgspec.json.Decoder(Stop)
 _OUTCOME = msgspec.json.Decoder(NodeOutcome)
-_PATHS = msgspec.json.Decoder(tuple[str, ...])
+_CGROUPS = msgspec.json.Decoder(Cgroups)
 
 
 class Share:
@@ -188,7 +199,15 @@ def claim(share: Share, at: float) -> bool:
     Call it with the lock held. The claim appears whole or not at all; `OSError` before it appeared
     leaves the share unclaimed.
     """
-    mine = Claim(pid=os.getpid(), boot_id=boot_id(), start_ticks=start_ticks(os.getpid()) or 0, at=at)
+    facts = os.stat(share.directory)
+    mine = Claim(
+        pid=os.getpid(),
+        boot_id=boot_id(),
+        start_ticks=start_ticks(os.getpid()) or 0,
+        at=at,
+        device=facts.st_dev,
+        inode=facts.st_ino,
+    )
     return write_once(share.claimed, msgspec.json.encode(mine))
 
 
@@ -209,6 +228,18 @@ def write_once(path: str, data: bytes) -> bool:
 def read_claim(share: Share) -> Claim | None:
     """Who claimed the share; None while nobody has."""
     return _read(share.claimed, _CLAIM)
+
+
+def is_copied(share: Share) -> bool:
+    """Whether the share was claimed in another directory, as that of a home that was copied since.
+
+    Its claim, cgroups and marks then name processes of the original, which are not ours to signal.
+    """
+    try:
+        claimed, facts = read_claim(share), os.stat(share.directory)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return False
+    return claimed is not None and (claimed.device, claimed.inode) != (facts.st_dev, facts.st_ino)
 
 
 def write_order(share: Share, order: Order) -> None:
@@ -256,12 +287,18 @@ def can_take_stop(share: Share) -> bool:
 
 def write_cgroups(share: Share, paths: tuple[str, ...]) -> None:
     """Durably, before the first process is put in any of them."""
-    durable_write(share.cgroups, msgspec.json.encode(paths))
+    facts = os.stat(share.directory)
+    record = Cgroups(paths=paths, device=facts.st_dev, inode=facts.st_ino)
+    durable_write(share.cgroups, msgspec.json.encode(record))
 
 
 def read_cgroups(share: Share) -> tuple[str, ...]:
-    """Every cgroup ever made for this share."""
-    return _read(share.cgroups, _PATHS) or ()
+    """Every cgroup ever made for this share; none where the record was copied from elsewhere."""
+    record = _read(share.cgroups, _CGROUPS)
+    if record is None:
+        return ()
+    facts = os.stat(share.directory)
+    return record.paths if (record.device, record.inode) == (facts.st_dev, facts.st_ino) else ()
 
 
 def write_outcome(share: Share, outcome: NodeOutcome) -> None:
@@ -280,7 +317,7 @@ def signal_supervisor(share: Share, signum: int = signal.SIGTERM) -> bool:
     False: nothing was sent, since nobody claimed it or that process is gone.
     """
     claimed = read_claim(share)
-    if claimed is None or claimed.boot_id != boot_id() or claimed.pid == os.getpid():
+    if claimed is None or claimed.boot_id != boot_id() or claimed.pid == os.getpid() or is_copied(share):
         return False
     try:
         pidfd = os.pidfd_open(claimed.pid)
@@ -322,7 +359,8 @@ def kill_leftovers(
     `order`: for who has it; else it is the one on disk. True: nothing of it runs. False: something did not
     die within `timeout_s` (a process stuck in the kernel, or not ours to kill), or a cgroup is busy after as
     long again, or the order is gone from a share that is there, so that nobody knows what to look for; ask
-    again later. May be repeated.
+    again later. Of a copied share nothing is killed or removed, and False means that the original runs. May
+    be repeated.
     """
     share = Share(directory)
     order = order or read_order(share)
@@ -331,6 +369,8 @@ def kill_leftovers(
     cgroups = read_cgroups(share)
     marks = frozenset((f"SHOAL_ATTEMPT_ID={order.attempt_id}".encode(), f"SHOAL_NODE={order.node}".encode()))
     work = os.path.realpath(share.work)
+    if is_copied(share):
+        return not tree.marked(marks, work, None)
     for path in cgroups:
         tree.unthrottle(path)
     is_clean = tree.kill_until_gone(

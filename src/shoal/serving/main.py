@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 import uvloop
 
+from shoal.ownership import Secrecy, UnsafePath, problems_on_the_way, refuse_unsafe
 from shoal.serving.admin import Admin
 from shoal.serving.checks import keep_checking
 from shoal.serving.descriptors import clients_within, raised
@@ -76,6 +77,11 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
         options.table, options.report = TABLE, REPORTS
         options.cache = options.cache or options.home / "serving-table.json"
         options.token_file = options.token_file or options.home / "keys" / "data-plane.token"
+    if options.token_file:
+        try:
+            refuse_unsafe(problems_on_the_way(options.token_file, Secrecy.OWNER))
+        except UnsafePath as error:
+            parser.error(f"{error.message}; {error.hint}")
     if bool(options.tls_cert) != bool(options.tls_key):
         parser.error("--tls-cert and --tls-key belong together")
     for name in ("admin", "zone"):
@@ -290,6 +296,7 @@ async def supervise(options: argparse.Namespace, argv: Sequence[str]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
+    os.umask(0o077)
     options = arguments(argv)
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.INFO)
     if options.listener >= 0:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
 import anyio.to_thread
 from sqlalchemy import Connection
 
 from shoal.clock import Clock
 from shoal.errors import StoreUnavailable
-from shoal.store.base import OnCommit, T
+from shoal.store.base import Head, OnCommit, T
 from shoal.store.commit import Committer
+from shoal.store.copying import copy_sqlite
 from shoal.store.database import Database
 from shoal.store.line import Change
 from shoal.store.postgres import PostgresDatabase
@@ -70,6 +72,12 @@ class ThreadedStore:
         """Have `callback` called once another control plane leads, on some thread."""
         if isinstance(self._database, PostgresDatabase):
             self._database.on_deposed = callback
+
+    def copy_to(self, target: Path) -> Head:
+        """Copy a SQLite database as of one moment to a new file. Blocks; writers go on meanwhile."""
+        with self._database.connect_reader() as reader:
+            self._database.begin_read(reader)
+            return copy_sqlite(reader, target)
 
     async def close(self) -> None:
         if not self._is_closed:

@@ -157,3 +157,32 @@ def test_a_source_exchanged_for_a_link_again_and_again_never_shows_the_other(
         finally:
             swapper.kill()
     assert set(said) <= {"mine"}
+
+
+def test_a_mount_of_what_a_job_is_shown_anyway_is_taken_and_shows_no_more(tmp_path: Path) -> None:
+    """A program's own folder in a clone below /tmp, whose environment the job is shown."""
+    shown = tmp_path.resolve() / "clone"
+    (shown / "src").mkdir(parents=True)
+    (shown / "link").symlink_to(tmp_path)
+
+    def opened(source: str, target: str, *, is_read_only: bool = True) -> str:
+        mount = Mount(source=source, target=target, is_read_only=is_read_only)
+        mounts = Mounts(an_order(mounts=(mount,)), None, "/nowhere", (str(shown),))
+        try:
+            mounts.open()
+        except SpecError as error:
+            return error.message
+        finally:
+            mounts.close()
+        return ""
+
+    inside = str(shown / "src")
+    assert opened(inside, inside) == ""
+    assert opened(str(shown), str(shown)) == ""
+    for source, target, is_read_only in (
+        (inside, inside, False),  # what Shoal runs, for a job to change
+        (str(tmp_path), inside, True),
+        (str(shown / "link"), str(shown / "link"), True),
+        (str(tmp_path.resolve()), str(tmp_path.resolve()), True),
+    ):
+        assert "would cover" in opened(source, target, is_read_only=is_read_only)

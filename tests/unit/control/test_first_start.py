@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from shoal import site
 from shoal.clock import SystemClock
 from shoal.control.anchor import anchor_path, drop_anchor, verify_log
 from shoal.control.core import Core
@@ -23,6 +25,11 @@ from shoal.model.people import Role
 from shoal.settings import Settings
 from shoal.store import Store, Tx, open_memory_store
 from tests.support.lab import ANA
+
+
+def ask_to_restore(home: Path) -> None:
+    word = site.RestoreRequest(runs_again=False, directory=site.identify(home))
+    (home / site.REQUEST).write_bytes(site.encoded(word))
 
 
 def fresh_core(home: Path, store: Store) -> Core:
@@ -158,20 +165,49 @@ async def test_a_database_belongs_to_the_home_that_opened_it_first(tmp_path: Pat
     assert stat.S_IMODE((home / "home-id").stat().st_mode) == 0o600
     await claim(store, home)
     assert caught.value.hint is not None
-    command = caught.value.hint.split("`")[1]
+    command, restored = caught.value.hint.split("`")[1::2][:2]
+    assert restored == "shoal up --restored"
     await anyio.run_process(command)  # what the hint says is what helps
-    await claim(store, other)
+    with pytest.raises(site.CopiedHome, match="went on with another copy"):
+        await claim(store, other)
+    ask_to_restore(other)
+    assert await claim(store, other) is not None
 
 
 async def test_a_home_that_is_not_mounted_is_given_no_id_of_another(tmp_path: Path) -> None:
     store, home = open_memory_store(), tmp_path / "home"
     await claim(store, home)
-    (home / "home-id").rename(tmp_path / "home-id")
+    home.rename(tmp_path / "unmounted")
+    home.mkdir()
     with pytest.raises(HomeMissing, match=f"not to {home} .id none"):
         await claim(store, home)
     assert list(home.iterdir()) == []
-    (tmp_path / "home-id").rename(home / "home-id")
+    home.rmdir()
+    (tmp_path / "unmounted").rename(home)
     await claim(store, home)
+
+
+async def test_a_copied_home_is_refused_until_the_operator_says_what_it_is(tmp_path: Path) -> None:
+    store, home, copy = open_memory_store(), tmp_path / "home", tmp_path / "copy"
+    await claim(store, home)
+    shutil.copytree(home, copy)
+    with pytest.raises(site.CopiedHome, match=f"{copy} is a copy of {home}") as caught:
+        await claim(store, copy)
+    assert "`shoal up --restored`" in str(caught.value.hint)
+    ask_to_restore(home)
+    shutil.copy2(home / site.REQUEST, copy)
+    with pytest.raises(site.CopiedHome):
+        await claim(store, copy)  # the word was about another directory
+    with pytest.raises(StateError, match="is no copy"):
+        await claim(store, home)
+    ask_to_restore(copy)
+    assert await claim(store, copy) is not None
+    shutil.rmtree(copy)
+    home.rename(copy)
+    assert await claim(store, copy) is None, "a home that was renamed is no copy"
+    (copy / site.FILE).unlink()
+    with pytest.raises(site.CopiedHome, match="a copy or a restored backup"):
+        await claim(store, copy)
 
 
 async def test_a_home_that_cannot_be_read_is_given_no_id(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from shoal.errors import EngineUnreachable
 from shoal.runtime import spool
 from shoal.wire import EndKind, NodeOutcome, Order
 from tests.support.local_engine import SECRET, Local
+from tests.support.shares import a_claim
 
 pytestmark = pytest.mark.anyio
 
@@ -153,7 +154,7 @@ async def test_a_foreign_process_with_the_claims_pid_is_never_signalled(local: L
     lock = spool.take_lock(local.share())
     assert lock is not None
     try:
-        foreign = spool.Claim(pid=bystander.pid, boot_id=spool.boot_id(), start_ticks=1, at=0.0)
+        foreign = a_claim(local.share(), pid=bystander.pid)
         Path(local.share().claimed).write_bytes(msgspec.json.encode(foreign))
         await local.engine.cancel(local.id(), 0.0)
         local.clock.advance(60)
@@ -167,7 +168,7 @@ async def test_a_foreign_process_with_the_claims_pid_is_never_signalled(local: L
 
 async def test_after_a_reboot_what_ran_is_lost(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
     await local.engine.submit(local.submission("never claims"))
-    before = spool.Claim(pid=os.getppid(), boot_id="another boot", start_ticks=1, at=0.0)
+    before = a_claim(local.share(), pid=os.getppid(), boot_id="another boot")
     Path(local.share().claimed).write_bytes(msgspec.json.encode(before))
     with monkeypatch.context() as patch:
         patch.setattr(spool, "kill_leftovers", lambda *_, **__: pytest.fail("nothing can be left"))
@@ -216,7 +217,7 @@ async def test_an_end_that_cannot_be_written_is_told_and_written_later(
 @pytest.mark.parametrize("content", [b"", b'{"attempt_id": "att', b"\x00\xff\x00", b"[]" * 9])
 async def test_a_garbled_file_hides_no_other_share(local: Local, name: str, content: bytes) -> None:
     await local.engine.submit(local.submission("never claims"))
-    gone = spool.Claim(pid=os.getpid(), boot_id=spool.boot_id(), start_ticks=1, at=0.0)
+    gone = a_claim(local.share(), pid=os.getpid())
     Path(local.share().claimed).write_bytes(msgspec.json.encode(gone))
     (Path(local.share().directory) / name).write_bytes(content)
     local.reborn()
@@ -242,7 +243,7 @@ async def test_a_garbled_share_whose_supervisor_lives_is_left_to_its_fence(local
 
 async def test_a_claimed_share_without_an_order_is_never_called_ended(local: Local) -> None:
     await local.engine.submit(local.submission("never claims"))
-    gone = spool.Claim(pid=os.getpid(), boot_id=spool.boot_id(), start_ticks=1, at=0.0)
+    gone = a_claim(local.share(), pid=os.getpid())
     Path(local.share().claimed).write_bytes(msgspec.json.encode(gone))
     Path(local.share().order).unlink()
     local.reborn()

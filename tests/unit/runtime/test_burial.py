@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -11,11 +10,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from shoal.runtime import burial, places, spool, tree
 from shoal.runtime.burial import LEFT, NOT_YET, OVER, USAGE, bury, main
-from tests.support.shares import an_order, processes_with, shares_in, until
+from tests.support.shares import a_claim, an_order, processes_with, shares_in, until
 
 GIVES_AWAY = "only root gives files away: `sudo make test`"
 as_root = pytest.mark.skipif(os.getuid() != 0, reason=GIVES_AWAY)
@@ -110,8 +110,8 @@ def lay_claim(root: Path, process: subprocess.Popen[bytes]) -> None:
     place = root / "spool" / "live" / "att_1" / "n0"
     place.mkdir(parents=True, mode=0o700)
     ticks = spool.start_ticks(process.pid)
-    claim = {"pid": process.pid, "boot_id": spool.boot_id(), "start_ticks": ticks, "at": 0.0}
-    (place / "claimed").write_text(json.dumps(claim))
+    claim = a_claim(spool.Share(place), pid=process.pid, start_ticks=ticks)
+    (place / "claimed").write_bytes(msgspec.json.encode(claim))
     assert spool.take_lock(spool.Share(place)) is not None  # held for as long as this process lives
     for path in (root, *(root / name for name in ("spool", "spool/live", "spool/live/att_1"))):
         path.chmod(0o700)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from shoal.runtime.confine.view import PRIVATE
 from shoal.runtime.ending import describe, recovered
 from shoal.wire import Recovery
 
@@ -61,3 +63,16 @@ def test_who_has_no_python_is_told_what_to_say_instead() -> None:
 )
 def test_no_program_is_named_that_nobody_missed(code: int, said: str, words: str) -> None:
     assert describe(code << 8, said) == f"exited with code {code}{words}"
+
+
+def test_a_program_below_tmp_that_the_node_has_is_told_to_be_hidden_from_the_job(tmp_path: Path) -> None:
+    program = tmp_path / "env" / "bin" / "python"
+    said = f"bash: line 1: {program}: No such file or directory"
+    if not str(program).startswith(PRIVATE):
+        pytest.skip("the temporary directory is elsewhere")
+    assert describe(127 << 8, said) == f"exited with code 127: program `{program}` not found"
+    program.parent.mkdir(parents=True)
+    program.touch()
+    told = describe(127 << 8, said)
+    assert "the node has it, but the /tmp of a job is its own" in told
+    assert "`mounts: [DIR:DIR:ro]`" in told

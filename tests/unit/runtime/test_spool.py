@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import pytest
 
 from shoal.runtime import spool
 from shoal.wire import EndKind, NodeOutcome
-from tests.support.shares import SOURCE, an_order, until
+from tests.support.shares import SOURCE, a_claim, an_order, until
 
 
 def a_share(tmp_path: Path) -> spool.Share:
@@ -117,6 +118,36 @@ def test_a_cgroup_that_stays_busy_takes_no_longer_than_was_given(tmp_path: Path)
     assert time.monotonic() - began_at < 1.5
 
 
+def test_a_copied_share_signals_none_of_the_processes_that_its_files_name(tmp_path: Path) -> None:
+    share, order = a_share(tmp_path), an_order(attempt_id=f"att_{uuid.uuid4().hex}")
+    spool.write_order(share, order)
+    group = tmp_path / "group"
+    group.mkdir()
+    spool.write_cgroups(share, (str(group),))
+    env = {"SHOAL_ATTEMPT_ID": order.attempt_id, "SHOAL_NODE": order.node}
+    with subprocess.Popen(["/bin/sleep", "60"], env=env) as process:
+        try:
+            until(lambda: Path(f"/proc/{process.pid}/environ").read_bytes().startswith(b"SHOAL_"))
+            claim = a_claim(share, pid=process.pid, start_ticks=spool.start_ticks(process.pid))
+            spool.durable_write(share.claimed, msgspec.json.encode(claim))
+            shutil.copytree(share.directory, tmp_path / "copy", copy_function=shutil.copy2)
+            copy = spool.Share(tmp_path / "copy")
+            assert spool.is_copied(copy)
+            assert not spool.is_copied(share)
+            lock = spool.take_lock(copy)  # that of the copy is free, whoever holds the other
+            assert not spool.signal_supervisor(copy, signal.SIGKILL)
+            assert not spool.kill_leftovers(copy.directory), "the original runs, so the copy is not over"
+            assert process.poll() is None
+            assert spool.read_cgroups(copy) == ()
+            assert spool.read_cgroups(share) == (str(group),)
+            assert lock is not None
+            os.close(lock)
+        finally:
+            process.kill()
+    assert spool.kill_leftovers(copy.directory)
+    assert group.is_dir(), "not the copy's to remove"
+
+
 def test_second_claim_is_refused_for_ever(tmp_path: Path) -> None:
     share = a_share(tmp_path)
     assert spool.claim(share, 1.0)
@@ -171,10 +202,10 @@ def test_process_with_a_reused_pid_is_not_signalled(tmp_path: Path) -> None:
     if pid == 0:
         signal.pause()
         os._exit(0)
-    foreign = spool.Claim(pid=pid, boot_id=spool.boot_id(), start_ticks=1, at=0.0)
+    foreign = a_claim(share, pid=pid)
     spool.durable_write(share.claimed, msgspec.json.encode(foreign))
     assert not spool.signal_supervisor(share, signal.SIGKILL)
-    own = spool.Claim(pid=pid, boot_id=spool.boot_id(), start_ticks=spool.start_ticks(pid) or 0, at=0.0)
+    own = a_claim(share, pid=pid, start_ticks=spool.start_ticks(pid) or 0)
     spool.durable_write(share.claimed, msgspec.json.encode(own))
     assert spool.signal_supervisor(share, signal.SIGKILL)
     os.waitpid(pid, 0)

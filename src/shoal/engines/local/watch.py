@@ -141,7 +141,7 @@ class Watch:
         # Nothing outlives a reboot; looking through the process table for every share would take long.
         if claim is None or claim.boot_id == spool.boot_id():
             if not self._is_cleared(view):
-                return seen(view.key, Sight.ORPHANED, f"{because}, and something of it does not die")
+                return seen(view.key, Sight.ORPHANED, f"{because}, and {_what_lives(view)}")
         else:
             because = "the machine was restarted"
         if view.lost is None:
@@ -257,6 +257,12 @@ def _why_pending(view: ShareView) -> str:
         return "not claimed by a supervisor yet"
     words = quoted(last_words(view.share.errors))
     return f"{view.num_failed} supervisors ended before they began; the last said: {words or 'nothing'}"
+
+
+def _what_lives(view: ShareView) -> str:
+    if spool.is_copied(view.share):
+        return "its processes belong to the share that this one was copied from, so they are left alone"
+    return "something of it does not die"
 
 
 def _told(view: ShareView, error: Exception) -> str:

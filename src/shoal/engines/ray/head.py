@@ -44,6 +44,8 @@ class HeadRecord(msgspec.Struct, frozen=True, kw_only=True):
     boot: str
     temp: str = ""
     """Where Ray has its sockets and logs. Older versions did not say so."""
+    inode: int
+    """Of the folder that the record was written in: in a copy of it, the record is about the original's."""
 
 
 def finder(config: RayConfig, home: Path) -> Callable[[], tuple[str, Path]]:
@@ -139,7 +141,8 @@ class Head:
     ) -> HeadRecord:
         """Its record is there before it is, and who comes after us waits until then: none is forgotten."""
         file = self._folder / "head.json"
-        more = {"port": port, "boot": spool.boot_id(), "temp": str(temp)}
+        inode = self._folder.stat().st_ino
+        more = {"port": port, "boot": spool.boot_id(), "temp": str(temp), "inode": inode}
         with (self._folder / "head.log").open("wb") as said:
             is_done = launch(str(file), lock, more, command, env, said, b"")
         record = self._read()
@@ -171,7 +174,8 @@ class Head:
 
     def _read(self) -> HeadRecord | None:
         try:
-            return msgspec.json.decode((self._folder / "head.json").read_bytes(), type=HeadRecord)
+            record = msgspec.json.decode((self._folder / "head.json").read_bytes(), type=HeadRecord)
+            return record if record.inode == self._folder.stat().st_ino else None
         except FileNotFoundError:
             return None
 

@@ -33,9 +33,13 @@ class Mounts:
     def open(self) -> tuple[view.BindMount, ...]:
         """Everything the order names, ready to be mounted. `SpecError`: the job may not have one of them."""
         for mount in self._order.mounts:
-            self._check_target(mount.target)
             fd = open_as(mount.source, self._uid)
             real = self._add(fd, mount.target, is_read_only=mount.is_read_only)
+            # What the job is shown anyway, at the same place and as little to be changed, covers nothing: a
+            # program's own folder in a clone below /tmp, say.
+            is_shown = any(view.is_within(real, place) for place in self._keep)
+            if not (is_shown and mount.is_read_only and real == mount.target):
+                self._check_target(mount.target)
             self._check_source(mount.source, real)
         self._open_checkpoint()
         if self._cache is not None:

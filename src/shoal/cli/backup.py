@@ -1,0 +1,286 @@
+"""`shoal backup` and `shoal restore`: a home in one file, as of one moment, while it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import json as json_text
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Annotated
+
+import anyio
+import msgspec
+from cyclopts import Parameter
+
+from shoal import __version__
+from shoal.cli import backup_file, backup_request
+from shoal.cli.backup_file import Manifest, Tell
+from shoal.cli.flags import JsonFlag
+from shoal.cli.home import REMEMBERED, hold, load_remembered, prepare_home, settings_for
+from shoal.cli.progress import long_work
+from shoal.cli.show import print_json
+from shoal.clock import SystemClock
+from shoal.errors import SpecError, StateError
+from shoal.home import holder, home_from_env
+from shoal.settings import Settings
+from shoal.store import Head, open_store
+from shoal.store.copying import copy_of_postgres, copy_of_sqlite, load_postgres
+
+DATABASE, ANCHOR = "shoal.db", "events.anchor"
+SQLITE = "sqlite:///"
+CHOICES = {"logs": "spool/kept", "checkpoints": "checkpoints"}
+"""What is left out unless it is asked for."""
+NOT_OURS = frozenset(
+    {
+        *("spool", "desk", "checkpoints", "sockets", "logs", "backup", "ray"),
+        *("server.json", "server.lock", "serving.json", "serving-table.json", "leader.json"),
+        *("site.json", "restore.json", "credentials.json", "port", "own-port", ANCHOR),
+    }
+)
+"""What belongs to the processes of this very home, or is made anew."""
+NOT_KEYS = frozenset({"first-token", "asked-token", "data-plane.token"})
+FOR_ONE_PLACE = ("database_url", "shared")
+"""Options of a home that a restored one must not take over: they name what production has."""
+
+
+def backup(
+    path: Annotated[Path | None, Parameter(help="The file to write; else one named by the time.")] = None,
+    *,
+    include: Annotated[
+        str, Parameter(name="--with", help="`logs`, `checkpoints` or both, comma-separated.")
+    ] = "",
+    verify: Annotated[bool, Parameter(negative="", help="Check the backup at PATH instead.")] = False,
+    json: JsonFlag = False,
+) -> int:
+    """Write this home to one file, as of one moment; jobs and the control plane run on.
+
+    The file holds the keys: who has it can be anybody. Restore it with
+    `shoal restore`. `--verify` compares it with its hashes and its event log.
+    """
+    if verify:
+        if path is None:
+            raise SpecError("which backup is to be checked?", hint="shoal backup --verify FILE")
+        return _verify(path, json=json)
+    settings, _ = settings_for({})
+    if not settings.state_dir.joinpath("home-id").exists():
+        raise StateError(f"there is no home to back up in {settings.state_dir}", hint="shoal up")
+    target = _target(path, settings)
+    with long_work("copying the database ...") as say:
+        manifest = _write(settings, target, _choices(include), say)
+    facts = {"path": str(target), "bytes": target.stat().st_size, "seq": manifest.seq}
+    facts |= {"files": len(manifest.members), "left_out": manifest.left_out}
+    if json:
+        print_json(facts)
+        return 0
+    size_told = _size(target.stat().st_size)
+    print(f"{target}: {len(manifest.members)} files, {size_told}, up to event {manifest.seq}")
+    for name, size in manifest.left_out.items():
+        print(f"      without {name}: {_size(size)} (`--with {name}`)")
+    print(f"try   shoal backup --verify {target}")
+    return 0
+
+
+def restore(
+    path: Annotated[Path, Parameter(help="A file that `shoal backup` wrote.")],
+    *,
+    home: Annotated[Path, Parameter(help="The new home: a directory that is empty or not there.")],
+    database: Annotated[
+        str | None, Parameter(help="An empty PostgreSQL database to restore to; else SQLite in the home.")
+    ] = None,
+    json: JsonFlag = False,
+) -> int:
+    """Unpack a backup to a new home. Starts nothing: `shoal up --restored` does.
+
+    A home that runs on this machine is not touched.
+    """
+    target = home.absolute()
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise SpecError(f"{target} is there and not empty", hint="name a new directory: `--home DIR`")
+    if database is not None and not database.startswith("postgresql"):
+        raise SpecError("`--database` is not postgresql://...", hint="leave it out for SQLite in the home")
+    prepare_home(target)
+    part = target.with_name(f".{target.name}.{os.urandom(6).hex()}.part")
+    try:
+        part.mkdir(mode=0o700)
+        with long_work("unpacking ...") as say:
+            manifest = _unpack(path, part, say)
+            if database is not None:
+                load_postgres(part / DATABASE, database, lambda done, of: say(f"table {done} of {of}"))
+                (part / DATABASE).unlink()
+        _keep_options(part, database)
+        shutil.rmtree(target)
+        part.rename(target)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    if json:
+        print_json({"home": str(target), "seq": manifest.seq, "files": len(manifest.members)})
+        return 0
+    print(f"{target}: {len(manifest.members)} files, up to event {manifest.seq}")
+    print(f"next  SHOAL_HOME={target} shoal up --restored --listen 127.0.0.1:0")
+    return 0
+
+
+def _write(settings: Settings, target: Path, choices: set[str], say: Tell) -> Manifest:
+    home = settings.state_dir
+    with contextlib.ExitStack() as held, backup_file.writing(target) as writer:
+        database, head = held.enter_context(_database(settings, target, say))
+        writer.add(DATABASE, database)
+        with tempfile.NamedTemporaryFile(dir=target.parent) as anchor:
+            anchor.write(msgspec.json.encode(head))
+            anchor.flush()
+            writer.add(ANCHOR, Path(anchor.name))
+        # After the database: what it refers to is there by then.
+        for name, path in _files(settings, choices):
+            say(f"packing {name}")
+            writer.add(name, path)
+        sizes = {name: _bytes(home / where) for name, where in CHOICES.items() if name not in choices}
+        manifest = Manifest(
+            shoal=__version__,
+            made_at=time.time(),
+            seq=head.seq,
+            head=head.hash,
+            left_out={name: size for name, size in sizes.items() if size},
+            members=writer.members,
+        )
+        writer.finish(manifest)
+    return manifest
+
+
+@contextlib.contextmanager
+def _database(settings: Settings, target: Path, say: Tell) -> Iterator[tuple[Path, Head]]:
+    """A SQLite copy of the database, removed afterwards."""
+
+    def tell(done: int, of: int) -> None:
+        say(f"copying the database: {100 * done // max(of, 1)} %")
+
+    made = target.with_name(f".{target.name}.{os.urandom(6).hex()}.db")
+    try:
+        if not settings.store_url.startswith(SQLITE):
+            yield made, copy_of_postgres(settings.store_url, made, tell)
+        elif holder(settings.home) is not None:
+            made, head = backup_request.ask(settings.home)
+            yield made, head
+        else:
+            with hold(settings.home):
+                yield made, copy_of_sqlite(Path(settings.store_url.removeprefix(SQLITE)), made, tell)
+    finally:
+        made.unlink(missing_ok=True)
+
+
+def _files(settings: Settings, choices: set[str]) -> Iterator[tuple[str, Path]]:
+    roots = {settings.state_dir, settings.home}
+    seen: set[str] = set()
+    for root in sorted(roots, key=lambda one: one != settings.state_dir):
+        for top in sorted(root.iterdir()):
+            if top.name in NOT_OURS or top.name.startswith((DATABASE, ".")):
+                continue
+            for name, path in _below(top, top.name):
+                if name not in seen and path.name not in NOT_KEYS:
+                    seen.add(name)
+                    yield name, path
+    for choice in sorted(choices):
+        yield from _below(settings.state_dir / CHOICES[choice], CHOICES[choice])
+
+
+def _below(path: Path, name: str) -> Iterator[tuple[str, Path]]:
+    """Plain files alone; no link is followed."""
+    if path.is_symlink():
+        return
+    if path.is_dir():
+        for entry in sorted(path.iterdir()):
+            yield from _below(entry, f"{name}/{entry.name}")
+    elif path.is_file():
+        yield name, path
+
+
+def _unpack(source: Path, target: Path, say: Tell) -> Manifest:
+    def take(name: str, file: IO[bytes], size: int) -> None:
+        say(f"unpacking {name}")
+        place = target / name
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(fd, "wb") as out:
+            backup_file.copy_out(file, out)
+            out.flush()
+            os.fsync(out.fileno())
+
+    try:
+        return backup_file.read(source, take)
+    except OSError as error:
+        told = f"cannot restore {source}: {error.strerror or error}"
+        raise StateError(told, hint=f"ls -l {source}") from error
+
+
+def _verify(source: Path, *, json: bool) -> int:
+    """`StateError` where a byte, the database or the event log is not what it was."""
+    with tempfile.TemporaryDirectory(prefix="shoal-verify-") as folder, long_work("checking ...") as say:
+        place = Path(folder) / DATABASE
+
+        def take(name: str, file: IO[bytes], size: int) -> None:
+            say(f"checking {name}")
+            with contextlib.ExitStack() as opened:
+                out = opened.enter_context(place.open("wb")) if name == DATABASE else None
+                backup_file.copy_out(file, out)
+
+        manifest = backup_file.read(source, take)
+        anyio.run(_check_log, place, Head(manifest.seq, manifest.head))
+    if json:
+        print_json({"is_intact": True, "seq": manifest.seq, "files": len(manifest.members)})
+    else:
+        print(f"{source} is intact: {len(manifest.members)} files, {manifest.seq} events")
+    return 0
+
+
+async def _check_log(database: Path, head: Head) -> None:
+    store = open_store(f"{SQLITE}{database}", clock=SystemClock())
+    try:
+        flaw = await store.read(lambda tx: tx.events.verify(anchor=head))
+    finally:
+        await store.close()
+    if flaw is not None:
+        told = f"its event log is broken at entry {flaw.seq}: {flaw.reason}"
+        raise StateError(told, hint="use another one")
+
+
+def _keep_options(home: Path, database: str | None) -> None:
+    told = {name: text for name, text in load_remembered(home).items() if name not in FOR_ONE_PLACE}
+    if database is not None:
+        told["database_url"] = database
+    (home / REMEMBERED).write_text(json_text.dumps(told, indent=2) + "\n", encoding="utf-8")
+    (home / REMEMBERED).chmod(0o600)
+
+
+def _target(path: Path | None, settings: Settings) -> Path:
+    name = time.strftime("shoal-backup-%Y%m%d-%H%M%S.tar", time.gmtime())
+    target = (path or Path(name)).absolute()
+    target = target / name if target.is_dir() else target
+    if not target.parent.is_dir():
+        raise SpecError(f"there is no directory {target.parent}", hint=f"mkdir -p {target.parent}")
+    for home in (settings.home, settings.state_dir, home_from_env()):
+        if target.resolve().is_relative_to(home.resolve()):
+            told = f"{target} would be inside of the home that it saves"
+            raise SpecError(told, hint="name a file elsewhere")
+    return target
+
+
+def _choices(text: str) -> set[str]:
+    found = {part.strip() for part in text.split(",") if part.strip()}
+    if unknown := found - CHOICES.keys():
+        told = f"`--with {min(unknown)}` is not `logs` or `checkpoints`"
+        raise SpecError(told, hint="shoal backup --with logs")
+    return found
+
+
+def _bytes(folder: Path) -> int:
+    return sum(path.lstat().st_size for _, path in _below(folder, "")) if folder.is_dir() else 0
+
+
+def _size(count: int) -> str:
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} bytes"

@@ -1,0 +1,164 @@
+"""A backup's file: a plain tar of a home's files, with a manifest of their hashes as its last member.
+
+Written under another name and renamed when it is whole and on disk. Reading it believes nothing in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import re
+import stat
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from shoal.errors import SpecError, StateError
+
+MANIFEST = "manifest.json"
+MAX_MANIFEST = 256 << 20
+PIECE = 1 << 20
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]*(/[A-Za-z0-9_.@+-]+)*")
+Tell = Callable[[str], None]
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    size: int
+    sha256: str
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    shoal: str
+    made_at: float
+    seq: int
+    """The newest entry of the event log."""
+    head: str
+    """Its hash."""
+    left_out: dict[str, int]
+    """Folders that were not asked for, with their bytes."""
+    members: dict[str, Member]
+
+
+class _Hashed(io.RawIOBase):
+    """Reads as many bytes of a file as it had when it was opened, and knows their hash."""
+
+    def __init__(self, file: IO[bytes], path: Path, size: int) -> None:
+        self._file, self._path, self._left = file, path, size
+        self.digest = hashlib.sha256()
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(min(self._left, size if size >= 0 else self._left))
+        if not data and self._left:
+            raise StateError(f"{self._path} became shorter while it was read", hint="try again")
+        self._left -= len(data)
+        self.digest.update(data)
+        return data
+
+
+class Writer:
+    """Adds files to a tar. Use `writing`."""
+
+    def __init__(self, tar: tarfile.TarFile) -> None:
+        self._tar = tar
+        self.members: dict[str, Member] = {}
+
+    def add(self, name: str, path: Path) -> int:
+        """Returns its bytes; 0 for one that is gone, or is no plain file."""
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            if path.is_symlink() or not path.is_file():
+                return 0
+            raise
+        with os.fdopen(fd, "rb") as file:
+            facts = os.fstat(fd)
+            if not stat.S_ISREG(facts.st_mode):
+                return 0
+            hashed = _Hashed(file, path, facts.st_size)
+            self._tar.addfile(_info(name, facts.st_size), hashed)
+        self.members[name] = Member(size=facts.st_size, sha256=hashed.digest.hexdigest())
+        return facts.st_size
+
+    def finish(self, manifest: Manifest) -> None:
+        data = msgspec.json.encode(manifest)
+        self._tar.addfile(_info(MANIFEST, len(data)), io.BytesIO(data))
+
+
+@contextlib.contextmanager
+def writing(target: Path) -> Iterator[Writer]:
+    """A backup at `target`, whole or not at all; nobody's file is replaced."""
+    if target.exists():
+        raise SpecError(f"{target} is there already", hint="name another file")
+    part = target.with_name(f".{target.name}.{os.urandom(6).hex()}.part")
+    try:
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
+                yield Writer(tar)
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(part, target)  # unlike a rename it replaces nothing
+        directory = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
+        os.fsync(directory)
+        os.close(directory)
+    except OSError as error:
+        raise StateError(
+            f"the backup could not be written to {target}: {error.strerror or error}",
+            hint=f"df -h {target.parent}",
+        ) from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def read(source: Path, take: Callable[[str, IO[bytes], int], None]) -> Manifest:
+    """Hand each member to `take`, which reads all of it, and compare all with the manifest.
+
+    `StateError`: it is no backup, or not what was written.
+    """
+    seen: dict[str, Member] = {}
+    manifest: Manifest | None = None
+    try:
+        with tarfile.open(source, "r:") as tar:
+            for info in tar:
+                if manifest is not None or not info.isreg() or not _is_name(info.name) or info.name in seen:
+                    raise _damaged(source, f"member {info.name!r} has no place in it")
+                file = tar.extractfile(info)
+                assert file is not None
+                if info.name == MANIFEST:
+                    manifest = msgspec.json.decode(file.read(MAX_MANIFEST), type=Manifest)
+                    continue
+                hashed = _Hashed(file, source, info.size)
+                take(info.name, hashed, info.size)  # type: ignore[arg-type]
+                seen[info.name] = Member(size=info.size, sha256=hashed.digest.hexdigest())
+    except (tarfile.TarError, msgspec.DecodeError, EOFError) as error:
+        raise _damaged(source, str(error)) from error
+    if manifest is None:
+        raise _damaged(source, "its manifest is missing, so it was cut off")
+    wrong = [name for name in manifest.members.keys() | seen if manifest.members.get(name) != seen.get(name)]
+    if wrong:
+        raise _damaged(source, f"{min(wrong)} is not what was written")
+    return manifest
+
+
+def copy_out(source: IO[bytes], target: IO[bytes] | None) -> None:
+    while data := source.read(PIECE):
+        if target is not None:
+            target.write(data)
+
+
+def _info(name: str, size: int) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = size, 0o600
+    return info
+
+
+def _is_name(name: str) -> bool:
+    return bool(NAME.fullmatch(name)) and not {".", ".."} & set(name.split("/"))
+
+
+def _damaged(source: Path, because: str) -> StateError:
+    return StateError(f"{source} is no whole backup: {because}", hint="use another one")

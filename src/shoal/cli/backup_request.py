@@ -1,0 +1,91 @@
+"""How `shoal backup` asks a running control plane for a copy of its SQLite database: through the home.
+
+SQLite's file is locked for good while the control plane runs, so that one makes the copy. Whoever may write
+in the home owns the keys in it; nobody else can ask, and the network has no part in it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Protocol
+
+import anyio
+import anyio.to_thread
+import msgspec
+import structlog
+
+from shoal.client.credentials import write_private
+from shoal.errors import ServerUnreachable, ShoalError, StateError
+from shoal.home import holder
+from shoal.store import Head
+
+FOLDER = "backup"
+LOOK_EVERY_S = 0.25
+TAKEN_S = 20.0
+"""How long a request may lie there before nobody is taken to read it."""
+
+log = structlog.get_logger()
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    head: Head | None = None
+    error: str = ""
+
+
+class CanCopy(Protocol):
+    def copy_to(self, target: Path) -> Head: ...
+
+
+async def serve_requests(home: Path, store: CanCopy) -> None:
+    """Make one copy at a time, until cancelled. What nobody has fetched goes with the next request."""
+    folder = home / FOLDER
+    folder.mkdir(mode=0o700, exist_ok=True)
+    _clear(folder)
+    while True:
+        for request in sorted(folder.glob("*.asked")):
+            _clear(folder)
+            await anyio.to_thread.run_sync(_answer, request, store)
+        await anyio.sleep(LOOK_EVERY_S)
+
+
+def _answer(request: Path, store: CanCopy) -> None:
+    copy = request.with_suffix(".copy")
+    try:
+        answer = Answer(head=store.copy_to(copy))
+    except (ShoalError, OSError) as error:
+        log.warning("backup.failed", error=str(error))
+        answer = Answer(error=str(error))
+    request.unlink(missing_ok=True)
+    write_private(request.with_suffix(".answer"), msgspec.json.encode(answer).decode())
+
+
+def _clear(folder: Path) -> None:
+    for left in (*folder.glob("*.copy*"), *folder.glob("*.answer")):
+        left.unlink(missing_ok=True)
+
+
+def ask(home: Path) -> tuple[Path, Head]:
+    """A copy of the database, which the caller removes, and the newest event in it. Blocks."""
+    folder = home / FOLDER
+    folder.mkdir(mode=0o700, exist_ok=True)
+    request = folder / f"{os.urandom(8).hex()}.asked"
+    copy, answered = request.with_suffix(".copy"), request.with_suffix(".answer")
+    write_private(request, "")
+    try:
+        since = time.monotonic()
+        while not answered.exists():
+            if holder(home) is None or (not copy.exists() and time.monotonic() > since + TAKEN_S):
+                raise ServerUnreachable(
+                    f"the control plane of {home} does not make a copy of its database", hint="shoal status"
+                )
+            time.sleep(LOOK_EVERY_S / 5)
+        answer = msgspec.json.decode(answered.read_bytes(), type=Answer)
+    finally:
+        request.unlink(missing_ok=True)
+        answered.unlink(missing_ok=True)
+    if answer.head is None:
+        copy.unlink(missing_ok=True)
+        raise StateError(f"the database could not be copied: {answer.error}", hint=f"df -h {home}")
+    return copy, answer.head

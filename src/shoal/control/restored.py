@@ -1,0 +1,130 @@
+"""Make a copied home a place of its own: settle every open job before anything acts on it.
+
+The original may still run those jobs. So without the operator's word that it is gone nothing of the copy
+starts: open jobs end, services have no replicas, and no process that the copy's files name gets a signal.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import anyio.to_thread
+import msgspec
+import structlog
+
+from shoal import site
+from shoal.control.actor import SHOAL
+from shoal.control.core import Core
+from shoal.control.first import SITE_ID, write_private
+from shoal.control.record import note
+from shoal.engines.set_aside import BECAUSE, Outcomes, outcomes_of
+from shoal.model.attempt import Attempt, EndReason
+from shoal.model.moves import NodeEnded, StopAsked
+from shoal.site import RestoreRequest, Site
+from shoal.store import Tx
+from shoal.wire import EndKind, NodeOutcome
+
+RESTORED_AT = "restored_at"
+"""In the database: what happened before then was in another home."""
+BATCH = 100
+"""Attempts settled in one transaction."""
+ENDED = (
+    "the home was restored from a copy, whose original may run this job; `shoal retry` begins it again here"
+)
+
+log = structlog.get_logger()
+
+
+async def settle_restored(core: Core, request: RestoreRequest) -> None:
+    """Record what became of open work. May be repeated; `finish` makes it final."""
+    settled = 0
+    while batch := await core.store.read(partial(_open_attempts, runs_again=request.runs_again)):
+        outcomes = await anyio.to_thread.run_sync(_read_outcomes, core.settings.state_dir, batch)
+        await core.store.write(partial(_settle, core, batch, outcomes, runs_again=request.runs_again))
+        settled += len(batch)
+    services = 0 if request.runs_again else await core.store.write(partial(_rest_services, core))
+    await finish(core, request, settled, services)
+
+
+async def finish(core: Core, request: RestoreRequest, jobs: int, services: int) -> None:
+    """Tie home and database to each other under a new identity. Last: until then a restart begins again."""
+    home = core.settings.state_dir
+    before = site.read_site(home)
+    new = Site(site_id=core.random(16).hex(), directory=site.identify(home))
+    facts = {
+        "path": str(home),
+        "copied_from": before.directory.path if before is not None else None,
+        "runs_again": request.runs_again,
+        "jobs": jobs,
+        "services": services,
+    }
+
+    def change(tx: Tx) -> None:
+        now = core.clock.now()
+        tx.meta.set(SITE_ID, new.site_id)
+        tx.meta.set(RESTORED_AT, str(now))
+        note(tx, "home.restored", now, SHOAL, data=facts)
+
+    await core.store.write(change)
+    write_private(home / site.FILE, site.encoded(new))
+    (home / site.REQUEST).unlink(missing_ok=True)
+    log.warning("home.restored", **facts)
+
+
+def _open_attempts(tx: Tx, *, runs_again: bool) -> list[Attempt]:
+    """Those that hold resources; and those that wait, where nothing is to begin here."""
+    holding = [attempt for _, attempt in tx.attempts.holding()]
+    if holding or runs_again:
+        return holding[:BATCH]
+    return [attempt for _, attempt in tx.attempts.queued(BATCH)]
+
+
+def _read_outcomes(home: Path, batch: list[Attempt]) -> dict[str, Outcomes]:
+    return {attempt.attempt_id: outcomes_of(home, attempt.attempt_id) for attempt in batch}
+
+
+def _settle(
+    core: Core, batch: list[Attempt], outcomes: dict[str, Outcomes], tx: Tx, *, runs_again: bool
+) -> None:
+    for attempt in batch:
+        if not runs_again:
+            stop = StopAsked(reason=EndReason.CANCELLED, by="shoal up --restored", because=ENDED)
+            core.recorder.advance(tx, attempt.attempt_id, stop)
+        known = outcomes[attempt.attempt_id]
+        for node in attempt.nodes_left:
+            outcome = known.get(node)
+            is_its = (
+                outcome is not None
+                and outcome.epoch == attempt.epoch
+                and outcome.incarnation == attempt.incarnation(node)
+            )
+            ended = outcome if outcome is not None and is_its else _lost(core, attempt, node)
+            core.recorder.advance(tx, attempt.attempt_id, NodeEnded(ended))
+
+
+def _lost(core: Core, attempt: Attempt, node: str) -> NodeOutcome:
+    return NodeOutcome(
+        attempt_id=attempt.attempt_id,
+        epoch=attempt.epoch,
+        node=node,
+        kind=EndKind.LOST,
+        ended_at=core.clock.now(),
+        message=BECAUSE,
+        incarnation=attempt.incarnation(node),
+    )
+
+
+def _rest_services(core: Core, tx: Tx) -> int:
+    """No replicas until an operator scales the service up again: its releases stay."""
+    now, resting = core.clock.now(), 0
+    for service in tx.services.all():
+        if service.stop_asked_by is not None or service.max_replicas == 0:
+            continue
+        rest = msgspec.structs.replace(service, min_replicas=0, max_replicas=0, scaled_at=now)
+        rest = rest.resized(0, "the home was restored from a copy", now)
+        tx.services.update(msgspec.structs.replace(rest, version=service.version + 1))
+        facts = {"service": service.name, "min": 0, "max": 0, "because": "restored from a copy"}
+        note(tx, "service.scaled", now, SHOAL, project=service.project, data=facts)
+        resting += 1
+    return resting

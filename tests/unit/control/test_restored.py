@@ -1,0 +1,129 @@
+"""What becomes of open jobs, services and records of a restored home, cut anywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shoal import site
+from shoal.control.first import SITE_ID, home_id_path
+from shoal.control.restored import settle_restored
+from shoal.engines.set_aside import outcomes_of, set_aside
+from shoal.model.service import Service
+from shoal.runtime import spool
+from shoal.site import RestoreRequest
+from shoal.store import Tx
+from shoal.wire import EndKind, NodeOutcome
+from tests.support.lab import Lab
+from tests.support.shares import an_order
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Lab:
+    home_id_path(tmp_path).write_text("x\n")
+    return Lab(home=tmp_path)
+
+
+def word(lab: Lab, *, runs_again: bool) -> RestoreRequest:
+    home = lab.settings.home
+    request = RestoreRequest(runs_again=runs_again, directory=site.identify(home))
+    (home / site.REQUEST).write_bytes(site.encoded(request))
+    return request
+
+
+def share_in(home: Path, attempt_id: str, node: str) -> spool.Share:
+    place = home / "spool" / "live" / attempt_id / node
+    place.mkdir(parents=True)
+    return spool.Share(place)
+
+
+async def test_open_jobs_end_and_can_be_tried_again(lab: Lab) -> None:
+    ran, waits = lab.running(resources={"cpus": 8}), lab.submit(resources={"cpus": 8})
+    many = [lab.submit(resources={"cpus": 8, "nodes": 2}) for _ in range(3)]
+    await settle_restored(lab.core, word(lab, runs_again=False))
+    for job in (ran, waits, *many):
+        assert lab.status(job) == "cancelled"
+        assert "restored from a copy" in lab.job(job).because
+    (told,) = lab.events("home.restored")
+    assert (told.data["jobs"], told.data["runs_again"]) == (5, False)
+    recorded = site.read_site(lab.settings.home)
+    assert recorded is not None
+    assert lab.read(lambda tx: tx.meta.get(SITE_ID)) == recorded.site_id
+    assert not (lab.settings.home / site.REQUEST).exists()
+    lab.retry(ran)
+    assert lab.status(ran) == "queued"
+
+
+async def test_what_ran_begins_again_and_what_waited_waits_where_the_original_is_gone(lab: Lab) -> None:
+    ran, waits = lab.running(resources={"cpus": 8, "nodes": 2}), lab.submit(resources={"cpus": 8})
+    await settle_restored(lab.core, word(lab, runs_again=True))
+    assert [attempt.reason for attempt in lab.attempts(ran)] == ["lost", None]
+    assert (lab.status(ran), lab.status(waits)) == ("queued", "queued")
+    assert lab.job(ran).failures == 0
+
+
+@pytest.mark.parametrize("runs_again", [True, False])
+async def test_an_end_that_the_copy_knows_of_counts(lab: Lab, *, runs_again: bool) -> None:
+    job = lab.running()
+    attempt = lab.attempt(job)
+    share = share_in(lab.settings.home, attempt.attempt_id, attempt.node_names[0])
+    order = an_order(attempt_id=attempt.attempt_id, node=attempt.node_names[0], epoch=attempt.epoch)
+    spool.write_order(share, order)
+    done = NodeOutcome(
+        attempt_id=attempt.attempt_id,
+        epoch=attempt.epoch,
+        node=order.node,
+        kind=EndKind.SUCCEEDED,
+        ended_at=1.0,
+    )
+    spool.write_outcome(share, done)
+    set_aside(lab.settings.home, 2.0)
+    await settle_restored(lab.core, word(lab, runs_again=runs_again))
+    assert lab.status(job) == "succeeded"
+
+
+async def test_services_keep_their_releases_and_have_no_replicas(lab: Lab) -> None:
+    service = Service(
+        service_id="svc_1",
+        project="lab",
+        name="chat",
+        owner="usr_ana",
+        owner_name="ana",
+        min_replicas=1,
+        max_replicas=4,
+        replicas=2,
+        scaled_at=0.0,
+        created_at=0.0,
+    )
+
+    def add(tx: Tx) -> None:
+        tx.services.add(service)
+
+    await lab.store.write(add)
+    await settle_restored(lab.core, word(lab, runs_again=False))
+    (resting,) = lab.read(lambda tx: tx.services.all())
+    assert (resting.min_replicas, resting.max_replicas, resting.replicas) == (0, 0, 0)
+    await settle_restored(lab.core, word(lab, runs_again=True))
+    assert lab.read(lambda tx: tx.services.all()) == [resting]
+
+
+def test_nothing_that_the_copied_files_call_alive_stays_in_place(tmp_path: Path) -> None:
+    share = spool.Share(tmp_path / "spool" / "live" / "att_1" / "n1")
+    Path(share.work).mkdir(parents=True)
+    spool.write_order(share, an_order(attempt_id="att_1", node="n1"))
+    Path(share.log).write_text("its words\n")
+    (tmp_path / "desk" / "live" / "att_2" / "n1").mkdir(parents=True)
+    (tmp_path / "spool" / "standby" / "att_1.n1").mkdir(parents=True)
+    (tmp_path / "sockets" / "1").mkdir(parents=True)
+    for _ in range(2):
+        set_aside(tmp_path, 7.0)
+        assert list((tmp_path / "spool" / "live").iterdir()) == []
+        assert not (tmp_path / "desk" / "live").exists()
+        assert not (tmp_path / "spool" / "standby").exists()
+        assert not (tmp_path / "sockets").exists()
+    kept = spool.Share(tmp_path / "spool" / "kept" / "att_1" / "n1")
+    assert Path(kept.log).read_text() == "its words\n"
+    assert not Path(kept.work).exists()
+    assert outcomes_of(tmp_path, "att_1")["n1"].kind is EndKind.LOST
+    assert outcomes_of(tmp_path, "att_1")["n1"].ended_at == 7.0
