@@ -9,13 +9,26 @@ from tests.style.tree import Import, Module, length
 
 LEAVES = frozenset(
     {
-        *("errors", "clock", "curve", "home", "ids", "log", "loopback", "porch", "proof", "settings"),
-        *("socket_file", "wire"),
+        *(
+            "accept",
+            "errors",
+            "clock",
+            "curve",
+            "home",
+            "ids",
+            "log",
+            "loopback",
+            "porch",
+            "proof",
+            "settings",
+        ),
+        *("settings", "socket_file", "wire"),
     }
 )
 BELOW_CONTROL = frozenset({"scheduler", "engines", "store", "identity", "serving"})
 
 MAY_SEE: dict[str, frozenset[str]] = {
+    "accept": frozenset(),
     "errors": frozenset(),
     "clock": frozenset(),
     "home": frozenset(),
@@ -35,7 +48,9 @@ MAY_SEE: dict[str, frozenset[str]] = {
     "store": LEAVES | {"spec", "model"},
     "identity": LEAVES | {"spec", "model"},
     "engines": LEAVES | {"spec", "model", "runtime"},
-    "serving": frozenset({"errors", "clock", "ids", "log", "loopback", "porch", "socket_file", "wire"}),
+    "serving": frozenset(
+        {"accept", "errors", "clock", "ids", "log", "loopback", "porch", "socket_file", "wire"}
+    ),
     "control": LEAVES | {"spec", "model"} | BELOW_CONTROL,
     "api": LEAVES | {"spec", "model", "control"} | BELOW_CONTROL,
     "sim": LEAVES | {"spec", "model", "control"} | BELOW_CONTROL,
