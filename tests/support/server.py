@@ -21,7 +21,7 @@ def open_server(
     keep_alive_s: float | None = None,
 ) -> Iterator[tuple[World, int]]:
     """A world whose application also listens; the port is the second value."""
-    with open_world(home) as world:
+    with open_world(home, use_uvloop=True) as world:  # as the control plane does
         listener = open_socket(world.plane.settings)
         port = listener.getsockname()[1]
         server = make_server(world.app, world.plane.settings)

@@ -36,7 +36,7 @@ def holder_of(
     client: tuple[str, int] | None, server: tuple[str, int | None] | None, *, is_scarce: bool
 ) -> str:
     """The address that a connection comes from; on loopback the user, where places are scarce."""
-    peer = peer_of(client)
+    peer = client[0] if client is not None and ":" not in client[0] else peer_of(client)
     if not is_scarce or client is None or server is None or not peer.startswith(LOCAL):
         return peer
     return f"{peer} user {user_of(client, (server[0], server[1] or 0))}"

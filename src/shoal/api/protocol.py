@@ -326,8 +326,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _watch_reading(self) -> None:
         """Look every `unread_s` whether the client takes what is written to it; no more is written."""
-        if self._reading_due is None:
-            self._unread = self._link.get_write_buffer_size()
+        size = self._link.get_write_buffer_size()
+        if size and self._reading_due is None:
+            self._unread = size
             self._reading_due = self.loop.call_later(self._limits.unread_s, self._look_at_reading)
 
     def _look_at_reading(self) -> None:
