@@ -102,7 +102,7 @@ def aimed(world: World, row: Declared) -> Shot:
         data = _service()
     if "{service_id}" in row.path:
         values["service_id"] = _new_service(world)
-    if "/windows" in row.path:
+    if row.path == "/v1/windows" and row.method == "POST":
         data = _next_window()
     if "{window_id}" in row.path:
         values["window_id"] = _new_window(world)

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.api import bodies, protocol
+from shoal.api import bodies
+from shoal.api.protocol import ConnectionLimits
 from shoal.api.server import check_listen, open_socket
 from shoal.errors import SpecError
 from shoal.settings import Settings
@@ -31,6 +32,14 @@ Settings(home=Path("/x"), host=sys.argv[1])
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[World, int]]:
     with open_server(tmp_path_factory.mktemp("server")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[World, int]]:
+    """A server that waits a quarter of a second for a head."""
+    limits = ConnectionLimits(head_s=0.25)
+    with open_server(tmp_path_factory.mktemp("hasty"), limits) as opened:
         yield opened
 
 
@@ -77,19 +86,13 @@ def drip(link: socket.socket, for_s: float) -> None:
         time.sleep(0.05)
 
 
-def test_a_client_that_says_nothing_is_hung_up_on(
-    server: tuple[World, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(protocol, "MAX_HEAD_S", 0.3)
-    with connect(server[1], 5) as link:
+def test_a_client_that_says_nothing_is_hung_up_on(hasty: tuple[World, int]) -> None:
+    with connect(hasty[1], 5) as link:
         assert closes(link)
 
 
-def test_a_head_that_drips_is_hung_up_on_also_on_a_kept_connection(
-    server: tuple[World, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(protocol, "MAX_HEAD_S", 0.5)
-    with connect(server[1], 5) as link:
+def test_a_head_that_drips_is_hung_up_on_also_on_a_kept_connection(hasty: tuple[World, int]) -> None:
+    with connect(hasty[1], 5) as link:
         link.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert b"200 OK" in answer(link)
         with pytest.raises((BrokenPipeError, ConnectionResetError)):

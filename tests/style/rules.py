@@ -10,6 +10,7 @@ from tests.style.tree import Import, Module, length
 LEAVES = frozenset(
     {
         *(
+            "accept",
             "errors",
             "clock",
             "curve",
@@ -28,6 +29,7 @@ LEAVES = frozenset(
 BELOW_CONTROL = frozenset({"scheduler", "engines", "store", "identity", "serving"})
 
 MAY_SEE: dict[str, frozenset[str]] = {
+    "accept": frozenset(),
     "errors": frozenset(),
     "clock": frozenset(),
     "globs": frozenset(),
@@ -51,7 +53,7 @@ MAY_SEE: dict[str, frozenset[str]] = {
     "identity": LEAVES | {"spec", "model"},
     "engines": LEAVES | {"spec", "model", "runtime"},
     "serving": frozenset(
-        {"errors", "clock", "ids", "log", "loopback", "ownership", "porch", "socket_file", "wire"}
+        {"accept", "errors", "clock", "ids", "log", "loopback", "ownership", "porch", "socket_file", "wire"}
     ),
     "control": LEAVES | {"spec", "model"} | BELOW_CONTROL,
     "api": LEAVES | {"spec", "model", "control"} | BELOW_CONTROL,

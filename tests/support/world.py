@@ -156,9 +156,11 @@ def open_world(
     script: Script = FOREVER,
     limits: ServerLimits | None = None,
     is_durable: bool = False,
+    use_uvloop: bool = False,
 ) -> Iterator[World]:
     """A running control plane with its people and jobs."""
-    with anyio.from_thread.start_blocking_portal() as portal:
+    options = {"use_uvloop": use_uvloop}
+    with anyio.from_thread.start_blocking_portal(backend_options=options) as portal:
         opened = open_plane(home, script=script, limits=limits, is_durable=is_durable)
         with portal.wrap_async_context_manager(opened) as plane:
             world = World(portal, plane, create_app(plane))

@@ -151,6 +151,8 @@ class Authenticator:
                 name=job.reference,
                 job_id=job.job_id,
                 attempt_id=attempt.attempt_id,
+                project=job.project,
+                owner=job.owner,
             )
 
         found = await self._core.store.read(load)

@@ -7,22 +7,33 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import anyio
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive
 
+from shoal.api.denials import SCOPE_KEY
 from shoal.api.problems import BadRequest, SlowRequest, WrongMediaType
 from shoal.api.refusals import describe
-from shoal.errors import SpecError, TooLarge
+from shoal.errors import Bug, SpecError, TooLarge
 
 MAX_IDLE_S = 20.0
 """Between two pieces of a body."""
 MIN_BYTES_PER_S = 1024
 """On average, once the first `MAX_IDLE_S` are over."""
+MAX_BODY_S = 600.0
+"""Of a body as a whole: the largest, of 4 MiB, in this time at 7 kB/s."""
+MAX_UPLOAD_S = 4 * 3600.0
+"""Of an archive, of 256 MiB at 19 kB/s."""
 MAX_INT_DIGITS = 40
+MAX_SMALL = 16 << 10
+
+
+class HasPermission(Protocol):
+    is_authorized: bool
+
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -48,6 +59,11 @@ def limited(
             message = await receive()
         else:
             message = await _in_time(receive, began, total, monotonic)
+            longest_s = MAX_UPLOAD_S if max_bytes is None else MAX_BODY_S
+            if monotonic() - began > longest_s and message.get("more_body", False):
+                raise SlowRequest(
+                    f"{total} bytes of the body came in {longest_s:.0f} s, the longest one may take"
+                )
         if message["type"] == "http.request":
             total += len(message.get("body", b""))
             is_over = not message.get("more_body", False)
@@ -70,18 +86,20 @@ async def _in_time(receive: Receive, began: float, total: int, monotonic: Callab
     return message
 
 
-async def read_json(request: Request) -> Any:
-    """The body as JSON values. Raises a `SpecError` (415, 400, 422) that says what is wrong with it."""
-    return decode_strictly(await read_raw_json(request))
-
-
-async def read_raw_json(request: Request) -> bytes:
+async def read_raw_json(request: Request, *, is_permitted: bool = False) -> bytes:
     """The body of a request that says it is JSON, not decoded yet."""
-    return await read_raw(request, "application/json")
+    return await read_raw(request, "application/json", is_permitted=is_permitted)
 
 
-async def read_raw(request: Request, wanted: str) -> bytes:
-    """The body of a request that says it is of the media type `wanted`."""
+async def read_raw(request: Request, wanted: str, *, is_permitted: bool = False) -> bytes:
+    """The body of a request that says it is of the media type `wanted`.
+
+    A route that reads it before its caller is authorised is a bug, unless it says `is_permitted` and answers
+    for what it does with the bytes.
+    """
+    call = cast("HasPermission | None", request.scope.get(SCOPE_KEY))
+    if call is not None and not (call.is_authorized or is_permitted):
+        raise Bug("a route read the body of a request before it asked for permission")
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != wanted:
         raise WrongMediaType(
@@ -105,7 +123,15 @@ async def _whole(request: Request) -> bytes:
 
 async def read_model(request: Request, model: type[Model]) -> Model:
     """The body as `model`; every mistake in it is reported, unknown fields among them."""
-    return validate(model, await read_json(request))
+    return validate(model, decode_strictly(await read_raw_json(request)))
+
+
+async def read_small_model(request: Request, model: type[Model]) -> Model:
+    """The same before the permission is known, since the body decides which one is needed."""
+    raw = await read_raw_json(request, is_permitted=True)
+    if len(raw) > MAX_SMALL:
+        raise TooLarge(f"the body has {len(raw)} bytes; at most {MAX_SMALL} are taken here")
+    return validate(model, decode_strictly(raw))
 
 
 def validate(model: type[Model], data: Any) -> Model:

@@ -21,10 +21,11 @@ from shoal.api.bodies import limited
 from shoal.api.call import Call, Services
 from shoal.api.denials import SCOPE_KEY
 from shoal.api.hosts import HostCheck
-from shoal.api.limits import Bucket, peer_of
-from shoal.api.problems import BadRequest, problem_response
-from shoal.api.protocol import BODY_IS_HERE
+from shoal.api.limits import Bucket, account_of, is_machine, peer_of
+from shoal.api.problems import BadRequest, TooManyConnections, problem_response
+from shoal.api.protocol import BODY_IS_HERE, CONNECTION
 from shoal.errors import Bug, LimitReached, NotFound, ShoalError, TooLarge, Unauthenticated
+from shoal.identity import Caller
 
 OPEN = frozenset({("GET", "/healthz")})
 """Everything that answers without a token. A test holds this list to the letter."""
@@ -32,6 +33,7 @@ OPEN = frozenset({("GET", "/healthz")})
 UPLOADS = re.compile(rb"/v1/archives/[^/]+")
 """PUT here streams to disk and counts by itself, against the project's own limit."""
 
+BODILESS = ("GET", "HEAD")
 MAX_PATH = 1024
 MAX_QUERY = 8192
 MAX_FAILURES = 100
@@ -80,7 +82,7 @@ class Guard:
         outcome = _Outcome(send, request_id)
         has_body = _has_body(scope)
         try:
-            await self._admit(scope, request_id)
+            await self._admit(scope, request_id, has_body=has_body)
             if has_body:
                 is_here = scope.get(BODY_IS_HERE, False)
                 receive = limited(receive, self._body_limit(scope), self._monotonic, is_here=is_here)
@@ -96,15 +98,18 @@ class Guard:
             answer = problem_response(Bug("unhandled"), request_id, should_close=True)
             await outcome.answer(scope, receive, answer)
 
-    async def _admit(self, scope: Scope, request_id: str) -> None:
+    async def _admit(self, scope: Scope, request_id: str, *, has_body: bool) -> None:
         """Raise unless the request may go on; put its `Call` into the scope."""
         self._hosts.check(scope["headers"])
+        if has_body and scope["method"] in BODILESS:
+            raise BadRequest(f"a {scope['method']} request has no body here", hint="send it without one")
         path = scope.get("raw_path") or scope["path"].encode()
         if (scope["method"], path.decode("latin-1")) in OPEN:
             return
         token = bearer(scope["headers"])
         known = await self._known(scope, token)
         assert token is not None
+        _sign(scope, known.caller)
         _check_shape(scope, path, self._body_limit(scope))
         scope[SCOPE_KEY] = Call(self._services, known, token, request_id)
 
@@ -146,6 +151,16 @@ class _Outcome:
     async def answer(self, scope: Scope, receive: Receive, response: Response) -> None:
         if not self.has_started:
             await response(scope, receive, self.send)
+
+
+def _sign(scope: Scope, caller: Caller) -> None:
+    """Count the request's connection, where it has one of ours, against its caller."""
+    connection = scope.get(CONNECTION)
+    if connection is not None and not connection.sign(account_of(caller), is_machine=is_machine(caller)):
+        raise TooManyConnections(
+            "you, or all callers together, hold as many connections as this server takes",
+            hint="close some and try again",
+        )
 
 
 def _has_body(scope: Scope) -> bool:

@@ -8,8 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from shoal.errors import LimitReached
+from shoal.identity import Caller, CallerKind
 
 MAX_PEERS = 4096
+PEOPLE_SHARE = 0.5
+"""Of the event streams: jobs do not get these."""
+ALL_JOBS = "all jobs together"
 
 
 class Bucket:
@@ -34,29 +38,60 @@ class Bucket:
 
 
 class StreamSlots:
-    """How many event streams are open, in all and for each caller."""
+    """How many event streams are open: in all, of each person, and of all jobs of a project or an owner.
 
-    def __init__(self, max_total: int, max_per_caller: int) -> None:
+    A job's token is a caller of its own, so jobs are counted by project and by owner. All jobs together hold
+    at most half of the streams: the other half is for people.
+    """
+
+    def __init__(self, max_total: int, max_per_account: int) -> None:
         self._max_total = max_total
-        self._max_per_caller = max_per_caller
+        self._max_of_jobs = max(int(max_total * (1 - PEOPLE_SHARE)), 1)
+        self._max_per_account = max_per_account
         self._open: Counter[str] = Counter()
+        self._total = 0
 
     @contextmanager
-    def held(self, caller_id: str) -> Iterator[None]:
+    def held(self, caller: Caller) -> Iterator[None]:
         """One slot for as long as the block lasts. Raises `LimitReached`."""
-        if self._open[caller_id] >= self._max_per_caller or self._open.total() >= self._max_total:
-            raise LimitReached(
-                f"{self._open[caller_id]} streams of yours are open, {self._open.total()} in all; "
-                f"at most {self._max_per_caller} and {self._max_total} may be",
-                hint="close one and try again",
-            )
-        self._open[caller_id] += 1
+        names = _counted_as(caller)
+        self._check(names)
+        self._open.update(names)
+        self._total += 1
         try:
             yield
         finally:
-            self._open[caller_id] -= 1
-            if not self._open[caller_id]:
-                del self._open[caller_id]
+            self._total -= 1
+            self._open.subtract(names)
+            for name in names:
+                if not self._open[name]:
+                    del self._open[name]
+
+    def _check(self, names: tuple[str, ...]) -> None:
+        limits = {name: self._max_of_jobs if name == ALL_JOBS else self._max_per_account for name in names}
+        counts = [(f"of {name}", self._open[name], limit) for name, limit in limits.items()]
+        for whose, count, limit in (*counts, ("in all", self._total, self._max_total)):
+            if count >= limit:
+                raise LimitReached(
+                    f"{count} streams {whose} are open; at most {limit} may be",
+                    hint="close one and try again",
+                )
+
+
+def _counted_as(caller: Caller) -> tuple[str, ...]:
+    if caller.kind is not CallerKind.JOB:
+        return (f"{caller.kind} {caller.name}",)
+    return (f"jobs of project {caller.project}", f"jobs of owner {caller.owner}", ALL_JOBS)
+
+
+def account_of(caller: Caller) -> str:
+    """Against whom the connections of a token are counted."""
+    return f"{caller.kind} {caller.id}" if caller.project is None else f"jobs of project {caller.project}"
+
+
+def is_machine(caller: Caller) -> bool:
+    """Whether the token is one of our own parts: a supervisor's or a data plane's."""
+    return caller.kind not in (CallerKind.USER, CallerKind.JOB)
 
 
 def peer_of(client: tuple[str, int] | None) -> str:

@@ -22,6 +22,13 @@ class SlowRequest(LimitReached):
     status = 408
 
 
+class TooManyConnections(LimitReached):
+    """The caller, or all callers together, hold as many connections as they may."""
+
+    code = "limit.connections"
+    status = 503
+
+
 class WrongHost(ShoalError):
     """The request was addressed to a name that is not ours: DNS rebinding, or a missing setting."""
 

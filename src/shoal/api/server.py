@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import resource
 import signal
 import socket
@@ -12,14 +14,17 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import cast
 
 import anyio
 import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
+from shoal.accept import TlsListener
 from shoal.api.app import create_app
-from shoal.api.protocol import BoundedProtocol
+from shoal.api.connections import ConnectionSlots
+from shoal.api.protocol import BoundedProtocol, ConnectionLimits
 from shoal.control import ControlPlane
 from shoal.errors import SpecError, StateError
 from shoal.settings import Settings
@@ -27,6 +32,8 @@ from shoal.settings import Settings
 KEEP_ALIVE_S = 75
 SHUTDOWN_S = 2
 BACKLOG = 1024
+UNSENT_BYTES = 128 << 10
+"""Of answers that a client does not read, in the kernel, for each connection. Its own bound is 4 MiB."""
 MAX_CONNECTIONS = 4096
 RENEW_EVERY_S = 86400.0
 STOPPING = (signal.SIGINT, signal.SIGTERM)
@@ -75,6 +82,7 @@ def _open(host: str, port: int, hint: str, *, is_listening: bool = True) -> sock
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         listener.bind((host, port))
         if is_listening:
             listener.listen(BACKLOG)
@@ -156,15 +164,41 @@ class Server(uvicorn.Server):
     on_ready: Callable[[], None] | None = None
     is_asked_to_stop = False
     """By a signal."""
+    limits = ConnectionLimits()
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.slots = ConnectionSlots(max_connections())
+        # It warns of every request that cannot be read: lines that any stranger can write.
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.is_asked_to_stop = True
         super().handle_exit(sig, frame)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        await super().startup(sockets=[])
+        for listener in sockets or ():
+            self.servers.append(await self._listen(listener))
         if self.on_ready is not None and not self.should_exit:
             self.on_ready()
+
+    async def _listen(self, listener: socket.socket) -> asyncio.base_events.Server:
+        config = self.config
+
+        def connect() -> asyncio.Protocol:
+            return BoundedProtocol(
+                config=config,
+                server_state=self.server_state,
+                app_state=self.lifespan.state,
+                limits=self.limits,
+                slots=self.slots,
+            )
+
+        if config.ssl is not None:
+            return cast("asyncio.base_events.Server", TlsListener(listener, connect, config.ssl))
+        loop = asyncio.get_running_loop()
+        return await loop.create_server(connect, sock=listener, backlog=config.backlog)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -189,7 +223,7 @@ class BesideServer(Server):
 
 
 def max_connections() -> int:
-    """Half of the files we may open: the other half is for the store, the engine and the logs."""
+    """Signed ones take half of the files we may open: strangers, the store and the engine need the rest."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else max(min(MAX_CONNECTIONS, soft // 2), 16)
 
@@ -211,7 +245,6 @@ def _configured(app: ASGIApp, certificate: Path | None, key: Path | None) -> uvi
         proxy_headers=False,
         server_header=False,
         date_header=True,
-        limit_concurrency=max_connections(),
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=SHUTDOWN_S,
         ssl_certfile=certificate,

@@ -42,7 +42,7 @@ class EventStream(Response):
         self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._call.services.slots.held(self._call.caller.id):
+        with self._call.services.slots.held(self._call.caller):
             headers = [(name, value) for name, value in self.raw_headers if name != b"content-length"]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             was_revoked = await self._run(receive, send)

@@ -39,6 +39,10 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     job_id: str | None = None
     attempt_id: str | None = None
     node: str | None = None
+    project: str | None = None
+    """Of a job."""
+    owner: str | None = None
+    """The user whose job it is."""
     body_digest: str | None = None
     """Of the one request body a supervisor signed."""
 

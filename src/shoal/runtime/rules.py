@@ -15,6 +15,8 @@ hold up stop, time limit and renewal. A search keeps every other thread waiting,
 dozen times."""
 MAX_DROPPED = 4
 """So many rules may be dropped for their time one by one; then all are: a job wrote them to waste it."""
+COMPILE_S = 1.0
+"""CPU time to compile all rules of a job, once. Those left then are dropped."""
 BUDGET_S = 0.4
 """CPU time of all rules together for the lines of one read. Rules whose turn never comes miss those lines."""
 
@@ -42,11 +44,43 @@ class LogRules:
         self._waiting: list[tuple[re.Pattern[str], RuleAction]] = []
         self._has_missed = False
         self._num_dropped = 0
-        for rule in rules:
+        if rules:
+            self._compile(rules)
+
+    def _compile(self, rules: tuple[LogRule, ...]) -> None:
+        """Nobody has compiled these before: some patterns take their time, which is the job's."""
+        left_s = COMPILE_S
+        signal.signal(signal.SIGPROF, _stop_searching)
+        try:
+            for rule in rules:
+                if left_s <= 0:
+                    self.complaints.append(
+                        f"the log rules took over {COMPILE_S} s to compile: the rest is dropped"
+                    )
+                    return
+                left_s -= self._compile_one(rule)
+        finally:
+            signal.signal(signal.SIGPROF, signal.SIG_IGN)
+
+    def _compile_one(self, rule: LogRule) -> float:
+        """Seconds of CPU time it took."""
+        left_s = 0.0
+        try:
+            signal.setitimer(signal.ITIMER_PROF, RULE_BUDGET_S)
             try:
-                self._waiting.append((re.compile(rule.match), rule.action))
-            except re.error as error:
-                self.complaints.append(f"log rule {rule.match!r} is not a pattern: {error}")
+                pattern = re.compile(rule.match)
+            finally:
+                left_s, _ = signal.setitimer(signal.ITIMER_PROF, 0)
+        except _OutOfTime:
+            self.complaints.append(
+                f"log rule {rule.match!r} took over {RULE_BUDGET_S} s to compile and is dropped"
+            )
+            return RULE_BUDGET_S
+        except (re.error, OverflowError, RecursionError) as error:
+            self.complaints.append(f"log rule {rule.match!r} is not a pattern: {error}")
+        else:
+            self._waiting.append((pattern, rule.action))
+        return RULE_BUDGET_S - left_s
 
     @property
     def are_waiting(self) -> bool:

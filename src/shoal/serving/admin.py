@@ -12,20 +12,42 @@ from shoal.serving.plane import DataPlane
 from shoal.serving.problem import Refused, healthy, response
 from shoal.serving.report import metrics
 
+WITHIN_S = 10.0
+"""From the connection to the last byte that is read of its answer."""
+MAX_OPEN = 64
+
 
 class Admin(asyncio.Protocol):
-    """One request for each connection."""
+    """One request for each connection. `connections`: all of them; the oldest goes for one too many."""
 
-    def __init__(self, plane: DataPlane, token: str) -> None:
+    def __init__(
+        self, plane: DataPlane, token: str, connections: dict[Admin, None], within_s: float = WITHIN_S
+    ) -> None:
         self._plane = plane
         self._token = token
+        self._open = connections
+        self._within_s = within_s
         self._buffer = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        asyncio.get_running_loop().call_later(10.0, transport.close)
+        self._is_over = False
+        self._end = asyncio.get_running_loop().call_later(self._within_s, self._transport.abort)
+        self._open[self] = None
+        if len(self._open) > MAX_OPEN:
+            next(iter(self._open)).abort()
+
+    def abort(self) -> None:
+        self._open.pop(self, None)
+        self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._open.pop(self, None)
+        self._end.cancel()
 
     def data_received(self, data: bytes) -> None:
+        if self._is_over:
+            return
         self._buffer += data
         end = self._buffer.find(b"\r\n\r\n") + 4
         try:
@@ -37,6 +59,7 @@ class Admin(asyncio.Protocol):
                 return
         except Refused as refused:
             self._transport.write(response(refused, closes=True))
+        self._is_over = True
         self._transport.close()
 
     def _answer(self, raw: bytes) -> bytes:

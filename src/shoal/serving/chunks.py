@@ -14,6 +14,8 @@ MAX_LINE = 256
 """Of a size and its extensions."""
 MAX_TRAILERS = 8192
 LAST = b"0\r\n\r\n"
+BARE_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})\r\n")
+BARE_SIZE_BEGUN = re.compile(rb"[0-9A-Fa-f]{0,15}\r?")
 
 
 def _alone(length: int) -> bytes:
@@ -38,6 +40,7 @@ class Chunks:
     """One body. Holds at most an unfinished line or the trailers between two pieces."""
 
     __slots__ = ("_held", "_is_ending", "_left", "count")
+    _size, _size_begun, _max_trailers = SIZE, SIZE_BEGUN, MAX_TRAILERS
 
     def __init__(self) -> None:
         self._held = b""
@@ -45,6 +48,11 @@ class Chunks:
         """Of the chunk being read, its closing line end included."""
         self._is_ending = False
         self.count = 0
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether only trailers and the empty line after them are left."""
+        return self._is_ending
 
     def is_one(self, data: bytes) -> bool:
         """Whether a piece is one chunk and nothing else; then it is taken, and may go on as it is."""
@@ -76,9 +84,9 @@ class Chunks:
                 at = self._inside(data, at, end, decoded)
                 if self._left:
                     return self._wait(data, at)
-            line = SIZE.match(data, at)
+            line = self._size.match(data, at)
             if line is None:
-                if end - at > MAX_LINE or SIZE_BEGUN.fullmatch(data, at) is None:
+                if end - at > MAX_LINE or self._size_begun.fullmatch(data, at) is None:
                     raise BadChunk(f"chunk size expected, {data[at : at + 16]!r} seen")
                 return self._wait(data, at)
             size = int(line[1], 16)
@@ -115,9 +123,16 @@ class Chunks:
     def _end(self, data: bytes) -> bytes | None:
         """What follows the trailers; None while they are not over."""
         trailers = TRAILERS.match(data)
-        if trailers is not None and trailers.end() <= MAX_TRAILERS:
+        if trailers is not None and trailers.end() <= self._max_trailers:
             return data[trailers.end() :]
-        if len(data) > MAX_TRAILERS or b"\r\n\r\n" in data:
+        if len(data) > self._max_trailers or b"\r\n\r\n" in data:
             raise BadChunk("trailers are malformed or too long")
         self._held = data
         return None
+
+
+class BareChunks(Chunks):
+    """A body whose chunks have no extensions and that ends without trailers; others are `BadChunk`."""
+
+    __slots__ = ()
+    _size, _size_begun, _max_trailers = BARE_SIZE, BARE_SIZE_BEGUN, len(b"\r\n")

@@ -33,7 +33,7 @@ BODY_RATE = 64
 STALL_S = 60.0
 """How often it is looked whether a caller reads what is there for it: `BODY_RATE` bytes for each second."""
 LINGER_S = 5.0
-LINGER_BYTES = 1 << 20
+LINGER_BYTES = 64 << 10
 """Of a request that was answered before it was over: read and thrown away, so that the answer arrives."""
 TCP_CLOSE = 7
 """The kernel's word for a connection that was reset."""
@@ -71,6 +71,14 @@ class Plane(Protocol):
         ...
 
     def guessed(self, peer: str, refused: Refused) -> Refused: ...
+
+    def met(self, client: Downstream) -> None:
+        """A stranger's connection: no request of it was admitted yet."""
+        ...
+
+    def admitted(self, client: Downstream) -> None:
+        """A request of it was."""
+        ...
 
     def left(self, client: Downstream) -> None:
         """The connection is closed."""
@@ -149,6 +157,8 @@ class Downstream(asyncio.Protocol):
             self.abort()
         elif num_clients >= self._plane.max_clients:
             self._answer(Refused(503, "plane.full", "too many connections", must_close=True, retry_s=2.0))
+        else:
+            self._plane.met(self)
 
     def data_received(self, data: bytes) -> None:
         exchange = self.exchange
@@ -251,6 +261,7 @@ class Downstream(asyncio.Protocol):
             self._answer(refused, is_head=entry.is_head)
             return
         self.is_last = not entry.is_keep_alive or plane.is_draining
+        plane.admitted(self)
         if not request_id:
             known = (entry, query, plane.new_id(), own, length)
         exchange = Exchange(self, known, account, now)
@@ -275,7 +286,6 @@ class Downstream(asyncio.Protocol):
             self._body(exchange, rest)
 
     def _body(self, exchange: Exchange, data: bytes) -> None:
-        self._grown += len(data)
         if self._chunks is not None:
             try:
                 ready, rest = self._chunks.feed(data)
@@ -288,6 +298,7 @@ class Downstream(asyncio.Protocol):
             ready, rest = (data, None) if len(data) < left else (data[:left], data[left:])
             self._left = left - len(ready)
         if ready:
+            self._grown += len(ready)  # not what is no body: extensions and trailers that drip
             exchange.on_body(ready)
         if rest is not None:
             self.body_due = FOREVER

@@ -226,7 +226,10 @@ async def _admin(options: argparse.Namespace, plane: DataPlane, token: str) -> a
     host, _, port = options.admin.rpartition(":")
     at = int(port) + max(0, options.index) if int(port) else 0
     loop = asyncio.get_running_loop()
-    return await loop.create_server(lambda: Admin(plane, token), host.strip("[]"), at, reuse_port=True)
+    connections: dict[Admin, None] = {}
+    return await loop.create_server(
+        lambda: Admin(plane, token, connections), host.strip("[]"), at, reuse_port=True
+    )
 
 
 def _follow_parent(stopped: asyncio.Event) -> None:

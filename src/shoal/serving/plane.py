@@ -11,6 +11,7 @@ import socket
 import ssl
 from time import monotonic
 
+from shoal.accept import TlsListener
 from shoal.clock import Clock, SystemClock
 from shoal.porch import visitor
 from shoal.serving.accounts import Held
@@ -28,7 +29,8 @@ from shoal.wire import Papers
 log = logging.getLogger(__name__)
 
 BACKLOG = 4096
-HANDSHAKE_S = 10.0
+STRANGERS_SHARE, LEAST_STRANGERS = 0.25, 16
+"""Of `max_clients`: connections that no request was admitted on yet. A further one ends the oldest."""
 MAX_GUESSES = 100
 GUESSES_S = 60.0
 """Requests without a known token that one address may send in so long."""
@@ -60,6 +62,9 @@ class DataPlane:
         self.routes = Routes({}, self.clock.now())
         self.clients: set[Downstream] = set()
         self.max_clients = max_clients
+        self._max_strangers = max(int(max_clients * STRANGERS_SHARE), LEAST_STRANGERS)
+        self._strangers: dict[Downstream, None] = {}
+        """Oldest first."""
         self.held = Held(max_held_bytes)
         self.is_draining = False
         self.visitor: ssl.SSLContext | None = None
@@ -73,7 +78,7 @@ class DataPlane:
         self._ids = itertools.count()
         self._id_prefix = f"{self.process_id}-".encode()
         self._emptied = asyncio.Event()
-        self._servers: list[asyncio.Server] = []
+        self._servers: list[asyncio.Server | TlsListener] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -85,14 +90,11 @@ class DataPlane:
 
     async def listen(self, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         """Serve what `listener` accepts, until `drain`."""
+        if tls is not None:
+            self._servers.append(TlsListener(listener, lambda: Downstream(self), tls))
+            return
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(
-            lambda: Downstream(self),
-            sock=listener,
-            backlog=BACKLOG,
-            ssl=tls,
-            ssl_handshake_timeout=HANDSHAKE_S if tls else None,
-        )
+        server = await loop.create_server(lambda: Downstream(self), sock=listener, backlog=BACKLOG)
         self._servers.append(server)
 
     def swap(self, table: Table) -> bool:
@@ -184,8 +186,19 @@ class DataPlane:
             self._guesses_since = now
             self._guesses.clear()
 
+    def met(self, client: Downstream) -> None:
+        if len(self._strangers) >= self._max_strangers:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.abort()
+        self._strangers[client] = None
+
+    def admitted(self, client: Downstream) -> None:
+        self._strangers.pop(client, None)
+
     def left(self, client: Downstream) -> None:
         self.clients.discard(client)
+        self._strangers.pop(client, None)
         if self.is_draining and not self.clients:
             self._emptied.set()
 

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from shoal.spec.human import Human, OrName, text
 from shoal.spec.moments import parse_moment
+from shoal.spec.patterns import checked_pattern
 from shoal.spec.quantity import SECONDS_PATTERN, parse_seconds, parse_whole, spoken_seconds
 from shoal.spec.resources import FROZEN
 from shoal.spec.text import AbsolutePath, Path, absolute_path, writable
@@ -19,9 +20,6 @@ from shoal.spec.wording import show
 MAX_SECONDS = 3650 * 86400.0
 MAX_RETRIES = 1000
 MAX_REGEX = 1000
-MAX_WIDE_RANGES = 2
-"""Each costs up to 5 ms to compile, on the control plane: 64 rules of a thousand characters took a minute."""
-_WIDE_RANGE = re.compile(r"-(?:[^\x00-\x7f]|\\[uUN])")
 JOB_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9._-]*(?:/[0-9]+)?$"
 LEVEL_PATTERN = r"^[A-Za-z][A-Za-z0-9._-]*$"
 KERNEL_FOLDERS = ("/proc", "/sys", "/dev")
@@ -282,19 +280,6 @@ def read_checkpoint(value: object) -> object:
 Checkpoint = Annotated[CheckpointSpec, Human(read_checkpoint, ({"type": "string", "minLength": 1},))]
 
 
-def _regex(pattern: str) -> str:
-    wide = len(_WIDE_RANGE.findall(pattern))
-    if wide > MAX_WIDE_RANGES:
-        raise ValueError(f"{show(pattern)} has {wide} ranges up to beyond ASCII; at most {MAX_WIDE_RANGES}")
-    try:
-        re.compile(pattern)
-    except (re.error, OverflowError) as wrong:
-        raise ValueError(f"{show(pattern)} is not a regular expression: {wrong}") from None
-    except RecursionError:
-        raise ValueError(f"{show(pattern)} is nested too deeply") from None
-    return pattern
-
-
 class LogRuleSpec(BaseModel):
     """A regular expression searched in every log line, and what a hit means."""
 
@@ -304,7 +289,7 @@ class LogRuleSpec(BaseModel):
         str,
         Field(strict=True, min_length=1, max_length=MAX_REGEX),
         AfterValidator(writable),
-        AfterValidator(_regex),
+        AfterValidator(checked_pattern),
     ]
     action: RuleActionName
 

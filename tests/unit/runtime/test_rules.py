@@ -35,3 +35,21 @@ def test_invalid_pattern_is_a_complaint_and_not_a_crash() -> None:
     rules = LogRules((LogRule(match="(", action=STOP),))
     rules.check([b"("])
     assert "is not a pattern" in rules.complaints[0]
+
+
+def test_rules_that_take_long_to_compile_are_dropped_and_named() -> None:
+    costly = r"(?i)[\x00-\U0010ffff][\x01-\U0010fffe]" + r"[!-\377]" * 110
+    many = tuple(LogRule(match=f"{costly}{number}", action=STOP) for number in range(500))
+    rules = LogRules((LogRule(match="needle", action=STOP), *many))
+    assert "to compile" in rules.complaints[-1]
+    assert len(rules.complaints) < 50
+    rules.check([b"a needle"])
+    assert STOP in rules.hits
+
+
+def test_a_pattern_that_cannot_be_compiled_at_all_is_named() -> None:
+    rules = LogRules(
+        (LogRule(match="(" * 5000 + ")" * 5000, action=STOP), LogRule(match="a{9999999999}", action=STOP))
+    )
+    assert len(rules.complaints) == 2
+    assert all("is not a pattern" in told for told in rules.complaints)

@@ -468,3 +468,58 @@ async def test_only_a_promised_body_that_stops_is_its_replicas_failure(
     live = lab.plane.services["p", "s"]
     assert live.replicas["one"].failures == failures
     assert (live.tallies[1].requests, live.tallies[1].errors) == (1, failures)
+
+
+async def test_connections_that_say_nothing_end_for_newcomers_before_those_that_were_served() -> None:
+    async with running_lab(max_clients=80) as lab:  # and 20 that were not served yet
+        lab.serve(service(await lab.replica()))
+        served = await lab.connect()
+        assert (await served.ask(get())).status == 200
+        silent = [await lab.connect() for _ in range(20)]
+        await until(lambda: len(lab.plane.clients) == 21)
+        newcomer = await lab.connect()
+        assert (await newcomer.ask(get())).status == 200
+        assert await silent[0].is_closed()
+        assert (await served.ask(get())).status == 200
+        await until(lambda: len(lab.plane.clients) == 21)
+
+
+@pytest.mark.parametrize("drip", [b"e", b"0"], ids=["extension", "size"])
+async def test_what_is_no_body_is_no_progress_of_one(lab: Lab, drip: bytes) -> None:
+    lab.serve(service(await lab.replica()))
+    wire = await lab.connect()
+    begun = b"1;a=" if drip == b"e" else b"0"
+    await wire.send(b"POST /p/s/ HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n" + begun)
+    await until(lambda: any(client.exchange for client in lab.plane.clients))
+    client = next(iter(lab.plane.clients))
+    sent = client._chunks
+    assert sent is not None
+    await wire.send(drip)
+    await until(lambda: sent._held.endswith(begun + drip))
+    sweep(lab.plane, monotonic() + downstream.BODY_S + 1)
+    assert (await wire.receive()).status == 408
+    assert await wire.is_closed()
+
+
+async def test_a_trailer_that_drips_is_no_progress_either(lab: Lab) -> None:
+    lab.serve(service(await lab.replica()))
+    wire = await lab.connect()
+    await wire.send(b"POST /p/s/ HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n0\r\nX: ")
+    await until(lambda: any(client._chunks and client._chunks.is_ending for client in lab.plane.clients))
+    sweep(lab.plane, monotonic() + downstream.BODY_S + 1)
+    assert (await wire.receive()).status == 408
+
+
+async def test_a_body_that_floods_behind_a_refusal_is_read_for_64_kib(lab: Lab) -> None:
+    wire = await lab.connect()
+    await wire.send(b"POST /no/such/ HTTP/1.1\r\nhost: a\r\ncontent-length: 900000000\r\n\r\n")
+    assert (await wire.receive()).status == 401
+    sent = 0
+    try:
+        while sent < 64 << 20:
+            await wire.send(b"x" * 65536)
+            sent += 65536
+    except ConnectionError:
+        assert sent < 16 << 20
+    else:
+        pytest.fail(f"{sent} bytes were taken")

@@ -8,7 +8,8 @@ from typing import Annotated
 from fastapi import Query, Request, Response
 
 from shoal.api import views
-from shoal.api.bodies import read_model, read_raw_json
+from shoal.api.admission import read_named
+from shoal.api.bodies import read_model
 from shoal.api.call import Call, answer, call_of, idempotency_key
 from shoal.api.queries import JobQuery, NoQuery, WhyQuery
 from shoal.api.render import (
@@ -41,7 +42,7 @@ async def submit_job(request: Request, query: Annotated[NoQuery, Query()]) -> Re
     """Accept a job, or an array of them. When this answers, it is on disk."""
     call = call_of(request)
     key = idempotency_key(request)
-    body, frozen, said = call.services.submissions.parse(await read_raw_json(request))
+    body, frozen, said = call.services.submissions.parse(await read_named(call, request))
     project = _project_for(call, body.project, frozen.spec)
     call.allow(project)
     result = await call.plane.submit(
@@ -212,8 +213,8 @@ async def _acted(
 ) -> Response:
     call = call_of(request)
     key = idempotency_key(request)
-    await read_nothing(request)
     await _allow_action(call, job_id)
+    await read_nothing(request)
     job = await act(call, key)
     return answer(render_job(job, (await load_job(call, job_id))[1][-1]))
 
@@ -223,13 +224,13 @@ async def stop_array(request: Request, array_id: str, query: Annotated[NoQuery, 
     """Ask for the end of every element of an array that has not ended."""
     call = call_of(request)
     key = idempotency_key(request)
-    await read_nothing(request)
     wanted = JobFilter(array_id=array_id)
     some = await call.plane.core.store.read(lambda tx: tx.jobs.page(wanted, None, 1))
     if not some:
         raise NotFound("no such thing, or one you may not see")
     first = some[0][0]
     call.allow(first.project, is_own=first.owner == call.caller.id)
+    await read_nothing(request)
     stopped = await call.plane.stop_array(call.actor, array_id, key=key)
     view: views.StoppedView = {
         "array_id": array_id,

@@ -9,7 +9,8 @@ from typing import Annotated
 from fastapi import Query, Request, Response
 
 from shoal.api import service_views as views
-from shoal.api.bodies import read_model
+from shoal.api.admission import read_named
+from shoal.api.bodies import decode_strictly, read_model, validate
 from shoal.api.call import Call, answer, call_of, idempotency_key
 from shoal.api.queries import NoQuery, ServiceQuery
 from shoal.api.requests import NoBody, RolloutBody, ScaleBody, ServeBody
@@ -40,7 +41,7 @@ async def serve(request: Request, query: Annotated[NoQuery, Query()]) -> Respons
     """A new service, or a new release of the one of that name; of the same again nothing comes."""
     call = call_of(request)
     key = idempotency_key(request)
-    body = await read_model(request, ServeBody)
+    body = validate(ServeBody, decode_strictly(await read_named(call, request)))
     spec = parse_service(body.spec)
     project = _project_for(call, body.project, spec)
     known = await call.plane.core.store.read(lambda tx: tx.services.by_name(project, spec.name))

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import Query, Request, Response
 
 from shoal.api import views
-from shoal.api.bodies import read_model
+from shoal.api.bodies import read_small_model
 from shoal.api.call import Call, answer, call_of, idempotency_key
 from shoal.api.queries import NoQuery, RevokeQuery, TokenQuery
 from shoal.api.render import render_token
@@ -47,7 +47,7 @@ async def create_token(request: Request, query: Annotated[NoQuery, Query()]) -> 
     """A new token; its text is in this answer and nowhere else."""
     call = call_of(request)
     key = idempotency_key(request)
-    body = await read_model(request, NewToken)
+    body = await read_small_model(request, NewToken)
     owner = await _owner(call, body.user)
     call.allow(is_own=owner.user_id == call.caller.id)
     scope = role(body.scope) or call.caller.scope

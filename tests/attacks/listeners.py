@@ -1,0 +1,41 @@
+"""Everything of ours that accepts connections: who can reach it, and what bounds it.
+
+A test finds the calls that listen or accept in the source and fails where one has no row here.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Row(NamedTuple):
+    reached_by: str
+    bounded_by: str
+    """What ends a connection that does nothing right, and what bounds their number."""
+
+
+CLIENTS, NODES, OURS, HELD = "clients", "nodes", "our own processes", "nobody: it is held, and never accepts"
+LISTENERS: dict[str, Row] = {
+    "api/server.py": Row(
+        f"{CLIENTS}, {NODES}", "BoundedProtocol and ConnectionSlots: tests/attacks/test_connection_states.py"
+    ),
+    "accept.py": Row(
+        f"{CLIENTS}, {NODES}", "256 handshakes of 5 s: tests/unit/test_accept.py; then the listener's own"
+    ),
+    "serving/plane.py": Row(
+        CLIENTS, "Downstream: tests/unit/serving/test_bounds.py, tests/contract/data_plane_contract.py"
+    ),
+    "serving/main.py": Row(
+        CLIENTS, "the sockets of serving/plane.py, and of Admin: tests/unit/serving/test_admin.py"
+    ),
+    "cli/data_plane.py": Row(HELD, "closed again at once: it only tries the port"),
+    "runtime/porch/minder.py": Row(NODES, "the socket of runtime/porch/process.py"),
+    "runtime/porch/process.py": Row(
+        NODES, "64 strangers, each for 10 s; data planes by certificate: tests/unit/runtime/test_porch.py"
+    ),
+    "runtime/listening.py": Row(OURS, "a socket in a folder that only the supervisor's user may enter"),
+    "runtime/door.py": Row(OURS, "the socket of runtime/listening.py; runs as the job, which it serves"),
+    "runtime/standby/process.py": Row(OURS, "a socket in a folder of the supervisor's"),
+    "runtime/warm/zygote.py": Row(OURS, "a socket in a folder of the supervisor's"),
+    "engines/ray/head.py": Row(HELD, "it keeps ports free until Ray takes them"),
+}

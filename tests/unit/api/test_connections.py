@@ -1,0 +1,114 @@
+"""Places for connections: a flood ends its own, and what was signed for has places that no flood takes."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from shoal.api.connections import ConnectionSlots, holder_of
+from shoal.api.peer_user import UNKNOWN, user_of
+
+
+class Link:
+    def __init__(self, holder: str = "10.0.0.1") -> None:
+        self._holder = holder
+        self.is_cut_off = False
+
+    def holder(self, *, is_scarce: bool) -> str:
+        return self._holder
+
+    def abort(self) -> None:
+        self.is_cut_off = True
+
+
+def entered(slots: ConnectionSlots, count: int, holder: str) -> list[Link]:
+    links = [Link(holder) for _ in range(count)]
+    assert all(slots.enter(link) for link in links)
+    return links
+
+
+def test_a_newcomer_gets_the_place_that_the_largest_holder_has_had_longest() -> None:
+    slots = ConnectionSlots(80)  # and 20 strangers
+    few = entered(slots, 4, "10.0.0.1")
+    many = entered(slots, 16, "10.6.6.6")
+    newcomer = Link("10.0.0.2")
+    assert slots.enter(newcomer)
+    assert [link.is_cut_off for link in many] == [True] + [False] * 15
+    assert not any(link.is_cut_off for link in (*few, newcomer))
+
+
+def test_a_flood_ends_its_own_connections_however_long_it_lasts() -> None:
+    slots = ConnectionSlots(80)
+    [person] = entered(slots, 1, "10.0.0.1")
+    flood = entered(slots, 1000, "10.6.6.6")
+    assert not person.is_cut_off
+    assert sum(not link.is_cut_off for link in flood) == 19
+
+
+def test_a_request_under_way_keeps_its_place_and_without_others_nobody_gets_in() -> None:
+    slots = ConnectionSlots(80)
+    busy = entered(slots, 20, "10.0.0.1")
+    for link in busy:
+        slots.begin(link)
+    assert not slots.enter(Link())
+    slots.wait(busy[7])
+    assert slots.enter(Link())
+    assert [link.is_cut_off for link in busy].index(True) == 7
+
+
+def test_signed_connections_are_not_ended_for_strangers() -> None:
+    slots = ConnectionSlots(80)
+    signed = entered(slots, 20, "10.0.0.1")
+    assert all(slots.sign(link, f"user {number}", is_machine=False) for number, link in enumerate(signed))
+    entered(slots, 100, "10.0.0.1")
+    assert not any(link.is_cut_off for link in signed)
+
+
+def sign(slots: ConnectionSlots, count: int, account: str, *, is_machine: bool = False) -> list[Link]:
+    """As many of `count` as there are places for."""
+    taken = []
+    for _ in range(count):
+        link = Link()
+        assert slots.enter(link)
+        if slots.sign(link, account, is_machine=is_machine):
+            taken.append(link)
+        else:
+            slots.leave(link)
+    return taken
+
+
+def test_one_account_holds_a_quarter_and_all_people_three_quarters() -> None:
+    slots = ConnectionSlots(80)
+    assert len(sign(slots, 50, "user ben")) == 20
+    others = [len(sign(slots, 50, f"user {name}")) for name in ("a", "b", "c")]
+    assert others == [20, 20, 0]
+    assert len(sign(slots, 50, "supervisor 1", is_machine=True)) == 20
+
+
+def test_places_come_back_and_a_connection_may_change_its_owner() -> None:
+    slots = ConnectionSlots(80)
+    for _ in range(3):
+        taken = sign(slots, 50, "user ben")
+        assert len(taken) == 20
+        assert slots.sign(taken[0], "user ana", is_machine=False)
+        assert len(sign(slots, 5, "user ben")) == 1
+        for link in list(slots._signed):
+            slots.leave(link)
+            slots.leave(link)
+    assert not slots._signed
+    assert not slots._strangers
+    assert not slots._waiting
+    assert not slots._by_account
+
+
+def test_users_of_this_machine_are_told_apart_where_places_are_scarce() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        with socket.create_connection(listener.getsockname()) as client:
+            link, address = listener.accept()
+            with link:
+                server = link.getsockname()
+                assert holder_of(address, server, is_scarce=False) == "127.0.0.1"
+                assert holder_of(address, server, is_scarce=True) == f"127.0.0.1 user {os.getuid()}"
+                assert holder_of(("10.1.2.3", 9), server, is_scarce=True) == "10.1.2.3"
+            assert client.recv(1) == b""
+        assert user_of(("127.0.0.1", 1), listener.getsockname()) == UNKNOWN
