@@ -433,7 +433,7 @@ class ShareRun:
         if failure is not None:
             return Ending(kind=EndKind.SETUP_FAILED, message=f"{what} failed: {failure}")
         self._watcher.catch_up(process)
-        last_words = process.words.text()
+        last_words = process.last_words
         if process.rank is None:
             return ending.of_setup(what, status, last_words)
         was_killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
@@ -522,7 +522,7 @@ class ShareRun:
             EndKind.OUT_OF_MEMORY,
             EndKind.SETUP_FAILED,
         )
-        words = failed.words.text() if failed is not None and is_own_fault else ""
+        words = failed.last_words if failed is not None and is_own_fault else ""
         return NodeOutcome(
             attempt_id=self._order.attempt_id,
             epoch=self._order.epoch,

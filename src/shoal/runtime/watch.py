@@ -12,8 +12,9 @@ import select
 import signal
 
 from shoal.clock import Clock
+from shoal.runtime.last_words import LastWords, why
 from shoal.runtime.launch import Pipes
-from shoal.runtime.logs import LineSplitter, LogFile, Tail
+from shoal.runtime.logs import LineSplitter, LogFile
 from shoal.runtime.rules import LogRules
 
 STACKS = "t"
@@ -41,8 +42,19 @@ class Process:
         """As `waitpid` gives it; None while it runs."""
         self.ended_at = 0.0
         """When we saw that."""
-        self.words = Tail()
-        """The last lines on its standard error."""
+        self.spoke_at: float | None = None
+        """When it first wrote something, by the wall clock."""
+        self._error, self._output = LastWords(), LastWords()
+
+    def hear(self, lines: list[bytes], now: float, *, is_error: bool) -> None:
+        """Note what it wrote at `now`, by the wall clock."""
+        self.spoke_at = self.spoke_at or now
+        (self._error if is_error else self._output).add(lines, now)
+
+    @property
+    def last_words(self) -> str:
+        """What it wrote that tells best why it ended."""
+        return why(self._error, self._output, self.ended_at)
 
 
 class _Stream:
@@ -203,8 +215,7 @@ class Watcher:
         if not lines:
             return
         self._log.add(stream.process.rank, stream.letter, lines)
-        if stream.is_error:
-            stream.process.words.add(lines)
+        stream.process.hear(lines, self._clock.now(), is_error=stream.is_error)
         self._rules.check(lines)
         while self._rules.complaints:
             self._log.say(self._rules.complaints.pop(0))
