@@ -12,6 +12,8 @@ from typing import Annotated
 import msgspec
 
 MAX_OUTCOME_MESSAGE = 2000
+MAX_EARLY = 2
+"""After so many groups of ranks in a row that were killed within seconds, another in place would not help."""
 
 
 class RuleAction(StrEnum):
@@ -232,6 +234,10 @@ class NodeOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """Of the share that ended: see `Order`."""
     is_unasked: bool = False
     """It was stopped by a signal, of the cluster's or of somebody's on the node, before we asked for that."""
+    gives_up: bool = False
+    """The program ended by itself soon after its start: starting it again in place would burn a retry."""
+    num_early: int = 0
+    """How many groups of ranks in a row, this one included, ended within seconds of their start."""
 
 
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):

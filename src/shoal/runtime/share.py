@@ -541,6 +541,8 @@ class ShareRun:
             restarts=self._restarts.generation.number,
             incarnation=self._order.incarnation,
             is_unasked=end.is_unasked,
+            gives_up=self._restarts.gives_up,
+            num_early=self._restarts.num_early,
         )
 
     def _report(self, outcome: NodeOutcome) -> None:
