@@ -20,7 +20,7 @@ from shoal.clock import Clock
 from shoal.runtime import metrics, stacks, tree
 from shoal.runtime.board import VARIABLE, Board, Place, Request, Standing
 from shoal.runtime.confine.confinement import Confinement
-from shoal.runtime.ending import BY_SIGNAL, Hang
+from shoal.runtime.ending import BY_SIGNAL, Hang, describe
 from shoal.runtime.environment import Generation
 from shoal.runtime.launch import Launcher
 from shoal.runtime.lookout import Lookout, Page, kill_group
@@ -127,7 +127,7 @@ class Crew:
 
     def _assign(self, process: Process, local_rank: int) -> None:
         place = self._place(local_rank)
-        process.rank, process.is_needed = place.rank, True
+        process.rank, process.is_needed, process.held = place.rank, True, None
         self._board.assign(process.slot, place)
 
     def recovery(self, failed_at: float, failed_ns: int) -> Recovery | None:
@@ -306,7 +306,7 @@ class Crew:
         if self._order.max_restarts == 0:
             return
         if self._spare is not None and self._spare.status is not None:
-            self._spare = None
+            self._bury_spare(self._spare, self._spare.status)
         joined = [self._has_joined(process) for process in self.ranks]
         if self._spare is None and self._is_time_for_spare() and self._has_room_for_spare():
             self._start_spare()
@@ -322,11 +322,22 @@ class Crew:
             return
         try:
             self._spare = self._start(None, None)
+            self._watcher.hold(self._spare)
         except OSError as error:
             self._spare_not_before = self._clock.monotonic() + SPARE_AGAIN_S
             self._watcher.say(f"no spare could be started, and it is tried again: {error}")
         else:
             self.lookout.expect_spare()
+
+    def _bury_spare(self, spare: Process, status: int) -> None:
+        """One that ended before it was needed. What it wrote tells why; the next one may do better later."""
+        self._spare, self._spare_not_before = None, self._clock.monotonic() + SPARE_AGAIN_S
+        if status != 0:
+            self._watcher.show(spare)
+        self._watcher.say(
+            f"the spare process of this node {describe(status)} while it waited to become a rank; the next "
+            f"one is started in {SPARE_AGAIN_S:g} s. Until then a lost rank is started from the beginning"
+        )
 
     def _stuck(self) -> list[Process]:
         """Whom the lookout finds. Where it cannot see, without a descriptor say, it looks again later."""

@@ -10,6 +10,7 @@ import fcntl
 import os
 import select
 import signal
+from collections import deque
 
 from shoal.clock import Clock
 from shoal.runtime.last_words import LastWords, why
@@ -20,6 +21,7 @@ from shoal.runtime.rules import LogRules
 STACKS = "t"
 """The letter of stacks in the log."""
 CHUNK = 1 << 18
+HELD_LINES, HELD_LENGTH = 50, 1000
 SEARCHED_CHUNK = 1 << 16
 """Less at once where log rules have to go through it: the loop must come round again soon."""
 
@@ -45,6 +47,9 @@ class Process:
         self.spoke_at: float | None = None
         """When it first wrote something, by the wall clock."""
         self._error, self._output = LastWords(), LastWords()
+        self.held: deque[bytes] | None = None
+        """The last lines of one that waits to become a rank: nobody is to read them in the midst of training.
+        None: all lines of this process go into the log."""
 
     def hear(self, lines: list[bytes], now: float, *, is_error: bool) -> None:
         """Note what it wrote at `now`, by the wall clock."""
@@ -166,6 +171,16 @@ class Watcher:
             while left > 0 and stream.fd in self._streams and (read := self._pump(stream)):
                 left -= read
 
+    def hold(self, process: Process) -> None:
+        """Keep what this process writes out of the log. It waits to become a rank."""
+        process.held = deque(maxlen=HELD_LINES)
+
+    def show(self, process: Process) -> None:
+        """Put the last lines of a process that was held into the log, after all."""
+        self.catch_up(process)
+        lines, process.held = list(process.held or ()), None
+        self._log.add(None, "s", lines)
+
     def keep(self, rank: int | None, text: str) -> None:
         """Put the stacks of a rank into the log, where they are not mistaken for what it wrote."""
         self._log.add(rank, STACKS, [line.encode() for line in text.splitlines()])
@@ -214,7 +229,10 @@ class Watcher:
     def _take(self, stream: _Stream, lines: list[bytes]) -> None:
         if not lines:
             return
-        self._log.add(stream.process.rank, stream.letter, lines)
+        if stream.process.held is not None:
+            stream.process.held.extend(line[:HELD_LENGTH] for line in lines[-HELD_LINES:])
+        else:
+            self._log.add(stream.process.rank, stream.letter, lines)
         stream.process.hear(lines, self._clock.now(), is_error=stream.is_error)
         self._rules.check(lines)
         while self._rules.complaints:

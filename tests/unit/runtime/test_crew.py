@@ -31,6 +31,7 @@ class Started:
     def __init__(self, ranks: int = 1) -> None:
         self.slots: list[int] = []
         self.heard: list[object] = []
+        self.shown: list[Process] = []
         self.stuck: list[Process] = []
         self.can_be_ended = True
         self.ended: list[Process] | None = None
@@ -46,6 +47,8 @@ class Started:
         launcher: Any = SimpleNamespace(start_script=self._start, work="/nowhere/work")
         watcher: Any = SimpleNamespace(
             add=lambda *_: None,
+            hold=lambda _: None,
+            show=self.shown.append,
             say=self.heard.append,
             pipes_of=lambda _: set(),
             turn=self._end_stuck,
@@ -141,6 +144,21 @@ def test_lookout_hears_of_a_spare_when_it_starts_and_when_it_waits(started: Star
     assert started.slots == [0, 1]
     started.board.say(1, Standing.WAITING, -1, -1, 0)
     assert started.look_after() == [True]
+
+
+def test_spare_that_ends_is_told_of_and_not_started_again_at_once(started: Started) -> None:
+    started.crew.form(Generation(number=0, master_port=1))
+    started.board.say(0, Standing.JOINED, 0, 0, 0)
+    started.look_after()
+    spare = started.crew._spare
+    assert spare is not None
+    spare.status = 3 << 8
+    told = str(started.look_after()[0])
+    assert told.startswith("the spare process of this node exited with code 3 while it waited")
+    assert started.shown == [spare]
+    assert started.look_after() == [False]
+    started.clock.advance(SPARE_AGAIN_S)
+    assert started.look_after() == ["a spare comes", False]
 
 
 def test_spare_that_cannot_be_started_is_tried_again_and_costs_nobody_anything(started: Started) -> None:
