@@ -275,6 +275,26 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """How long a step of this group took lately."""
 
 
+class Signs(msgspec.Struct, frozen=True, kw_only=True):
+    """What the newest group of ranks shows of itself on one node, whatever program it runs.
+
+    Times are of the node's wall clock.
+    """
+
+    generation: int
+    started_at: float
+    """When the processes of its ranks were started."""
+    printed_at: float | None = None
+    """When the first of them wrote a line."""
+    worked_at: float | None = None
+    """When it was first seen that they had used a processor."""
+
+    @property
+    def ran_at(self) -> float:
+        """When they ran again, by the best of these signs."""
+        return self.printed_at or self.worked_at or self.started_at
+
+
 class DrillAct(StrEnum):
     """What a drill has one supervisor do."""
 
@@ -383,6 +403,7 @@ class Renewal(msgspec.Struct, frozen=True, kw_only=True):
     metrics: tuple[Samples, ...] = ()
     """Told again until an answer comes: the same points twice change nothing."""
     progress: Progress | None = None
+    signs: Signs | None = None
     drilled: Drilled | None = None
     """The newest one here."""
     serving: Serving | None = None

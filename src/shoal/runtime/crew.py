@@ -26,7 +26,7 @@ from shoal.runtime.launch import Launcher
 from shoal.runtime.lookout import Lookout, Page, kill_group
 from shoal.runtime.meter import Meter
 from shoal.runtime.watch import Process, Watcher
-from shoal.wire import Order, Progress, Recovery
+from shoal.wire import Order, Progress, Recovery, Signs
 
 TURN_S, LOOK_S = 0.03, 0.25
 SPARE_SHARE = 1.5
@@ -41,6 +41,8 @@ GONE_S = 5.0
 """How long what was killed may take to be gone."""
 HUNG_GONE_S = 60.0
 """The same, of a rank that hung: much memory, and a kernel on a GPU that does not end, take most of it."""
+WORKED_S = 0.05
+"""Processor time, of all that runs here, that shows that the ranks of a group run."""
 HELD_S = 1.0
 """How long what was stopped may take to stand still."""
 NUM_SEEN = 40
@@ -75,6 +77,8 @@ class Crew:
         self._board_fd, self._board = page if page is not None else Board.make()
         self._generation = Generation()
         self._formed_at, self._formed_ns = 0.0, 0
+        self._signs = Signs(generation=0, started_at=0.0)
+        self._worked_before_s: float | None = None
         self._spare: Process | None = None
         self._spare_not_before = 0.0
         self._survivors: list[Process] = []
@@ -103,6 +107,8 @@ class Crew:
         self._last_step = newest if self._has_told_step else max(self._last_step, newest)
         self._survivors, self._generation = self.ranks, generation
         self._formed_at, self._formed_ns = self._clock.monotonic(), time.monotonic_ns()
+        self._signs = Signs(generation=generation.number, started_at=self._clock.now())
+        self._worked_before_s = self._confinement.cpu_seconds()
         self._steps_heard = self._meter.steps_heard
         self._seen.clear()
         self.ranks, self._spares = [], 0
@@ -128,6 +134,7 @@ class Crew:
     def _assign(self, process: Process, local_rank: int) -> None:
         place = self._place(local_rank)
         process.rank, process.is_needed, process.held = place.rank, True, None
+        process.spoke_at = None
         self._board.assign(process.slot, place)
 
     def recovery(self, failed_at: float, failed_ns: int) -> Recovery | None:
@@ -181,6 +188,19 @@ class Crew:
             at=self._clock.now() - (time.monotonic_ns() - last.at_ns) / 1e9,
             step_s=(last.at_ns - first_ns) / steps / 1e9 if steps > 0 else None,
         )
+
+    def signs(self) -> Signs:
+        """What the group shows of itself. Costs one look at a counter until it has used a processor."""
+        found = self._signs
+        if found.worked_at is None and self._worked_before_s is not None:
+            worked_s = self._confinement.cpu_seconds()
+            if worked_s is not None and worked_s - self._worked_before_s > WORKED_S:
+                found = msgspec.structs.replace(found, worked_at=self._clock.now())
+        if found.printed_at is None:
+            spoken = [one.spoke_at for one in self.ranks if one.spoke_at is not None]
+            found = msgspec.structs.replace(found, printed_at=min(spoken, default=None))
+        self._signs = found
+        return found
 
     def send(self, number: signal.Signals, rank: int | None = None) -> bool:
         """A signal to the rank, or to every one of the node. False: none of them runs here."""

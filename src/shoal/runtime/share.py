@@ -108,6 +108,8 @@ class ShareRun:
         self._driller = Driller(order, self._renewer, clock, self._log)
         self._failed: tuple[float, int] | None = (clock.now(), time.monotonic_ns())
         """When the group before failed here, or we began, until it is told how this group did."""
+        self._blamed: Process | None = None
+        """The first process of the newest group that failed, also when that group is cleared away."""
         self._over_at = -math.inf
         """When what ran last was seen to be over by itself, well or not, by the monotonic clock."""
 
@@ -332,6 +334,7 @@ class ShareRun:
     def _start_ranks(self, crew: Crew) -> None:
         if self._confinement is not None:
             self._confinement.begin_ranks()
+        self._blamed = None
         crew.form(self._restarts.generation)
         if self._confinement is not None and self._renewer is not None:
             self._meter.start(self._confinement)
@@ -370,6 +373,7 @@ class ShareRun:
             failed = self._watcher.first_failed
             hung = crew.lookout.hung if crew is not None else None
             if failed is not None and failed.status is not None:
+                self._blamed = failed
                 self._over_at = self._clock.monotonic()
                 end = self._end_of(failed, failed.status, launcher.failure(), what)
                 end = end if hung is None or hung.rank is None else ending.of_hang(end, hung)
@@ -396,6 +400,7 @@ class ShareRun:
                 self._tell_recovery(crew)
                 if self._renewer is not None:
                     self._renewer.progress = crew.progress()
+                    self._renewer.tell_signs(crew.signs())
             self._watcher.turn(self._reasons.next_in(TURN_S if crew is None else crew.pause_s))
 
     def _reason_behind(self, end: Ending) -> Ending | None:
@@ -515,7 +520,7 @@ class ShareRun:
         return outcome
 
     def _outcome_of(self, end: Ending) -> NodeOutcome:
-        failed = self._watcher.first_failed
+        failed = self._watcher.first_failed or self._blamed
         is_own_fault = end.kind in (
             EndKind.EXITED,
             EndKind.SIGNALED,

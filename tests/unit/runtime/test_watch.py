@@ -54,9 +54,10 @@ def test_last_lines_of_a_process_that_ended_while_it_waited_are_shown(tmp_path: 
 
 def test_first_word_of_a_rank_is_timed(tmp_path: Path) -> None:
     rank = Watched(tmp_path, 0)
-    assert rank.process.spoke_at is None
-    rank.writes("epoch 1\n")
-    first = rank.process.spoke_at
-    assert first is not None
-    rank.writes("epoch 2\n")
-    assert rank.process.spoke_at == first
+    told = [rank.process.spoke_at]
+    for text in ("epoch 1\n", "epoch 2\n"):
+        rank.writes(text)
+        told.append(rank.process.spoke_at)
+    assert told[0] is None
+    assert told[1] is not None
+    assert told[2] == told[1]
