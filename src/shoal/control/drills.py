@@ -217,7 +217,8 @@ def _check_tells(core: Core, job: Job, attempt: Attempt, node: str, now: float) 
         raise StateError(
             f"job {job.reference} has told of no step, so nobody could tell that a rank hangs; "
             "nothing was done to it",
-            hint="its program tells with `runtime.train`; if it does, try again after its first steps",
+            hint="its program tells with `runtime.train` or a callback of `shoal.runtime`; if it does, try "
+            "again after its first steps",
         )
 
 

@@ -385,7 +385,8 @@ class Crew:
         return LOOK_S if self.lookout.has_begun else TURN_S * 30
 
     def _can_go_on(self, process: Process) -> bool:
-        return self._board.beat(process.slot).standing is not Standing.UNKNOWN
+        beat = self._board.beat(process.slot)
+        return beat.standing is not Standing.UNKNOWN and not beat.is_bound
 
     def _has_joined(self, process: Process) -> bool:
         return self._board.beat(process.slot).is_in(self._generation.number)
@@ -394,6 +395,8 @@ class Crew:
         """Beside the first group as soon as it is there. After a loss its peers go first: a spare on its way
         would take from them the time that the next step waits for.
         """
+        if any(self._board.beat(process.slot).is_bound for process in self.ranks):
+            return False  # a spare would run the program, which takes it for a rank
         is_first = self._generation.number == 0
         return all(map(self._has_joined, self.ranks)) if is_first else self._have_all_stepped()
 

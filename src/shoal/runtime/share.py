@@ -205,6 +205,7 @@ class ShareRun:
         self._path = f"{self._share.work}/{install.FOLDER}/bin:{self._path}"
         self._zygote = Process(started[0], None, is_needed=False)
         self._watcher.add(self._zygote, started[1])
+        self._watcher.hold(self._zygote)  # modules that it imports while the ranks train may print something
 
     def _run_ranks(self, launcher: Launcher) -> Ending:
         """Run one group of ranks after the other, until one ends well or nothing may follow it."""

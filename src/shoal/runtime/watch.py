@@ -48,7 +48,7 @@ class Process:
         """When it first wrote something, by the wall clock."""
         self._error, self._output = LastWords(), LastWords()
         self.held: deque[bytes] | None = None
-        """The last lines of one that waits to become a rank: nobody is to read them in the midst of training.
+        """The last lines of a helper of the ranks, which would confuse in the midst of training.
         None: all lines of this process go into the log."""
 
     def hear(self, lines: list[bytes], now: float, *, is_error: bool) -> None:
@@ -136,6 +136,8 @@ class Watcher:
                 if status != 0 and process.is_needed and self._is_before(process, batch):
                     self.first_failed = process
                 batch.add(pid)
+                if process.held is not None and os.WIFEXITED(status) and status != 0:
+                    self.show(process)
 
     def _is_before(self, process: Process, batch: set[int]) -> bool:
         """Whether it is the first failure. Of those seen at once, one that was killed: its peers give up."""
@@ -172,7 +174,7 @@ class Watcher:
                 left -= read
 
     def hold(self, process: Process) -> None:
-        """Keep what this process writes out of the log. It waits to become a rank."""
+        """Keep what this helper of the ranks writes out of the log, unless it exits with an error."""
         process.held = deque(maxlen=HELD_LINES)
 
     def show(self, process: Process) -> None:

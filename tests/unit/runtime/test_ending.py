@@ -61,3 +61,10 @@ def test_who_has_no_python_is_told_what_to_say_instead() -> None:
 )
 def test_no_program_is_named_that_nobody_missed(code: int, said: str, words: str) -> None:
     assert describe(code << 8, said) == f"exited with code {code}{words}"
+
+
+@pytest.mark.parametrize("module", ["shoal", "shoal.runtime.lightning"])
+def test_program_whose_environment_lacks_shoal_is_told_what_to_install(module: str) -> None:
+    said = f"Traceback (most recent call last):\n  File ...\nModuleNotFoundError: No module named '{module}'"
+    assert "`pip install shoal-runtime` in the program's environment" in describe(1 << 8, said)
+    assert describe(1 << 8, "ModuleNotFoundError: No module named 'shoals'") == "exited with code 1"

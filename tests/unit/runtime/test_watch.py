@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from shoal.clock import SystemClock
 from shoal.runtime.launch import Pipes
 from shoal.runtime.logs import LogFile
@@ -61,3 +63,19 @@ def test_first_word_of_a_rank_is_timed(tmp_path: Path) -> None:
     assert told[0] is None
     assert told[1] is not None
     assert told[2] == told[1]
+
+
+@pytest.mark.parametrize(("code", "is_shown"), [(0, False), (3, True)])
+def test_last_lines_of_a_helper_are_shown_if_it_exits_with_an_error(
+    tmp_path: Path, code: int, *, is_shown: bool
+) -> None:
+    helper = Watched(tmp_path, None)
+    helper.watcher.hold(helper.process)
+    helper.watcher._processes[pid := os.fork()] = helper.process
+    if pid == 0:
+        os._exit(code)
+    helper.writes("starts stay cold\n")
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    helper.watcher.turn(0.0)
+    assert helper.process.status == code << 8
+    assert helper.said() == (["- s starts stay cold"] if is_shown else [])
