@@ -53,6 +53,8 @@ class Failures:
         """Forget attempts that hold nothing any more."""
         kept = set(attempt_ids)
         self._known = {group: known for group, known in self._known.items() if group[0] in kept}
+        self._news = {group: event for group, event in self._news.items() if group[0] in kept}
 
     def _is_complete(self, attempt: Attempt) -> bool:
-        return self._known[attempt.attempt_id, attempt.generation].keys() >= set(attempt.nodes_left)
+        known = self._known.get((attempt.attempt_id, attempt.generation), {})
+        return known.keys() >= set(attempt.nodes_left)
