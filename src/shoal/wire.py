@@ -12,6 +12,8 @@ from typing import Annotated
 import msgspec
 
 MAX_OUTCOME_MESSAGE = 2000
+MAX_EARLY = 2
+"""After so many groups of ranks in a row that were killed within seconds, another in place would not help."""
 
 
 class RuleAction(StrEnum):
@@ -265,6 +267,10 @@ class NodeOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """Of the share that ended: see `Order`."""
     is_unasked: bool = False
     """It was stopped by a signal, of the cluster's or of somebody's on the node, before we asked for that."""
+    gives_up: bool = False
+    """The program ended by itself soon after its start: starting it again in place would burn a retry."""
+    num_early: int = 0
+    """How many groups of ranks in a row, this one included, ended within seconds of their start."""
 
 
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):
@@ -300,6 +306,26 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """When that was so."""
     step_s: float | None = None
     """How long a step of this group took lately."""
+
+
+class Signs(msgspec.Struct, frozen=True, kw_only=True):
+    """What the newest group of ranks shows of itself on one node, whatever program it runs.
+
+    Times are of the node's wall clock.
+    """
+
+    generation: int
+    started_at: float
+    """When the processes of its ranks were started."""
+    printed_at: float | None = None
+    """When the first of them wrote a line."""
+    worked_at: float | None = None
+    """When it was first seen that they had used a processor."""
+
+    @property
+    def ran_at(self) -> float:
+        """When they ran again, by the best of these signs."""
+        return self.printed_at or self.worked_at or self.started_at
 
 
 class DrillAct(StrEnum):
@@ -410,6 +436,7 @@ class Renewal(msgspec.Struct, frozen=True, kw_only=True):
     metrics: tuple[Samples, ...] = ()
     """Told again until an answer comes: the same points twice change nothing."""
     progress: Progress | None = None
+    signs: Signs | None = None
     drilled: Drilled | None = None
     """The newest one here."""
     serving: Serving | None = None

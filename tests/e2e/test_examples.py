@@ -12,8 +12,8 @@ from tests.style.tree import ROOT
 from tests.support.simulated import Cluster, a_cluster
 from tests.support.torchrun import needs_torch
 
-TESTED = {"array", "data_parallel", "language_model", "vllm"}
-"""`language_model` by tests of its own; of `vllm`, which needs a GPU, only the spec."""
+TESTED = {"array", "callbacks", "data_parallel", "language_model", "vllm"}
+"""`callbacks` and `language_model` by tests of their own; of `vllm`, which needs a GPU, only the spec."""
 
 
 @pytest.fixture(scope="module")

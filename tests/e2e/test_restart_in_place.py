@@ -7,8 +7,7 @@ import signal
 
 import pytest
 
-from shoal.runtime.restarts import MAX_QUICK
-from shoal.wire import EndKind, LogRule, Order, RuleAction
+from shoal.wire import MAX_EARLY, EndKind, LogRule, Order, RuleAction
 from tests.support.shares import RunningShare, Start, an_order, processes_with, until
 
 PROGRAM = """
@@ -61,7 +60,7 @@ def test_program_that_gives_up_at_once_is_left_to_its_retries(start: Start) -> N
 def test_program_that_keeps_being_killed_at_once_is_soon_given_up_here(start: Start) -> None:
     always = "python -c 'import os; os.kill(os.getpid(), 9)'"
     outcome = start(order("", run=always, ranks_per_node=1, max_restarts=9)).run()
-    assert (outcome.kind, outcome.signal, outcome.restarts) == (EndKind.SIGNALED, 9, MAX_QUICK)
+    assert (outcome.kind, outcome.signal, outcome.restarts) == (EndKind.SIGNALED, 9, MAX_EARLY)
 
 
 def test_failure_of_a_forked_rank_reads_as_that_of_a_started_one(start: Start) -> None:

@@ -45,6 +45,9 @@ RESULT: dict[str, Any] = {
     "step_s": 0.03111,
     "new_attempts": 0,
     "tells_steps": True,
+    "sign": None,
+    "watched_s": None,
+    "num_ended": 0,
     "finished_at": 1_800_007_521.0,
 }
 
@@ -81,13 +84,16 @@ def test_job_that_went_on_before_any_step_says_what_is_therefore_not_known() -> 
 
 def test_of_a_program_that_tells_of_no_step_none_is_claimed() -> None:
     unknown = dict.fromkeys(("steps_lost", "goodput", "window_s", "step_s"))
-    result = {**RESULT, **unknown, "tells_steps": False, "new_attempts": 1}
+    result = {**RESULT, **unknown, "tells_steps": False, "new_attempts": 1, "sign": "output", "watched_s": 20}
     assert report({**DRILL, "result": result}) == [
         "outcome        recovered",
         "noticed        after 0.01 s",
-        "runs again     after 0.27 s, in a new attempt",
-        "steps          the program tells of none: it was judged by whether its ranks run",
+        "runs again     after 0.27 s, in a new attempt: they write output",
+        "watched        for 20 s from then on: no rank failed",
+        "steps          the program tells of none: it was judged by whether its ranks run on",
     ]
+    told = report({**DRILL, "result": {**result, "num_ended": 1}})
+    assert "watched        for 20 s from then on: no rank failed; ranks had failed once before" in told
     assert row({**DRILL, "result": result})[3:] == ("0.01s", "-", "-", "-", "recovered")
     ended = {**result, "outcome": "not recovered", "because": "its ranks did not run again within 120 s"}
     assert "next step" not in " ".join(report({**DRILL, "result": {**ended, "stepped_s": None}}))

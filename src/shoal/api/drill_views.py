@@ -9,7 +9,8 @@ class DrillResultView(TypedDict):
     """Seconds count from when it was done; null: not known. `goodput` is over `window_s` from then on: what
     the steps made in it would have taken at `step_s` each, over what it took. `step_s` is the pace before the
     drill or that after it, whichever is faster. Of a program that told of no step (`tells_steps` is false)
-    `stepped_s` counts until its ranks ran again.
+    `stepped_s` counts until its ranks ran again, by `sign`: `output`, `cpu` or `start`. `watched_s` is how
+    long none of them failed from then on; `num_ended`, how often ranks that had begun again failed.
     """
 
     outcome: str
@@ -17,6 +18,9 @@ class DrillResultView(TypedDict):
     told: str
     noticed_s: float | None
     stepped_s: float | None
+    sign: str | None
+    watched_s: float | None
+    num_ended: int
     steps_lost: int | None
     goodput: float | None
     window_s: float | None

@@ -15,7 +15,12 @@ DOES = {
     "kill-control": "killing the control plane",
 }
 NO_STEP = "not known: no step had been told of yet"
-NO_STEPS = "the program tells of none: it was judged by whether its ranks run"
+NO_STEPS = "the program tells of none: it was judged by whether its ranks run on"
+SIGNS = {
+    "output": "they write output",
+    "cpu": "they use a processor, and have written nothing",
+    "start": "they were started; they write nothing and use no processor",
+}
 NO_PACE = "not known: too few steps had been told of"
 
 
@@ -46,13 +51,24 @@ def report(drill: dict[str, Any]) -> list[str]:
     if result["stepped_s"] is not None:
         fresh = f", in {_attempts(result['new_attempts'])}" if result["new_attempts"] else ""
         again = "next step" if _tells_steps(result) else "runs again"
-        lines.append((again, f"after {result['stepped_s']:.2f} s{fresh}"))
+        sign = f": {SIGNS[result['sign']]}" if result.get("sign") in SIGNS else ""
+        lines.append((again, f"after {result['stepped_s']:.2f} s{fresh}{sign}"))
     went_on = drill["kind"] != "kill-control" and result["outcome"] in ("recovered", "unharmed")
     if _tells_steps(result):
         lines += _of_steps(result, went_on=went_on)
     elif went_on:
+        if result.get("watched_s") is not None:
+            lines.append(("watched", _watched(result)))
         lines.append(("steps", NO_STEPS))
     return [f"{name:<14} {value}" for name, value in lines]
+
+
+def _watched(result: dict[str, Any]) -> str:
+    before = result.get("num_ended", 0)
+    told = f"for {result['watched_s']:.0f} s from then on: no rank failed"
+    return (
+        f"{told}; ranks had failed {'once' if before == 1 else f'{before} times'} before" if before else told
+    )
 
 
 def _of_steps(result: dict[str, Any], *, went_on: bool) -> list[tuple[str, str]]:

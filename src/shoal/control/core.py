@@ -14,6 +14,7 @@ from shoal.control.absences import Absences
 from shoal.control.backoff import Backoff
 from shoal.control.checkpoints import Checkpoints
 from shoal.control.drill_book import DrillBook
+from shoal.control.failures import Failures
 from shoal.control.foreseen import Foreseen
 from shoal.control.known_nodes import KnownNodes
 from shoal.control.known_projects import KnownProjects
@@ -82,6 +83,7 @@ class Core:
         self.looks = Looks()
         self.meetings = Meetings()
         self.drills = DrillBook()
+        self.failures = Failures()
         self.services = ServiceBook()
         self.porches: Porches | None = None
         """Where nodes are other machines: how data planes come to replicas there."""

@@ -11,7 +11,7 @@ import msgspec
 
 from shoal.model.attempt import Attempt
 from shoal.model.drill import Drill, order_for
-from shoal.wire import DrillAct, Drilled, DrillOrder, Progress, Renewal
+from shoal.wire import DrillAct, Drilled, DrillOrder, Progress, Renewal, Signs
 
 Share = tuple[str, str]
 """An attempt's id and a node."""
@@ -64,6 +64,7 @@ class DrillBook:
         """By drill, the newest attempt of its job."""
         self._progress: dict[Share, Progress] = {}
         self._groups: dict[Share, int] = {}
+        self._signs: dict[Share, Signs] = {}
         self._heard_at: dict[Share, float] = {}
 
     def of_job(self, job_id: str) -> Open | None:
@@ -76,6 +77,8 @@ class DrillBook:
         self._groups[share] = renewal.generation
         if renewal.progress is not None:
             self._progress[share] = renewal.progress
+        if renewal.signs is not None:
+            self._signs[share] = renewal.signs
         drilled = renewal.drilled
         mine = self.open.get(drilled.drill_id) if drilled is not None else None
         return mine is not None and drilled is not None and mine.heard(renewal.node, drilled)
@@ -105,6 +108,12 @@ class DrillBook:
         found = (self._progress.get((attempt_id, node)) for node in nodes)
         return tuple(one for one in found if one is not None)
 
+    def signs(self, attempt: Attempt) -> tuple[Signs, ...]:
+        """What the newest group of the attempt shows of itself; empty until every node has said it."""
+        told = [self._signs.get((attempt.attempt_id, node)) for node in attempt.node_names]
+        found = tuple(one for one in told if one is not None and one.generation == attempt.generation)
+        return found if len(found) == len(told) else ()
+
     def group(self, attempt_id: str, node: str) -> int:
         """Which group of ranks it said it runs; -1: it has said nothing yet."""
         return self._groups.get((attempt_id, node), -1)
@@ -118,6 +127,7 @@ class DrillBook:
         kept = {*attempt_ids, *(one.drill.attempt_id for one in self.open.values())}
         self._progress = {share: one for share, one in self._progress.items() if share[0] in kept}
         self._groups = {share: one for share, one in self._groups.items() if share[0] in kept}
+        self._signs = {share: one for share, one in self._signs.items() if share[0] in kept}
         self._heard_at = {share: one for share, one in self._heard_at.items() if share[0] in kept}
 
 

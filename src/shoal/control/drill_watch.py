@@ -23,6 +23,7 @@ from shoal.store import Tx
 log = structlog.get_logger()
 
 LOOK_S, IDLE_S = 0.2, 1.0
+MILLISECONDS = ("noticed_s", "stepped_s", "window_s", "watched_s")
 FRESH_S = 0.6
 """How long after they were asked supervisors have said how far they are."""
 LATE_S = 6.0
@@ -101,7 +102,7 @@ async def _look(core: Core, one: Open) -> DrillResult | None:
         acts=one.done,
         progress=progress,
         noticed_at=one.noticed_at,
-        up_at=_up_at(core, drill, newest, now),
+        signs=book.signs(newest),
     )
     return judge(drill, sight, now)
 
@@ -114,15 +115,6 @@ def _notice(one: Open, attempts: tuple[Attempt, ...], now: float) -> None:
     if first.generation > one.drill.generation:
         signs.append(now)
     one.noticed_at = min(signs, default=None)
-
-
-def _up_at(core: Core, drill: Drill, newest: Attempt, now: float) -> float | None:
-    if newest.state is not AttemptState.RUNNING:
-        return None
-    if newest.epoch > drill.epoch:
-        return newest.started_at
-    groups = [core.drills.group(newest.attempt_id, node) for node in newest.node_names]
-    return now if min(groups) >= newest.generation else None
 
 
 async def _look_at_control(core: Core, one: Open) -> DrillResult | None:
@@ -155,7 +147,7 @@ async def _look_at_control(core: Core, one: Open) -> DrillResult | None:
 
 
 async def _finish(core: Core, drill: Drill, result: DrillResult) -> None:
-    numbers = {name: rounded(getattr(result, name)) for name in ("noticed_s", "stepped_s", "window_s")}
+    numbers = {name: rounded(getattr(result, name)) for name in MILLISECONDS}
     step_s = None if result.step_s is None else round(result.step_s, 6)
     goodput = None if result.goodput is None else round(result.goodput, 4)
     result = msgspec.structs.replace(

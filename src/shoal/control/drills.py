@@ -16,15 +16,13 @@ from shoal.control.once import fingerprint, once
 from shoal.control.record import note
 from shoal.errors import NotFound, SpecError, StateError
 from shoal.model.attempt import Attempt, AttemptState, EndReason
-from shoal.model.drill import Drill, DrillKind, DrillResult
+from shoal.model.drill import ON_RANKS, Drill, DrillKind, DrillResult
 from shoal.model.job import Job, ReplicaPlace
 from shoal.spec.clauses import MAX_RETRIES
 from shoal.spec.wording import nearest
 from shoal.store import EventFilter, Tx
 from shoal.wire import Progress
 
-ON_RANKS = frozenset({DrillKind.KILL_RANK, DrillKind.HANG, DrillKind.CORRUPT_CHECKPOINT})
-"""Followed by a retry of the job's own, if it has one."""
 MAX_RUNNING = 200
 """Attempts that are looked at after the control plane was killed."""
 STARTED, FINISHED = "drill.started", "drill.finished"
@@ -219,7 +217,8 @@ def _check_tells(core: Core, job: Job, attempt: Attempt, node: str, now: float) 
         raise StateError(
             f"job {job.reference} has told of no step, so nobody could tell that a rank hangs; "
             "nothing was done to it",
-            hint="its program tells with `runtime.train`; if it does, try again after its first steps",
+            hint="its program tells with `runtime.train` or a callback of `shoal.runtime`; if it does, try "
+            "again after its first steps",
         )
 
 

@@ -15,7 +15,7 @@ from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.moves import REASON_OF_KIND, AttemptEvent, NodeEnded, Recovered, Regrouped, Started
 from shoal.model.retry import may_regroup
 from shoal.store import Tx
-from shoal.wire import Renewal, RenewalAnswer
+from shoal.wire import NodeOutcome, Renewal, RenewalAnswer
 
 MAX_WAIT_S = 8.0
 """Less than a supervisor waits for an answer."""
@@ -33,7 +33,7 @@ async def renew(core: Core, renewal: Renewal) -> RenewalAnswer:
     An outcome is on disk here when this returns. Repeating any renewal is harmless.
     """
     if renewal.failure is not None:
-        await _look_first(core, renewal)
+        await _look_first(core, renewal, renewal.failure)
     attempt = await _heard(core, renewal)
     if attempt.state is AttemptState.RUNNING and attempt.nodes_to_start:
         core.watcher.set()
@@ -44,12 +44,18 @@ async def renew(core: Core, renewal: Renewal) -> RenewalAnswer:
     return msgspec.structs.replace(told, control_urls=core.urls_to_tell)
 
 
-async def _look_first(core: Core, renewal: Renewal) -> None:
-    """Ranks fail because those of a lost share are gone, and say so sooner than anybody has looked."""
+async def _look_first(core: Core, renewal: Renewal, failure: NodeOutcome) -> None:
+    """Ranks fail because those of a lost share are gone, and say so sooner than anybody has looked; or
+    because a rank of another node was killed, whose supervisor may report later.
+    """
     own = renewal.attempt_id
     attempt = await core.store.read(lambda tx: _current(tx.attempts.get(own), renewal))
-    if renewal.generation == attempt.generation:
-        await core.looks.once(own, attempt.generation, lambda: look_at(core, own))
+    if renewal.generation != attempt.generation:
+        return
+    core.failures.note(failure, renewal.generation)
+    await core.looks.once(own, attempt.generation, lambda: look_at(core, own))
+    if failure.gives_up and len(attempt.allocation) > 1:
+        await core.failures.hear_others(attempt, failure)
 
 
 async def _answer(core: Core, attempt: Attempt, node: str) -> RenewalAnswer:
@@ -146,7 +152,8 @@ def _regrouping(core: Core, tx: Tx, attempt: Attempt, renewal: Renewal) -> Attem
     assert job is not None
     if explains_failures(core, job, attempt, renewal.node):
         return Regrouped(renewal.generation, renewal.failure, is_excused=True)
-    if not may_regroup(job, attempt, REASON_OF_KIND[renewal.failure.kind]):
+    reason = REASON_OF_KIND[renewal.failure.kind]
+    if not may_regroup(job, attempt, reason, core.failures.cause(attempt, renewal.failure)):
         return None
     return Regrouped(renewal.generation, renewal.failure)
 

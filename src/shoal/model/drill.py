@@ -7,13 +7,16 @@ from enum import StrEnum
 
 import msgspec
 
+from shoal.model import crash_loop
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.goodput import rate, undisturbed_s
 from shoal.model.job import Job, JobOutcome
-from shoal.wire import DrillAct, Drilled, DrillOrder, Progress
+from shoal.wire import DrillAct, Drilled, DrillOrder, Progress, Signs
 
 HANG_SHARE = 0.8
 """Of the time that a drill may take: a rank that nobody misses by then is continued."""
+LEAST_WATCH_S = 10.0
+"""How long ranks of a program that tells of no step must run, at least, to have recovered."""
 UNREAD = "the ranks began anew before they could be killed: they may not have read what was damaged"
 
 
@@ -26,14 +29,28 @@ class DrillKind(StrEnum):
     KILL_CONTROL = "kill-control"
 
 
+ON_RANKS = frozenset({DrillKind.KILL_RANK, DrillKind.HANG, DrillKind.CORRUPT_CHECKPOINT})
+"""Drills whose act is itself a failure of ranks."""
+
+
 class DrillOutcome(StrEnum):
     RECOVERED = "recovered"
     """It went on, after a recovery."""
     UNHARMED = "unharmed"
     """It went on as if nothing had happened."""
     NOT_RECOVERED = "not recovered"
+    CRASH_LOOP = "crash loop"
+    """Its ranks began again, and failed again."""
     NOT_DONE = "not done"
     """Nothing happened to its ranks."""
+
+
+class Sign(StrEnum):
+    """What shows that ranks run that tell of no step."""
+
+    OUTPUT = "output"
+    CPU = "cpu"
+    START = "start"
 
 
 class Drill(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +88,12 @@ class DrillResult(msgspec.Struct, frozen=True, kw_only=True):
     """Until somebody knew; for `kill-control` until it answered again."""
     stepped_s: float | None = None
     """Until every rank had made another step; of a program that does not say, until its ranks ran again."""
+    sign: Sign | None = None
+    """Of such a program: by what that was seen."""
+    watched_s: float | None = None
+    """For how long they were watched from then on, and none of them failed."""
+    num_ended: int = 0
+    """How often ranks that had begun again failed."""
     steps_lost: int | None = None
     goodput: float | None = None
     """What the steps made in the window would have taken, undisturbed, over what it took."""
@@ -95,8 +118,8 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True):
     progress: tuple[Progress, ...] = ()
     """The newest, of each node of the newest attempt that has said it."""
     noticed_at: float | None = None
-    up_at: float | None = None
-    """When every node had said that it runs a later group."""
+    signs: tuple[Signs, ...] = ()
+    """What the newest group of the newest attempt shows on each node, once all nodes have told."""
 
 
 def order_for(drill: Drill, node: str, acts: Sequence[Drilled]) -> DrillOrder | None:
@@ -141,13 +164,16 @@ def judge(drill: Drill, sight: Sight, now: float) -> DrillResult | None:
         return DrillResult(outcome=DrillOutcome.NOT_DONE, because=refused, finished_at=now)
     done = _done(drill, sight)
     went_on = _went_on(drill, sight) if done is not None else None
+    count = _num_ended(drill, sight)
+    if done is not None and crash_loop.is_crash_loop(sight.job, count):
+        return _crash_loop(sight, done, count, now)
     if done is None or (went_on is None and not _is_unharmed(drill, sight, done)):
         return _without_end(drill, sight, done, now)
     stepped_at, first_step = went_on or (None, None)
-    is_over = now >= max(done.at + drill.window_s, stepped_at or 0.0) or not sight.job.is_open
-    if not is_over:
+    is_harmed, is_mute = stepped_at is not None, _is_mute(sight)
+    watch_until = _watch_until(drill, done, stepped_at, count, is_mute=is_mute)
+    if now < watch_until and sight.job.is_open:
         return None
-    is_harmed = stepped_at is not None
     ends_at = max(done.at + drill.window_s, stepped_at or 0.0)
     goodput, window_s, step_s = _goodput(done, sight.progress, ends_at)
     return DrillResult(
@@ -156,14 +182,42 @@ def judge(drill: Drill, sight: Sight, now: float) -> DrillResult | None:
         told=next((one.told for one in sight.acts if one.told), ""),
         noticed_s=_since(done.at, sight.noticed_at) if is_harmed else None,
         stepped_s=_since(done.at, stepped_at),
-        steps_lost=_lost(done, first_step) if is_harmed or _is_mute(sight) else 0,
+        steps_lost=_lost(done, first_step) if is_harmed or is_mute else 0,
         goodput=goodput,
         window_s=window_s,
         step_s=step_s,
+        sign=_sign(sight.signs) if is_harmed and is_mute else None,
+        watched_s=_since(stepped_at, watch_until) if stepped_at is not None else None,
+        num_ended=count,
         new_attempts=len(sight.attempts) - 1,
-        tells_steps=not _is_mute(sight),
+        tells_steps=not is_mute,
         finished_at=now,
     )
+
+
+def _watch_until(
+    drill: Drill, done: Drilled, stepped_at: float | None, count: int, *, is_mute: bool
+) -> float:
+    """Until when nothing may fail again. Goodput is measured from the act on. Of ranks that tell of no step,
+    or that have failed again before, only that they live on shows that they recovered.
+    """
+    until = max(done.at + drill.window_s, stepped_at or 0.0)
+    if stepped_at is None or not (is_mute or count):
+        return until
+    return max(until, stepped_at + max(drill.window_s, LEAST_WATCH_S if is_mute else 0.0))
+
+
+def _num_ended(drill: Drill, sight: Sight) -> int:
+    is_of_ranks = drill.kind in ON_RANKS
+    return crash_loop.num_ended(sight.attempts, drill.generation, is_of_ranks=is_of_ranks)
+
+
+def _sign(signs: Sequence[Signs]) -> Sign:
+    """The weakest of the signs that the nodes gave."""
+    if all(one.printed_at is not None for one in signs):
+        return Sign.OUTPUT
+    is_at_work = all(one.printed_at or one.worked_at for one in signs)
+    return Sign.CPU if is_at_work else Sign.START
 
 
 def _done(drill: Drill, sight: Sight) -> Drilled | None:
@@ -198,12 +252,15 @@ def _went_on(drill: Drill, sight: Sight) -> tuple[float, int | None] | None:
     newest = sight.attempts[-1]
     if not _is_later(drill, sight) or newest.state is not AttemptState.RUNNING:
         return None
+    if _is_mute(sight):
+        ran = max((one.ran_at for one in sight.signs), default=None)
+        return None if ran is None else (ran, None)
     told = [one for one in newest.recoveries if one.generation == newest.generation]
     if {one.node for one in told} >= set(newest.node_names):
         ended = [one.failed_at + (one.stepped_s or one.formed_s) for one in told]
         steps = [one.first_step for one in told if one.first_step is not None]
         return max(ended), min(steps, default=None)
-    return (sight.up_at, None) if _is_mute(sight) and sight.up_at is not None else None
+    return None
 
 
 def _is_mute(sight: Sight) -> bool:
@@ -249,6 +306,8 @@ def _without_end(drill: Drill, sight: Sight, done: Drilled | None, now: float) -
             told="" if damaged is None else damaged.told,
             finished_at=now,
         )
+    if count := _num_ended(drill, sight):
+        return _crash_loop(sight, done, count, now)
     newest = sight.attempts[-1]
     missed = "its ranks did not run again" if _is_mute(sight) else "no step"
     where = f"attempt {newest.epoch} is {newest.state}, group {newest.generation}"
@@ -256,6 +315,18 @@ def _without_end(drill: Drill, sight: Sight, done: Drilled | None, now: float) -
         outcome=DrillOutcome.NOT_RECOVERED,
         because=f"{missed} within {drill.within_s:g} s; {where}",
         noticed_s=_since(done.at, sight.noticed_at),
+        new_attempts=len(sight.attempts) - 1,
+        tells_steps=not _is_mute(sight),
+        finished_at=now,
+    )
+
+
+def _crash_loop(sight: Sight, done: Drilled, count: int, now: float) -> DrillResult:
+    return DrillResult(
+        outcome=DrillOutcome.CRASH_LOOP,
+        because=crash_loop.told(sight.attempts, count),
+        noticed_s=_since(done.at, sight.noticed_at),
+        num_ended=count,
         new_attempts=len(sight.attempts) - 1,
         tells_steps=not _is_mute(sight),
         finished_at=now,

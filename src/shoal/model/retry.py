@@ -6,7 +6,7 @@ import msgspec
 
 from shoal.model.attempt import CLUSTER_REASONS, Attempt, EndReason
 from shoal.model.job import Job, JobOutcome
-from shoal.wire import RuleAction
+from shoal.wire import MAX_EARLY, NodeOutcome, RuleAction
 
 MAX_BACKOFF_S = 3600.0
 MAX_LOSSES = 100
@@ -53,10 +53,15 @@ def judge(job: Job, attempt: Attempt, now: float, *, silent_s: float = 0.0) -> V
     return _after_failure(job, attempt, now)
 
 
-def may_regroup(job: Job, attempt: Attempt, reason: EndReason) -> bool:
-    """Whether ranks that failed for this reason are started anew without a new attempt."""
+def may_regroup(job: Job, attempt: Attempt, reason: EndReason, cause: NodeOutcome) -> bool:
+    """Whether ranks that failed for this reason are started again without a new attempt.
+
+    `cause`: the likeliest one that any node has reported.
+    """
     left = job.retry.max_retries - job.failures - attempt.restarts
-    return job.retry.in_place and reason in job.retry.on and left > 0 and job.stop_asked_by is None
+    is_in_vain = cause.gives_up or cause.num_early > MAX_EARLY
+    may_try = job.retry.in_place and reason in job.retry.on and job.stop_asked_by is None
+    return may_try and left > 0 and not is_in_vain
 
 
 def _after_loss(job: Job, attempt: Attempt, now: float, silent_s: float) -> Verdict:

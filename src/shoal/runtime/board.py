@@ -18,6 +18,7 @@ import msgspec
 
 VARIABLE: Final = "SHOAL_BOARD"
 """`<descriptor>:<slot>`: how a rank finds the page, and its own place on it."""
+NAME: Final = "shoal-board"
 HEAD = 64
 SLOT = 128
 WORD = 8
@@ -88,6 +89,8 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it writes its stacks when it is asked to."""
     timeout_s: int = 0
     """How long its collectives wait for others."""
+    is_bound: bool = False
+    """It tells of its steps but cannot join another group: when its group is over it is started again."""
 
     def is_in(self, generation: int) -> bool:
         """Whether it is in this group, or was until it had no more to do there."""
@@ -113,7 +116,7 @@ class Board:
 
         Of one size for ever: who reads a page that was cut off beneath it is killed.
         """
-        fd = os.memfd_create("shoal-board", os.MFD_ALLOW_SEALING)
+        fd = os.memfd_create(NAME, os.MFD_ALLOW_SEALING)
         os.ftruncate(fd, SIZE + MAX_SLOTS * STACKS_AREA)  # takes no memory before it is written to
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         return fd, cls(fd)
@@ -150,6 +153,7 @@ class Board:
             pid=words[11],
             can_answer=words[12] == 1,
             timeout_s=words[13],
+            is_bound=words[14] == 1,
         )
 
     # --- a rank's part
@@ -186,6 +190,10 @@ class Board:
     def wait_for(self, slot: int, timeout_s: float) -> None:
         """How long its collectives wait for others."""
         self._words[self._at(slot) + 13] = int(min(timeout_s, MAX_TIMEOUT_S))
+
+    def bind(self, slot: int) -> None:
+        """The process says that it cannot join another group than its first one."""
+        self._words[self._at(slot) + 14] = 1
 
     @staticmethod
     def _at(slot: int) -> int:

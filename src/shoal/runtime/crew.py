@@ -20,13 +20,13 @@ from shoal.clock import Clock
 from shoal.runtime import metrics, stacks, tree
 from shoal.runtime.board import VARIABLE, Board, Place, Request, Standing
 from shoal.runtime.confine.confinement import Confinement
-from shoal.runtime.ending import BY_SIGNAL, Hang
+from shoal.runtime.ending import BY_SIGNAL, Hang, describe
 from shoal.runtime.environment import Generation
 from shoal.runtime.launch import Launcher
 from shoal.runtime.lookout import Lookout, Page, kill_group
 from shoal.runtime.meter import Meter
 from shoal.runtime.watch import Process, Watcher
-from shoal.wire import Order, Progress, Recovery
+from shoal.wire import Order, Progress, Recovery, Signs
 
 TURN_S, LOOK_S = 0.03, 0.25
 SPARE_SHARE = 1.5
@@ -41,6 +41,8 @@ GONE_S = 5.0
 """How long what was killed may take to be gone."""
 HUNG_GONE_S = 60.0
 """The same, of a rank that hung: much memory, and a kernel on a GPU that does not end, take most of it."""
+WORKED_S = 0.05
+"""Processor time, of all that runs here, that shows that the ranks of a group run."""
 HELD_S = 1.0
 """How long what was stopped may take to stand still."""
 NUM_SEEN = 40
@@ -75,6 +77,8 @@ class Crew:
         self._board_fd, self._board = page if page is not None else Board.make()
         self._generation = Generation()
         self._formed_at, self._formed_ns = 0.0, 0
+        self._signs = Signs(generation=0, started_at=0.0)
+        self._worked_before_s: float | None = None
         self._spare: Process | None = None
         self._spare_not_before = 0.0
         self._survivors: list[Process] = []
@@ -103,6 +107,8 @@ class Crew:
         self._last_step = newest if self._has_told_step else max(self._last_step, newest)
         self._survivors, self._generation = self.ranks, generation
         self._formed_at, self._formed_ns = self._clock.monotonic(), time.monotonic_ns()
+        self._signs = Signs(generation=generation.number, started_at=self._clock.now())
+        self._worked_before_s = self._confinement.cpu_seconds()
         self._steps_heard = self._meter.steps_heard
         self._seen.clear()
         self.ranks, self._spares = [], 0
@@ -127,7 +133,8 @@ class Crew:
 
     def _assign(self, process: Process, local_rank: int) -> None:
         place = self._place(local_rank)
-        process.rank, process.is_needed = place.rank, True
+        process.rank, process.is_needed, process.held = place.rank, True, None
+        process.spoke_at = None
         self._board.assign(process.slot, place)
 
     def recovery(self, failed_at: float, failed_ns: int) -> Recovery | None:
@@ -181,6 +188,19 @@ class Crew:
             at=self._clock.now() - (time.monotonic_ns() - last.at_ns) / 1e9,
             step_s=(last.at_ns - first_ns) / steps / 1e9 if steps > 0 else None,
         )
+
+    def signs(self) -> Signs:
+        """What the group shows of itself. Costs one look at a counter until it has used a processor."""
+        found = self._signs
+        if found.worked_at is None and self._worked_before_s is not None:
+            worked_s = self._confinement.cpu_seconds()
+            if worked_s is not None and worked_s - self._worked_before_s > WORKED_S:
+                found = msgspec.structs.replace(found, worked_at=self._clock.now())
+        if found.printed_at is None:
+            spoken = [one.spoke_at for one in self.ranks if one.spoke_at is not None]
+            found = msgspec.structs.replace(found, printed_at=min(spoken, default=None))
+        self._signs = found
+        return found
 
     def send(self, number: signal.Signals, rank: int | None = None) -> bool:
         """A signal to the rank, or to every one of the node. False: none of them runs here."""
@@ -306,7 +326,7 @@ class Crew:
         if self._order.max_restarts == 0:
             return
         if self._spare is not None and self._spare.status is not None:
-            self._spare = None
+            self._bury_spare(self._spare, self._spare.status)
         joined = [self._has_joined(process) for process in self.ranks]
         if self._spare is None and self._is_time_for_spare() and self._has_room_for_spare():
             self._start_spare()
@@ -322,11 +342,22 @@ class Crew:
             return
         try:
             self._spare = self._start(None, None)
+            self._watcher.hold(self._spare)
         except OSError as error:
             self._spare_not_before = self._clock.monotonic() + SPARE_AGAIN_S
             self._watcher.say(f"no spare could be started, and it is tried again: {error}")
         else:
             self.lookout.expect_spare()
+
+    def _bury_spare(self, spare: Process, status: int) -> None:
+        """One that ended before it was needed. What it wrote tells why; the next one may do better later."""
+        self._spare, self._spare_not_before = None, self._clock.monotonic() + SPARE_AGAIN_S
+        if status != 0:
+            self._watcher.show(spare)
+        self._watcher.say(
+            f"the spare process of this node {describe(status)} while it waited to become a rank; the next "
+            f"one is started in {SPARE_AGAIN_S:g} s. Until then a lost rank is started from the beginning"
+        )
 
     def _stuck(self) -> list[Process]:
         """Whom the lookout finds. Where it cannot see, without a descriptor say, it looks again later."""
@@ -354,7 +385,8 @@ class Crew:
         return LOOK_S if self.lookout.has_begun else TURN_S * 30
 
     def _can_go_on(self, process: Process) -> bool:
-        return self._board.beat(process.slot).standing is not Standing.UNKNOWN
+        beat = self._board.beat(process.slot)
+        return beat.standing is not Standing.UNKNOWN and not beat.is_bound
 
     def _has_joined(self, process: Process) -> bool:
         return self._board.beat(process.slot).is_in(self._generation.number)
@@ -363,6 +395,8 @@ class Crew:
         """Beside the first group as soon as it is there. After a loss its peers go first: a spare on its way
         would take from them the time that the next step waits for.
         """
+        if any(self._board.beat(process.slot).is_bound for process in self.ranks):
+            return False  # a spare would run the program, which takes it for a rank
         is_first = self._generation.number == 0
         return all(map(self._has_joined, self.ranks)) if is_first else self._have_all_stepped()
 

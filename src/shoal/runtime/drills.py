@@ -162,7 +162,7 @@ class Driller:
         if process.status is None or not watcher.is_silent(process):
             return
         self._damage = None
-        words = process.words.text()
+        words = process.last_words
         refusal = "" if process.status == 0 else words or launcher.failure() or "it could not be damaged"
         if refusal:
             self._has_harmed = False

@@ -24,6 +24,7 @@ _NO_LIBRARY = re.compile(r"error while loading shared libraries: ([^\s:]+):")
 """As the loader says it, which ends with the same code."""
 _INSTEAD = {"python": "; say `python3`, or name an environment's by its path: `/DIR/bin/python`"}
 """A bare Debian has no `python`."""
+_NO_SHOAL = re.compile(r"^ModuleNotFoundError: No module named 'shoal(?:\.\w+)*'$", re.MULTILINE)
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
 BY_SIGNAL = 128
@@ -146,6 +147,10 @@ def _meaning(code: int, last_words: str) -> str:
         return _not_found(last_words)
     if code == NOT_EXECUTABLE:
         return ": program cannot be run"
+    if _NO_SHOAL.search(last_words):
+        return (
+            ": its Python does not have `shoal`; say `pip install shoal-runtime` in the program's environment"
+        )
     number = code - BY_SIGNAL
     known = number in set(signal.Signals)
     return f", as after signal {number} ({signal_name(number)})" if known else ""

@@ -7,17 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections import deque
 
 from shoal.clock import Clock
 
 MAX_LINE = 65536
 REDRAWN_S = 1.0
-REMEMBERED_LINES = 5
-REMEMBERED_LENGTH = 300
-TRACEBACK = b"Traceback (most recent call last)"
-TRACE_LINES, TRACE_BYTES = 30, 1600
-"""Of a traceback, its inner end: an outcome's message has 2,000 characters."""
 
 
 class LineSplitter:
@@ -146,33 +140,3 @@ class LogFile:
             return False
         self._size += len(data)
         return True
-
-
-class Tail:
-    """The last few lines of a stream, shortened, for a message; of a traceback, as much as is of use."""
-
-    def __init__(self) -> None:
-        self._lines: deque[bytes] = deque(maxlen=REMEMBERED_LINES)
-        self._trace: deque[bytes] | None = None
-        """The last traceback and what followed it."""
-
-    def add(self, lines: list[bytes]) -> None:
-        for line in lines[-TRACE_LINES:]:
-            state = line.rstrip(b"\r").rpartition(b"\r")[2]
-            if not state.strip():
-                continue
-            self._lines.append(state[:REMEMBERED_LENGTH])
-            if state.startswith(TRACEBACK):
-                self._trace = deque(maxlen=TRACE_LINES)
-            if self._trace is not None:
-                self._trace.append(state[:REMEMBERED_LENGTH])
-
-    def text(self) -> str:
-        """No longer than `TRACE_BYTES`, unless the last lines alone are."""
-        trace = (
-            self._trace if self._trace is not None and len(self._trace) > len(self._lines) else self._lines
-        )
-        kept, room = list(trace), TRACE_BYTES
-        while len(kept) > REMEMBERED_LINES and sum(len(line) + 1 for line in kept) > room:
-            kept.pop(0)
-        return "\n".join(line.decode("utf-8", "replace") for line in kept)

@@ -33,6 +33,7 @@ from shoal.wire import (
     RenewalAnswer,
     Samples,
     Serving,
+    Signs,
 )
 
 TIMEOUT_S = 10.0
@@ -90,6 +91,7 @@ class Renewer:
         """What this node should do by the newest answer; whether that is done, the asked one knows."""
         self.progress: Progress | None = None
         """How far the ranks are; goes with every message."""
+        self._signs: Signs | None = None
         self._serving: Serving | None = None
         self.on_sleep: Callable[[bool], None] | None = None
         """Told whether the server of a replica should sleep, whenever the control plane says so."""
@@ -129,6 +131,18 @@ class Renewer:
             self._recovery = recovery
             self._is_due = True
             self._changed.notify()
+
+    def tell_signs(self, signs: Signs) -> None:
+        """Say what the newest group shows of itself with every message. At once where it follows another:
+        then a drill may wait for it.
+        """
+        if signs == self._signs:
+            return
+        with self._changed:
+            self._signs = signs
+            if signs.generation > 0 or self._order.epoch > 1:
+                self._is_due = True
+                self._changed.notify()
 
     def tell_serving(self, serving: Serving) -> None:
         """Say whether the replica can be given requests, at once."""
@@ -272,6 +286,7 @@ class Renewer:
             recovery=self._recovery,
             metrics=metrics,
             progress=self.progress,
+            signs=self._signs,
             drilled=self._drilled,
             serving=self._serving if wait_s == 0 else None,  # one thread tells: what is newer stays so
             wait_s=wait_s,

@@ -1,11 +1,14 @@
-"""Whether ranks that failed are started anew where they are, and which group of them comes next.
+"""Whether ranks that failed are started again in place, and which group of them comes next.
 
-The cheapest way on, tried first and only while it helps: ranks that fail again at once need other nodes, a
-pause or a person, which is the control plane's business. The only node of an attempt decides by itself; of
-several, the control plane counts the groups, and the first node says where each of them meets.
+That is the cheapest way on, and it helps only where a restart does. A program that ends by itself soon after
+its start needs a pause and a person to look, and ranks that are killed at once need other nodes. The only
+node of an attempt decides by itself. Of several nodes the control plane decides, because a rank that exits
+may only have lost a peer on another node; and the first node says where each group meets.
 """
 
 from __future__ import annotations
+
+import signal
 
 import msgspec
 
@@ -13,11 +16,24 @@ from shoal.runtime.ending import Ending
 from shoal.runtime.environment import Generation, first_generation
 from shoal.runtime.ports import free_port
 from shoal.runtime.renewal import Renewer
-from shoal.wire import EndKind, NodeOutcome, Order
+from shoal.wire import MAX_EARLY, EndKind, NodeOutcome, Order
 
 LIVED_S = 5.0
-MAX_QUICK = 2
-"""So many groups in a row may be killed before they ran for that long or made a step: more would not help."""
+"""A first group of ranks that ends by itself within this time is not started again in place."""
+LIVED_AGAIN_S = 60.0
+"""The same for a group that follows a failure, in this attempt or in an earlier one."""
+OWN_FAULTS = frozenset(
+    {
+        signal.SIGABRT,
+        signal.SIGBUS,
+        signal.SIGFPE,
+        signal.SIGILL,
+        signal.SIGSEGV,
+        signal.SIGSYS,
+        signal.SIGTRAP,
+    }
+)
+"""Signals by which a program ends itself."""
 RANK_FAILED = frozenset({EndKind.EXITED, EndKind.SIGNALED})
 OTHERS_FAILED = Ending(kind=EndKind.STOPPED, message="ranks of another node failed")
 
@@ -30,26 +46,35 @@ class Restarts:
         self._renewer = renewer
         self._is_alone = len(order.nodes) == 1
         self._failure: NodeOutcome | None = None
-        self._quick = 0
+        self.num_early = 0
+        """How many groups in a row ended within `LIVED_S`, whichever node's ranks failed first."""
+        self.gives_up = False
+        """Whether the group that just ended did so by itself, and too soon."""
         self.generation = first_generation(order)
 
     def may_follow(self, end: Ending, ran_s: float, *, has_stepped: bool) -> bool:
         """Whether a group that ended so after `ran_s` may be followed by another in the same place.
 
-        `has_stepped`: it is known to have made a step, however short its life was.
+        `has_stepped`: it is known to have made a step, however short its life was. Of several nodes the
+        control plane has the last word, by what is noted here.
         """
+        is_early = ran_s < LIVED_S and not has_stepped
+        self.num_early = self.num_early + 1 if is_early else 0
+        self.gives_up = _is_by_itself(end) and ran_s < self._least_life_s and not has_stepped
         if end is OTHERS_FAILED:
             return True
-        is_quick = ran_s < LIVED_S and not has_stepped
-        self._quick = self._quick + 1 if is_quick else 0
-        if is_quick and self._is_alone and end.kind is EndKind.EXITED:
-            # A program that gives up at once gets the pause that its retries have. On one of several nodes
-            # it may only have noticed that a rank of another was killed.
+        if self._is_alone and (self.gives_up or self.num_early > MAX_EARLY):
             return False
         # Of several nodes the control plane counts: a group that follows a lost share costs no retry.
         left = self._order.max_restarts - (self.generation.number if self._is_alone else 0)
         can_ask = self._is_alone or self._renewer is not None
-        return end.kind in RANK_FAILED and left > 0 and self._quick <= MAX_QUICK and can_ask
+        return end.kind in RANK_FAILED and left > 0 and can_ask
+
+    @property
+    def _least_life_s(self) -> float:
+        """How long a group must live that ends by itself, to be started again in place."""
+        is_first = self._order.epoch == 1 and self.generation.number == first_generation(self._order).number
+        return LIVED_S if is_first else LIVED_AGAIN_S
 
     @staticmethod
     def excluded(end: Ending) -> Ending:
@@ -102,3 +127,7 @@ class Restarts:
         if self._renewer is not None:
             self._renewer.tell_generation(self.generation, failure)
         return self.generation
+
+
+def _is_by_itself(end: Ending) -> bool:
+    return end.kind is EndKind.EXITED or (end.kind is EndKind.SIGNALED and end.signal in OWN_FAULTS)

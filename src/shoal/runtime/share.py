@@ -115,6 +115,8 @@ class ShareRun:
         self._driller = Driller(order, self._renewer, clock, self._log)
         self._failed: tuple[float, int] | None = (clock.now(), time.monotonic_ns())
         """When the group before failed here, or we began, until it is told how this group did."""
+        self._blamed: Process | None = None
+        """The first process of the newest group that failed, also when that group is cleared away."""
         self._over_at = -math.inf
         """When what ran last was seen to be over by itself, well or not, by the monotonic clock."""
 
@@ -216,6 +218,7 @@ class ShareRun:
         self._path = f"{self._share.work}/{install.FOLDER}/bin:{self._path}"
         self._zygote = Process(started[0], None, is_needed=False)
         self._watcher.add(self._zygote, started[1])
+        self._watcher.hold(self._zygote)  # modules that it imports while the ranks train may print something
 
     def _run_ranks(self, launcher: Launcher) -> Ending:
         """Run one group of ranks after the other, until one ends well or nothing may follow it."""
@@ -353,6 +356,7 @@ class ShareRun:
     def _start_ranks(self, crew: Crew) -> None:
         if self._confinement is not None:
             self._confinement.begin_ranks()
+        self._blamed = None
         crew.form(self._restarts.generation)
         if self._confinement is not None and self._renewer is not None:
             self._meter.start(self._confinement)
@@ -392,6 +396,7 @@ class ShareRun:
             failed = self._watcher.first_failed
             hung = crew.lookout.hung if crew is not None else None
             if failed is not None and failed.status is not None:
+                self._blamed = failed
                 self._over_at = self._clock.monotonic()
                 end = self._end_of(failed, failed.status, launcher.failure(), what)
                 end = end if hung is None or hung.rank is None else ending.of_hang(end, hung)
@@ -418,6 +423,7 @@ class ShareRun:
                 self._tell_recovery(crew)
                 if self._renewer is not None:
                     self._renewer.progress = crew.progress()
+                    self._renewer.tell_signs(crew.signs())
             self._watcher.turn(self._reasons.next_in(TURN_S if crew is None else crew.pause_s))
 
     def _reason_behind(self, end: Ending) -> Ending | None:
@@ -455,7 +461,7 @@ class ShareRun:
         if failure is not None:
             return Ending(kind=EndKind.SETUP_FAILED, message=f"{what} failed: {failure}")
         self._watcher.catch_up(process)
-        last_words = process.words.text()
+        last_words = process.last_words
         if process.rank is None:
             return ending.of_setup(what, status, last_words)
         was_killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
@@ -540,14 +546,14 @@ class ShareRun:
         return outcome
 
     def _outcome_of(self, end: Ending) -> NodeOutcome:
-        failed = self._watcher.first_failed
+        failed = self._watcher.first_failed or self._blamed
         is_own_fault = end.kind in (
             EndKind.EXITED,
             EndKind.SIGNALED,
             EndKind.OUT_OF_MEMORY,
             EndKind.SETUP_FAILED,
         )
-        words = failed.words.text() if failed is not None and is_own_fault else ""
+        words = failed.last_words if failed is not None and is_own_fault else ""
         return NodeOutcome(
             attempt_id=self._order.attempt_id,
             epoch=self._order.epoch,
@@ -566,6 +572,8 @@ class ShareRun:
             restarts=self._restarts.generation.number,
             incarnation=self._order.incarnation,
             is_unasked=end.is_unasked,
+            gives_up=self._restarts.gives_up,
+            num_early=self._restarts.num_early,
         )
 
     def _report(self, outcome: NodeOutcome) -> None:

@@ -10,15 +10,18 @@ import fcntl
 import os
 import select
 import signal
+from collections import deque
 
 from shoal.clock import Clock
+from shoal.runtime.last_words import LastWords, why
 from shoal.runtime.launch import Pipes
-from shoal.runtime.logs import LineSplitter, LogFile, Tail
+from shoal.runtime.logs import LineSplitter, LogFile
 from shoal.runtime.rules import LogRules
 
 STACKS = "t"
 """The letter of stacks in the log."""
 CHUNK = 1 << 18
+HELD_LINES, HELD_LENGTH = 50, 1000
 SEARCHED_CHUNK = 1 << 16
 """Less at once where log rules have to go through it: the loop must come round again soon."""
 
@@ -41,8 +44,22 @@ class Process:
         """As `waitpid` gives it; None while it runs."""
         self.ended_at = 0.0
         """When we saw that."""
-        self.words = Tail()
-        """The last lines on its standard error."""
+        self.spoke_at: float | None = None
+        """When it first wrote something, by the wall clock."""
+        self._error, self._output = LastWords(), LastWords()
+        self.held: deque[bytes] | None = None
+        """The last lines of a helper of the ranks, which would confuse in the midst of training.
+        None: all lines of this process go into the log."""
+
+    def hear(self, lines: list[bytes], now: float, *, is_error: bool) -> None:
+        """Note what it wrote at `now`, by the wall clock."""
+        self.spoke_at = self.spoke_at or now
+        (self._error if is_error else self._output).add(lines, now)
+
+    @property
+    def last_words(self) -> str:
+        """What it wrote that tells best why it ended."""
+        return why(self._error, self._output, self.ended_at)
 
 
 class _Stream:
@@ -119,6 +136,8 @@ class Watcher:
                 if status != 0 and process.is_needed and self._is_before(process, batch):
                     self.first_failed = process
                 batch.add(pid)
+                if process.held is not None and os.WIFEXITED(status) and status != 0:
+                    self.show(process)
 
     def _is_before(self, process: Process, batch: set[int]) -> bool:
         """Whether it is the first failure. Of those seen at once, one that was killed: its peers give up."""
@@ -153,6 +172,16 @@ class Watcher:
             left = fcntl.fcntl(stream.fd, fcntl.F_GETPIPE_SZ)
             while left > 0 and stream.fd in self._streams and (read := self._pump(stream)):
                 left -= read
+
+    def hold(self, process: Process) -> None:
+        """Keep what this helper of the ranks writes out of the log, unless it exits with an error."""
+        process.held = deque(maxlen=HELD_LINES)
+
+    def show(self, process: Process) -> None:
+        """Put the last lines of a process that was held into the log, after all."""
+        self.catch_up(process)
+        lines, process.held = list(process.held or ()), None
+        self._log.add(None, "s", lines)
 
     def keep(self, rank: int | None, text: str) -> None:
         """Put the stacks of a rank into the log, where they are not mistaken for what it wrote."""
@@ -202,9 +231,11 @@ class Watcher:
     def _take(self, stream: _Stream, lines: list[bytes]) -> None:
         if not lines:
             return
-        self._log.add(stream.process.rank, stream.letter, lines)
-        if stream.is_error:
-            stream.process.words.add(lines)
+        if stream.process.held is not None:
+            stream.process.held.extend(line[:HELD_LENGTH] for line in lines[-HELD_LINES:])
+        else:
+            self._log.add(stream.process.rank, stream.letter, lines)
+        stream.process.hear(lines, self._clock.now(), is_error=stream.is_error)
         self._rules.check(lines)
         while self._rules.complaints:
             self._log.say(self._rules.complaints.pop(0))

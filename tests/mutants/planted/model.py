@@ -101,4 +101,20 @@ MUTANTS = (
         "P2: what was replaced says nothing about what runs in its place",
         ("control", "sim"),
     ),
+    Mutant(
+        "program_that_gives_up_is_started_again_in_place_on_several_nodes",
+        "model/retry.py",
+        "is_in_vain = cause.gives_up or cause.num_early > MAX_EARLY",
+        "is_in_vain = cause.num_early > MAX_EARLY",
+        "a mistake in a program does not burn its job's retries within seconds",
+        ("control",),
+    ),
+    Mutant(
+        "ranks_that_run_again_have_recovered_at_once",
+        "model/drill.py",
+        "    return max(until, stepped_at + max(drill.window_s, LEAST_WATCH_S if is_mute else 0.0))\n",
+        "    return until\n",
+        "a drill does not call a crash loop recovered",
+        ("control",),
+    ),
 )

@@ -31,6 +31,8 @@ class Started:
     def __init__(self, ranks: int = 1) -> None:
         self.slots: list[int] = []
         self.heard: list[object] = []
+        self.shown: list[Process] = []
+        self.cpu_s = 5.0
         self.stuck: list[Process] = []
         self.can_be_ended = True
         self.ended: list[Process] | None = None
@@ -41,11 +43,16 @@ class Started:
         self.found: set[int] = set()
         self.blamed: list[Process] = []
         confinement: Any = SimpleNamespace(
-            has_memory_for=lambda _: True, processes=lambda: set(self.found), sandbox=None
+            has_memory_for=lambda _: True,
+            processes=lambda: set(self.found),
+            sandbox=None,
+            cpu_seconds=lambda: self.cpu_s,
         )
         launcher: Any = SimpleNamespace(start_script=self._start, work="/nowhere/work")
         watcher: Any = SimpleNamespace(
             add=lambda *_: None,
+            hold=lambda _: None,
+            show=self.shown.append,
             say=self.heard.append,
             pipes_of=lambda _: set(),
             turn=self._end_stuck,
@@ -141,6 +148,40 @@ def test_lookout_hears_of_a_spare_when_it_starts_and_when_it_waits(started: Star
     assert started.slots == [0, 1]
     started.board.say(1, Standing.WAITING, -1, -1, 0)
     assert started.look_after() == [True]
+
+
+def test_group_shows_when_it_was_started_and_when_it_worked_and_wrote_again(started: Started) -> None:
+    started.crew.form(Generation(number=0, master_port=1))
+    for rank in started.crew.ranks:
+        rank.hear([b"before"], started.clock.now(), is_error=False)
+        rank.status = signal.SIGKILL
+    began_at = started.clock.now()
+    started.crew.form(Generation(number=1, master_port=1))
+    signs = started.crew.signs()
+    assert (signs.generation, signs.ran_at) == (1, began_at), "what those before them did says nothing"
+    started.clock.advance(0.5)
+    started.cpu_s += 0.3
+    assert started.crew.signs().ran_at == began_at + 0.5
+    started.clock.advance(2.0)
+    started.crew.ranks[0].hear([b"after"], started.clock.now(), is_error=True)
+    assert started.crew.signs().ran_at == began_at + 2.5, "a line says more than work, as of imports"
+    started.clock.advance(1.0)
+    assert started.crew.signs().ran_at == began_at + 2.5
+
+
+def test_spare_that_ends_is_told_of_and_not_started_again_at_once(started: Started) -> None:
+    started.crew.form(Generation(number=0, master_port=1))
+    started.board.say(0, Standing.JOINED, 0, 0, 0)
+    started.look_after()
+    spare = started.crew._spare
+    assert spare is not None
+    spare.status = 3 << 8
+    told = str(started.look_after()[0])
+    assert told.startswith("the spare process of this node exited with code 3 while it waited")
+    assert started.shown == [spare]
+    assert started.look_after() == [False]
+    started.clock.advance(SPARE_AGAIN_S)
+    assert started.look_after() == ["a spare comes", False]
 
 
 def test_spare_that_cannot_be_started_is_tried_again_and_costs_nobody_anything(started: Started) -> None:

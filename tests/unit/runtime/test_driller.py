@@ -124,7 +124,7 @@ class Damaging:
         self.renewer = Renewer(DrillAct.CORRUPT, generation=0)
         self.crew, self.sent = crew_of(0)
         self.clock = VirtualClock()
-        self.process: Any = SimpleNamespace(status=None, words=SimpleNamespace(text=lambda: "64 bytes"))
+        self.process: Any = SimpleNamespace(status=None, last_words="64 bytes")
         self.launcher: Any = SimpleNamespace(start_function=lambda *_, **__: (1, ()), failure=lambda: None)
         self.watcher: Any = SimpleNamespace(add=lambda *_: None, is_silent=lambda _: True)
         monkeypatch.setattr(drills, "Process", lambda *_, **__: self.process)

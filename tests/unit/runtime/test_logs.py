@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.clock import SystemClock
-from shoal.runtime.logs import MAX_LINE, TRACE_BYTES, LineSplitter, LogFile, Tail
+from shoal.runtime.logs import MAX_LINE, LineSplitter, LogFile
 
 
 def lines_of(path: Path) -> list[bytes]:
@@ -113,32 +113,3 @@ def test_lines_lost_to_a_full_disk_are_counted_and_said(
     assert found[0] == b"0 o before"
     assert found[1].startswith(b"- e 3 lines were lost here")
     assert found[2:] == [b"0 o after"]
-
-
-def test_tail_keeps_the_last_lines_that_say_something() -> None:
-    tail = Tail()
-    tail.add([f"line {number}".encode() for number in range(20)] + [b"", b"  "])
-    assert tail.text().splitlines()[-1] == "line 19"
-    assert len(tail.text().splitlines()) <= 5
-
-
-def test_last_words_of_a_progress_bar_are_its_last_state() -> None:
-    tail = Tail()
-    tail.add([b"\r 10%\r 20%\r"])
-    assert tail.text() == " 20%"
-
-
-def test_last_words_hold_a_traceback_and_of_a_long_one_its_inner_end() -> None:
-    tail = Tail()
-    tail.add([b"warming up", b"Traceback (most recent call last):"])
-    tail.add([f'  File "train.py", line {n}, in f{n}'.encode() for n in range(8)])
-    tail.add([b"ValueError: bad batch"])
-    said = tail.text().splitlines()
-    assert (said[0], said[-1], len(said)) == (
-        "Traceback (most recent call last):",
-        "ValueError: bad batch",
-        10,
-    )
-    tail.add([b"x" * 200 for _ in range(20)] + [b"RuntimeError: at last"])
-    assert len(tail.text()) <= TRACE_BYTES
-    assert tail.text().endswith("RuntimeError: at last")

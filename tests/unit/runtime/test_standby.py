@@ -262,13 +262,18 @@ def test_standby_that_ends_by_itself_is_told_of_and_not_tried_for_ever(
     monkeypatch: pytest.MonkeyPatch, share: spool.Share
 ) -> None:
     monkeypatch.setattr(minder, "AGAIN_S", 0.0)
-    kept = Kept(monkeypatch, share, Walls(), "/bin/sh", "-c", "echo other modules >&2; exit 1")
+    # As a real one does, it removes its directory before it ends.
+    words = f"echo shoal: no standby: other modules >&2; rm -r {place.directory_of(share)}; exit 1"
+    kept = Kept(monkeypatch, share, Walls(), "/bin/sh", "-c", words)
     deadline = time.monotonic() + 20
     while kept.minder._num_failed < minder.MAX_FAILED and time.monotonic() < deadline:
         kept.look()
     for _ in range(20):
         kept.look()
-    assert Path(share.log).read_bytes().count(b"no standby waits on this node: other modules") == 3
+    said = Path(share.log).read_bytes()
+    assert said.count(b"no standby waits on this node") == 1
+    assert b"no standby waits on this node: other modules. It is tried again 2 times" in said
+    assert b"`retry: {standby: false}`" in said
     assert kept.walls.memory_limit == 4 * GIB
     assert not kept.place.exists()
 

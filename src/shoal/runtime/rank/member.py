@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from shoal.runtime.board import VARIABLE, Board, Place, Request, Standing
+from shoal.runtime.board import NAME, VARIABLE, Board, Place, Request, Standing
 from shoal.runtime.environment import numbers
 from shoal.runtime.rank.own_stacks import answer
 
@@ -22,7 +22,8 @@ class Member:
         self._board: Board | None = None
         self._slot = 0
         told = os.environ.get(VARIABLE)
-        if told:
+        # What a rank starts may have the variable and not the descriptor, or a file of its own there.
+        if told and _is_board(int(told.partition(":")[0])):
             fd, _, slot = told.partition(":")
             self._board, self._slot = Board(int(fd)), int(slot)
             self._board.introduce(self._slot, os.getpid(), can_answer=answer(int(fd), self._slot))
@@ -49,6 +50,11 @@ class Member:
         self._joined_ns, self._has_stepped = time.monotonic_ns(), False
         self._mark(0)
         self._say(Standing.JOINED)
+
+    def stays(self) -> None:
+        """It cannot join another group: when this one is over, its supervisor starts it again."""
+        if self._board is not None:
+            self._board.bind(self._slot)
 
     def at_step(self, step: int) -> None:
         """A sign of life: this many steps are complete."""
@@ -124,6 +130,14 @@ class Member:
     def _say(self, standing: Standing) -> None:
         if self._board is not None:
             self._board.say(self._slot, standing, self.generation, self.step, time.monotonic_ns())
+
+
+def _is_board(fd: int) -> bool:
+    """Whether this descriptor is the page that `Board.make` made."""
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}").startswith(f"/memfd:{NAME} ")
+    except OSError:
+        return False
 
 
 def _from_environment() -> Place:

@@ -42,6 +42,7 @@ ROOM, LEAST_BYTES = 1.5, 64 << 20
 GROWTH, NEAR = 1.25, 0.9
 """A standby is started where the ranks could use a quarter more beside it, and ended near their limit."""
 KILL_S = 2.0
+MAX_WORDS, MAX_WORD = 1 << 16, 500
 BURY_S, BURY_AGAIN_S, PATIENCE_S = 1.0, 5.0, 0.01
 """How long a look may wait for what was killed to be gone, and when the next one tries."""
 IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGTERM)
@@ -96,6 +97,8 @@ class Minder:
         """Our end of the pipe that tells it that we live."""
         self._is_over = False
         """It is to live no more, and something of it is still to be buried."""
+        self._errors: int | None = None
+        """What it writes to, held open: it removes its directory when it ends."""
         self._num_failed = 0
         self._look_at = self._again_at = 0.0
 
@@ -141,10 +144,10 @@ class Minder:
 
     def _let_go(self, directory: str) -> None:
         """Bury it; only then is its memory the ranks' again. What lives on is tried again at a later look."""
-        for fd in (self._pidfd, self._held):
+        for fd in (self._pidfd, self._held, self._errors):
             if fd is not None:
                 os.close(fd)
-        self._pidfd = self._held = None
+        self._pidfd = self._held = self._errors = None
         self._is_over = not self._is_buried(directory)
         if self._is_over:
             self._look_at = self._clock.monotonic() + BURY_AGAIN_S
@@ -169,7 +172,7 @@ class Minder:
 
     def _see(self, pidfd: int) -> None:
         if _is_dead(pidfd, 0.0):
-            self._fail(_last_line(spool.Share(self._directory or "").errors))
+            self._fail(_last_line(self._errors))
         elif self._is_near_limit():
             self._again_at = self._clock.monotonic() + AGAIN_S
             self.end()
@@ -182,7 +185,8 @@ class Minder:
             self._restore_limit()  # none was started
         if self._directory is not None:
             self._let_go(self._directory)
-        self._log.say(f"no standby waits on this node: {because or 'it ended without a word'}")
+        if self._num_failed == 1:
+            self._log.say(no_standby(because))
 
     def _begin(self, directory: str) -> None:
         limit = self._order.limits.memory_bytes
@@ -223,12 +227,13 @@ class Minder:
             raise OSError(errno.EBUSY, "somebody else holds its place")
         told = os.memfd_create("standby")
         held, self._held = os.pipe()
+        self._errors = os.open(at.errors, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         opened = [lock, told, held]
         try:
             with os.fdopen(os.dup(told), "wb") as file:
                 file.write(brief)
             os.lseek(told, 0, os.SEEK_SET)
-            handed = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, LOW) for fd in (told, held, lock)]
+            handed = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, LOW) for fd in (told, held, lock, self._errors)]
             opened += handed
             words = command(directory)
             pid = os.posix_spawn(
@@ -237,8 +242,8 @@ class Minder:
                 os.environ,
                 file_actions=[
                     (os.POSIX_SPAWN_DUP2, handed[0], 0),
-                    (os.POSIX_SPAWN_OPEN, 1, at.errors, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600),
-                    (os.POSIX_SPAWN_DUP2, 1, 2),
+                    (os.POSIX_SPAWN_DUP2, handed[3], 1),
+                    (os.POSIX_SPAWN_DUP2, handed[3], 2),
                     (os.POSIX_SPAWN_DUP2, handed[1], 3),
                     (os.POSIX_SPAWN_DUP2, handed[2], 4),
                 ],
@@ -287,10 +292,20 @@ def _is_dead(pidfd: int, timeout_s: float) -> bool:
     return bool(poll.poll(timeout_s * 1000))
 
 
-def _last_line(path: str) -> str:
-    try:
-        with open(path, "rb") as file:
-            lines = file.read(65536).decode(errors="replace").strip().splitlines()
-    except OSError:
+def no_standby(because: str) -> str:
+    """What a job's log says once on each node that cannot have a standby."""
+    why = because.removeprefix("shoal: ").removeprefix("no standby: ")
+    return (
+        f"no standby waits on this node: {why or 'it was killed, or ended before it wrote why'}. It is tried "
+        f"again {MAX_FAILED - 1} times, every {AGAIN_S:g} s. The job runs without one, but if this node is "
+        "lost its ranks import everything again. To do without, submit the job with "
+        "`retry: {standby: false}`; `shoal doctor` says what nodes lack"
+    )
+
+
+def _last_line(fd: int | None) -> str:
+    if fd is None:
         return ""
-    return lines[-1] if lines else ""
+    size = os.fstat(fd).st_size
+    lines = os.pread(fd, MAX_WORDS, max(0, size - MAX_WORDS)).decode(errors="replace").strip().splitlines()
+    return lines[-1][:MAX_WORD] if lines else ""
