@@ -33,6 +33,7 @@ from shoal.wire import (
     RenewalAnswer,
     Samples,
     Serving,
+    World,
 )
 
 TIMEOUT_S = 10.0
@@ -89,6 +90,7 @@ class Renewer:
         self.drill: DrillOrder | None = None
         """What this node should do by the newest answer; whether that is done, the asked one knows."""
         self.progress: Progress | None = None
+        self.world: World | None = None
         """How far the ranks are; goes with every message."""
         self._serving: Serving | None = None
         self.on_sleep: Callable[[bool], None] | None = None
@@ -272,6 +274,7 @@ class Renewer:
             recovery=self._recovery,
             metrics=metrics,
             progress=self.progress,
+            world=self.world,
             drilled=self._drilled,
             serving=self._serving if wait_s == 0 else None,  # one thread tells: what is newer stays so
             wait_s=wait_s,

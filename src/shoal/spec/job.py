@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
@@ -112,6 +112,10 @@ class JobSpec(BaseModel):
         description="Keep a directory from one attempt to the next: `{}`, or a path such as `ckpt`.",
     )
     log_rules: LogRules = ()
+    world: Literal["whole", "any"] = Field(
+        default="whole",
+        description="`any`: process groups that do not span all ranks of the job are no failure.",
+    )
     topology: Topology | None = None
     grace: Grace = Field(default=30.0, description="From the first signal to the kill.")
     fence: Fence = Field(
