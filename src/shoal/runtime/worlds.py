@@ -19,13 +19,14 @@ from shoal.clock import Clock
 from shoal.runtime.confine.confinement import Confinement
 from shoal.runtime.ending import Ending
 from shoal.runtime.logs import LogFile
+from shoal.runtime.own_launchers import OwnLaunchers
 from shoal.runtime.warm import names
 from shoal.wire import EndKind, Order, World
 
 MAX_BYTES = 1 << 20
 """Of one attempt on one node: 16 lines of each process, and some 40 bytes in each of them."""
 MAX_WORLD = 1 << 24
-LOOK_S = 0.5
+LOOK_S = 1.0
 PATIENCE_S = 60.0
 """How long groups that are too small may stand before the attempt is ended for them. Some programs test
 themselves in a small group first."""
@@ -52,6 +53,8 @@ class Worlds:
         self._order = order
         self._path = os.path.join(folder, names.WORLDS)
         self._uid = os.geteuid() if confinement.uid is None else confinement.uid
+        self._confinement = confinement
+        self._launchers = OwnLaunchers()
         self._clock = clock
         self._log = log
         self._read = 0
@@ -72,9 +75,10 @@ class Worlds:
         if not self._is_checked or now < self._next_at:
             return None
         self._next_at = now + LOOK_S
+        self._launchers.look(self._confinement.processes(), now)
         end = self._verdict(generation)
         ranks = {one.shoal_rank for one in self._reports if one.generation == generation}
-        if end is None or len(ranks) < self._order.ranks_per_node:
+        if end is None or (ranks and len(ranks) < self._order.ranks_per_node):
             self._split_since = None
             return None
         if self._split_since is None:
@@ -97,9 +101,11 @@ class Worlds:
         self._hear()
         reports = [one for one in self._reports if one.generation == generation]
         self.world = best_of(reports, self._order)
-        if self.world is None or self.world.is_whole or self._order.may_split_world:
+        if self._order.may_split_world or (self.world is not None and self.world.is_whole):
             return None
-        told = describe(self.world)
+        if self.world is None and self._launchers.found is None:
+            return None
+        told = describe(self.world, self._order.world_size, self._launchers.found)
         return Ending(kind=EndKind.SPLIT_WORLD, message=told, grace_s=self._order.grace_s)
 
     def _hear(self) -> None:
@@ -145,13 +151,20 @@ def best_of(reports: Sequence[Report], order: Order) -> World | None:
     return max(worlds, key=lambda one: (one.is_whole, one.size), default=None)
 
 
-def describe(world: World) -> str:
+def describe(world: World | None, ranks: int, launcher: str | None) -> str:
     """That a job's ranks did not work together, and what to write."""
-    members = "1 member" if world.size == 1 else f"{world.size} members"
+    seen = []
+    if launcher is not None:
+        seen.append(f"`{launcher}` started processes of its own inside of a rank")
+    if world is not None:
+        members = "1 member" if world.size == 1 else f"{world.size} members"
+        seen.append(f"the largest process group that they formed has {members} and does not span the job")
+    else:
+        seen.append("no process group of theirs was seen")
     return (
-        f"the {world.ranks} ranks of the job did not work together: the largest process group that they "
-        f"formed has {members} and does not span the job; start the program with `python` or `torchrun` as "
-        "found on PATH, or allow separate groups with `world: any`"
+        f"the {ranks} ranks of the job did not work together: {', and '.join(seen)}; start the program with "
+        "`python` or a launcher as found on PATH, keep PYTHONPATH as it is there, or allow separate groups "
+        "with `world: any`"
     )
 
 

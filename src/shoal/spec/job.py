@@ -24,7 +24,8 @@ from shoal.spec.clauses import (
     Topology,
 )
 from shoal.spec.human import Human
-from shoal.spec.resources import Resources
+from shoal.spec.launchers import Asked, asked_in
+from shoal.spec.resources import MAX_NODES, Resources
 from shoal.spec.text import MAX_ENV_STRING, EnvName, Folder, JobName, Name, Script, writable
 from shoal.spec.wording import show
 
@@ -65,6 +66,29 @@ def check_secret_names(secrets: tuple[str, ...], env: Mapping[str, str]) -> tupl
         if name in secrets[:position]:
             raise ValueError(f"{show(name)} is there twice")
     return secrets
+
+
+def check_launchers(asked: Asked, resources: Resources, ranks_per_node: int | None) -> None:
+    """`ValueError` if a launcher is to start what the job does not have.
+
+    Where the job has one rank on each node, the launcher itself may start more of them there.
+    """
+    nodes = resources.nodes
+    is_said = (nodes.min, nodes.max) != (1, 1) or "nodes" in resources.model_fields_set
+    if asked.nodes is not None:
+        low, high = asked.nodes
+        wanted = str(low) if low == high else f"{low}..{high}"
+        if low > MAX_NODES or high < low:
+            raise ValueError(f"asks for {wanted} nodes; a job may have {MAX_NODES:,} at most")
+        if is_said and (high < nodes.min or low > nodes.max):
+            own = str(nodes.min) if nodes.min == nodes.max else f"{nodes.min}..{nodes.max}"
+            raise ValueError(f"asks for {wanted} nodes, and `nodes` is {own}; leave one of the two out")
+    each = asked.per_node
+    if each is not None and ranks_per_node not in (None, 1, each):
+        raise ValueError(
+            f"asks for {each} processes on a node, and `ranks_per_node` is {ranks_per_node}; "
+            "leave one of the two out"
+        )
 
 
 class JobSpec(BaseModel):
@@ -122,6 +146,14 @@ class JobSpec(BaseModel):
         default=1800.0,
         description="A supervisor cut off for this long stops its ranks; only then are they replaced.",
     )
+
+    @field_validator("run", mode="after")
+    @classmethod
+    def _launcher_agrees(cls, run: str, info: ValidationInfo) -> str:
+        resources = info.data.get("resources")
+        if resources is not None:
+            check_launchers(asked_in(run), resources, info.data.get("ranks_per_node"))
+        return run
 
     @field_validator("secrets", mode="after")
     @classmethod

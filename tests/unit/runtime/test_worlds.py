@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +28,8 @@ class Told:
         self.said: list[str] = []
         self.file = folder / "worlds"
         self.file.touch()
-        nobody: Any = SimpleNamespace(uid=None)
+        self.processes: set[int] = set()
+        nobody: Any = SimpleNamespace(uid=None, processes=lambda: self.processes)
         log: Any = SimpleNamespace(say=self.said.append)
         self.worlds = Worlds(order, str(folder), nobody, self.clock, log)
 
@@ -145,3 +149,32 @@ def test_link_that_a_job_puts_there_is_not_followed(two_by_two: Told, tmp_path: 
     assert two_by_two.worlds.judged(SUCCEEDED, 0) is SUCCEEDED
     two_by_two.file.unlink()
     assert two_by_two.worlds.judged(SUCCEEDED, 0) is SUCCEEDED
+
+
+@pytest.mark.parametrize("is_allowed", [True, False])
+def test_launcher_that_started_processes_of_its_own_is_found(
+    two_by_two: Told, tmp_path: Path, *, is_allowed: bool
+) -> None:
+    script = tmp_path / "torchrun"
+    script.write_text("import sys; print('up', flush=True); sys.stdin.read()")
+    process = subprocess.Popen(
+        [sys.executable, str(script), "--nproc-per-node", "2", "train.py"],
+        env={"SHOAL_LAUNCHER": "torchrun"} if is_allowed else {},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.readline()
+        worlds = two_by_two.worlds
+        two_by_two.processes |= {process.pid, os.getpid()}
+        for _ in range(2):
+            worlds.look(0)
+            two_by_two.clock.advance(1)
+        end = worlds.judged(SUCCEEDED, 0)
+        assert end.kind is (EndKind.SUCCEEDED if is_allowed else EndKind.SPLIT_WORLD)
+        assert ("`torchrun` started processes of its own" in end.message) is not is_allowed
+        two_by_two.say(lines((0, 4, 0), (1, 4, 1)))
+        assert worlds.judged(SUCCEEDED, 0) is SUCCEEDED, "it formed one group of all ranks"
+        process.stdin.close()
