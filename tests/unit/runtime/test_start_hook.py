@@ -84,14 +84,19 @@ import torch.distributed.distributed_c10d as c10d
 assert c10d.init_process_group.__doc__ == "Form a group."
 c10d.init_process_group("gloo", world_size=2, rank=1)
 for _ in range(40): c10d.init_process_group("gloo", 4, 3)
+for size in range(90, 10, -1): c10d.init_process_group("gloo", size, 0)
+c10d.init_process_group("gloo", 128, 7)
 from jax._src.distributed import State
-State().initialize(num_processes=2, process_id=0)
+State().initialize(num_processes=256, process_id=0)
 """
     Path("t.py").write_text(program)
     assert shell(job, "python t.py", SHOAL_GENERATION="2") == ""
     found = worlds()
     assert found[:2] == ["3 2 2 1 0.1 torch", "3 2 4 3 0.2 torch"]
-    assert len(found) == 16, "a program that forms groups all day fills no disk"
+    assert len(found) == 18, "a program that forms groups all day fills no disk"
+    assert found[16:] == ["3 2 128 7 0.17 torch", "3 2 256 0 0.18 jax"], (
+        "a larger group is told of in any case"
+    )
 
 
 def test_processes_outside_of_a_rank_report_nothing(job: Path) -> None:

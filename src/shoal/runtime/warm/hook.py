@@ -24,17 +24,19 @@ TORCH, JAX, HOROVOD = "torch.distributed.distributed_c10d", "jax._src.distribute
 WORDS = ("torch", "accelerate", "deepspeed", "ds")
 """One of them is in the command line of every launcher. Other processes pay for no more than this look."""
 MAX_REPORTS = 16
-"""Of one process: a test suite forms hundreds of groups, and the first ones say enough."""
-_reported: list[tuple[int, int]] = []
+"""Of one process, but for groups larger than all before: a test suite forms hundreds of small ones."""
+_reported: list[tuple[str, int, int]] = []
 
 
 def report(world: int, member: int, library: str) -> None:
     """Tell the supervisor that this process is number `member` of a process group of `world` processes."""
     rank = os.environ.get("SHOAL_RANK")
-    if rank is None or len(_reported) >= MAX_REPORTS:
-        return
-    _reported.append((world, member))
     group = os.environ.get("SHOAL_GENERATION", "0")
+    told = (group, world, member)
+    is_largest = world > max([one[1] for one in _reported if one[0] == group], default=0)
+    if rank is None or told in _reported or (len(_reported) >= MAX_REPORTS and not is_largest):
+        return
+    _reported.append(told)
     formed = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}.{len(_reported)}"
     try:
         fd = os.open(os.path.join(FOLDER, "worlds"), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
