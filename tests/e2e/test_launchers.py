@@ -111,6 +111,7 @@ FORMS = """
 import os, torch.distributed as dist
 dist.init_process_group("gloo")
 print("world", dist.get_world_size(), "rank", os.environ["RANK"], "env", os.environ.get("VIRTUAL_ENV"))
+dist.barrier()
 dist.destroy_process_group()
 """
 

@@ -192,7 +192,7 @@ class ShareRun:
         zygote = self._environment(None, self._restarts.generation) if is_warm else None
         told = (own_path(order, self._path), zygote)
         installing = launcher.start_function("shoal.runtime.warm.install", "install", told, keep=())
-        end = self._first(launcher, "preparing the start of Python", installing)
+        end = self._first(launcher, "preparing the stand-ins for launchers", installing)
         if end is not None or zygote is None:
             return end
         script = install.zygote_script(work, order.run)

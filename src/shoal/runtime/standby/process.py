@@ -128,7 +128,7 @@ class Standby:
         del environment["SHOAL_NODE"]
         told = (own_path(self._order, confinement.path), environment, self._brief.expected)
         installing = launcher.start_function("shoal.runtime.warm.install", "install", told, keep=())
-        end = _finish(launcher, "preparing the start of Python", installing)
+        end = _finish(launcher, "preparing the stand-ins for launchers", installing)
         if end is not None:
             raise CannotStandBy(end.message)
         page, meter = Board.make(), Meter(self._brief.order, self._clock)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 HERE = os.path.dirname(os.path.abspath(__file__))
 FOLDER = os.path.dirname(HERE)
 TORCH, JAX, HOROVOD = "torch.distributed.distributed_c10d", "jax._src.distributed", "horovod.common.basics"
-WORDS = ("torch", "accelerate", "deepspeed", "ds")
+WORDS = ("torch", "accelerate", "deepspeed", "/ds ")
 """One of them is in the command line of every launcher. Other processes pay for no more than this look."""
 MAX_REPORTS = 16
 """Of one process, but for groups larger than all before: a test suite forms hundreds of small ones."""
@@ -133,7 +133,8 @@ def become_stand_in() -> None:
     if "SHOAL_RANK" not in os.environ or "SHOAL_LAUNCHER" in os.environ:
         return
     words = command_line()
-    if not any(name in " ".join(words[:8]) for name in WORDS):
+    text = " ".join(words[1:8]) + " "
+    if not any(name in text for name in WORDS):
         return
     sys.path.insert(0, os.path.join(FOLDER, "lib"))
     try:
