@@ -136,7 +136,7 @@ def by_actors(lab: RayLab, bell: Doorbell) -> Iterator[Launch]:
 
 def by_job(plane: ClusterPlane, bell: Doorbell) -> Launch:
     def launch(label: str) -> None:
-        run, wide = bell.script(f"{label}-$RANK"), {"nodes": NODES, "cpus": 1}
+        run, wide = bell.script(f"{label}-$SHOAL_RANK"), {"nodes": NODES, "cpus": 1}
         plane.shoal.submit(run=run, workdir=None, resources=wide, ranks_per_node=RANKS)
 
     return launch

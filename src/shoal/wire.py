@@ -182,6 +182,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """The checkpoint of another job that a replica serves, read-only."""
     has_open_network: bool = False
     """Programs of other projects may connect to its ports: its owner wrote `network: open`."""
+    may_split_world: bool = False
+    """Whether process groups that do not span all ranks are what the job wants."""
     probe: Probe | None = None
     """It is a replica of a service: the first rank of the first node listens, and is asked so."""
     confinement: tuple[str, ...] | None = None
@@ -201,6 +203,16 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(gpu.minor for gpu in given if gpu.minor is not None)
 
 
+class World(msgspec.Struct, frozen=True, kw_only=True):
+    """The largest process group that the ranks of one node have formed."""
+
+    size: int
+    ranks: int
+    """How many ranks the job has."""
+    is_whole: bool
+    """It has at least as many members, and not all of them are one rank's own, or on one node of several."""
+
+
 class EndKind(StrEnum):
     """How one node's share of an attempt ended, as seen by whoever has evidence."""
 
@@ -212,6 +224,8 @@ class EndKind(StrEnum):
     """A rank was killed by `signal`, not by us."""
     OUT_OF_MEMORY = "out_of_memory"
     """The memory limit was hit and the kernel killed a rank."""
+    SPLIT_WORLD = "split_world"
+    """Every rank exited 0, or still ran, but the process groups they formed do not span the job."""
     SETUP_FAILED = "setup_failed"
     """Unpacking, mounting or the `setup` command failed; no rank was started."""
     TIME_LIMIT = "time_limit"
@@ -265,6 +279,8 @@ class NodeOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """Of what ended for good: what is lost with it."""
     incarnation: int = 0
     """Of the share that ended: see `Order`."""
+    world: World | None = None
+    """The largest process group that its ranks formed; None: they told of none."""
     is_unasked: bool = False
     """It was stopped by a signal, of the cluster's or of somebody's on the node, before we asked for that."""
     gives_up: bool = False
@@ -437,6 +453,8 @@ class Renewal(msgspec.Struct, frozen=True, kw_only=True):
     """Told again until an answer comes: the same points twice change nothing."""
     progress: Progress | None = None
     signs: Signs | None = None
+    world: World | None = None
+    """The largest process group that the ranks which run now have formed, as far as they told."""
     drilled: Drilled | None = None
     """The newest one here."""
     serving: Serving | None = None

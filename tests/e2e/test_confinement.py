@@ -210,7 +210,7 @@ def test_jobs_preloaded_library_is_used_by_the_job_alone(start: Start) -> None:
     env = {"LD_PRELOAD": "/no/such/library.so", "PYTHONPATH": "/nowhere"}
     share = start(an_order(run="echo $PYTHONPATH", env=env, confinement=FULL, uid=JOB_UID))
     assert share.run().kind is EndKind.SUCCEEDED
-    assert share.texts() == ["/nowhere"]
+    assert share.texts() == [f"{share.share.work}/.shoal/hook:/nowhere"]
     assert "ld.so" in share.texts("e")[0]
     assert Path(share.share.errors).read_text() == ""
 

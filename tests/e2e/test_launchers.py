@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from shoal.wire import EndKind, Order
+from shoal.wire import EndKind, Order, World
 from tests.support.shares import RunningShare, Start, an_order
+from tests.support.torchrun import needs_torch
 
 PROGRAM = """
 import json, os, sys
@@ -102,3 +105,52 @@ def test_ranks_of_several_nodes_use_the_interface_that_their_peers_reach(start: 
     share = start(order("python train.py", nodes=("node-1", "node-2"), ranks_per_node=1, env={"X": "1"}))
     (found,) = found_by(share)
     assert (found["GLOO_SOCKET_IFNAME"], found["NCCL_SOCKET_IFNAME"]) == ("lo", "=lo")
+
+
+FORMS = """
+import os, torch.distributed as dist
+dist.init_process_group("gloo")
+print("world", dist.get_world_size(), "rank", os.environ["RANK"], "env", os.environ.get("VIRTUAL_ENV"))
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@needs_torch
+def test_script_that_activates_an_environment_trains_in_the_worlds_of_its_job(start: Start) -> None:
+    """Its real torchrun is found first, and its shell has replaced PYTHONPATH."""
+    place = Path(sys.executable).parent
+    activate = f"VIRTUAL_ENV={place.parent}; export VIRTUAL_ENV; PATH={place}:$PATH; hash -r 2>/dev/null"
+    script = f"{activate}\nexport PYTHONPATH=$PWD\ntorchrun --nproc-per-node 2 train.py"
+    setup = f"cat >train.py <<'END'\n{FORMS}\nEND\ncat >s.sh <<'END'\n{script}\nEND"
+    share = start(order("bash s.sh", setup=setup))
+    share.spawn()
+    outcome = share.outcome(120)
+    assert outcome.kind is EndKind.SUCCEEDED, share.describe()
+    assert sorted(share.texts()) == [f"world 2 rank {rank} env {place.parent}" for rank in range(2)]
+    assert outcome.world == World(size=2, ranks=2, is_whole=True)
+
+
+@needs_torch
+def test_real_torchrun_that_nothing_could_replace_does_not_succeed(start: Start) -> None:
+    place = Path(sys.executable).parent / "torchrun"
+    setup = f"cat >train.py <<'END'\n{FORMS}\nEND"
+    run = f"env -i PATH=/usr/bin:/bin HOME=$HOME {place} --standalone --nproc-per-node 1 train.py"
+    share = start(order(run, setup=setup))
+    share.spawn()
+    outcome = share.outcome(120)
+    assert outcome.kind is EndKind.SPLIT_WORLD, share.describe()
+    assert "`torchrun` started processes of its own inside of a rank" in outcome.message
+
+
+def test_real_torchrun_of_one_rank_on_a_node_starts_what_it_is_told_to(start: Start) -> None:
+    """As in people's files for Slurm."""
+    module = "mkdir -p own/torch/distributed; touch own/torch/__init__.py own/torch/distributed/__init__.py"
+    told = "import os, sys; print('real', *sys.argv[1:], os.environ['SHOAL_LAUNCHER'], 'RANK' in os.environ)"
+    setup = f'touch train.py; {module}; cat >own/torch/distributed/run.py <<"END"\n{told}\nEND'
+    run = "torchrun --nnodes=$SLURM_NNODES --node_rank=$SLURM_NODEID --nproc_per_node=2 train.py"
+    nodes = ("node-1", "node-2")
+    share = start(order(run, setup=setup, nodes=nodes, ranks_per_node=1, env={"PYTHONPATH": "own"}))
+    assert share.run().kind is EndKind.SUCCEEDED, share.describe()
+    expected = "--nnodes 2 --node-rank 0 --master-addr 127.0.0.1 --master-port 29612 --nproc_per_node=2"
+    assert share.texts() == [f"real {expected} train.py torchrun True"]

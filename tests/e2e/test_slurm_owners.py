@@ -170,7 +170,7 @@ def test_a_lost_node_is_begun_anew_under_its_owners_account(
     plane: OwnersPlane, people: tuple[Person, Person]
 ) -> None:
     ana, _ = people
-    saves = "id -u > $SHOAL_CHECKPOINT_DIR/$RANK.$SHOAL_GENERATION; exec sleep 600"
+    saves = "id -u > $SHOAL_CHECKPOINT_DIR/$SHOAL_RANK.$SHOAL_GENERATION; exec sleep 600"
     job = plane.run_as(ana.shoal, saves, resources={"nodes": 2, "cpus": 1}, checkpoint={}, retry={"max": 3})
     kept = plane.shared / "checkpoints" / job.job_id
     until(lambda: {"0.0", "1.0"} <= {path.name for path in kept.glob("*")}, "both ranks have saved")

@@ -87,7 +87,7 @@ class Load:
         num_nodes, ranks_per_node = dice.choice([1, 1, 1, 2]), dice.choice([1, 1, 2])
         spec: dict[str, Any] = {
             "name": f"soak-{dice.getrandbits(32):08x}",
-            "run": WITNESS.format(who="rank-$RANK", seconds=round(dice.uniform(0.2, 3.0), 2)),
+            "run": WITNESS.format(who="rank-$SHOAL_RANK", seconds=round(dice.uniform(0.2, 3.0), 2)),
             "resources": {"nodes": num_nodes, "gpus": dice.choice([1, 2]), "cpus": 1, "memory": "256MB"},
             "ranks_per_node": ranks_per_node,
             "mounts": [{"source": str(self._cluster.witness), "target": "/witness"}],

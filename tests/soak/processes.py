@@ -43,7 +43,7 @@ def find(home: Path) -> Found:
     for pid, (_, name) in stats.items():
         marks = _environment(pid)
         if marks.get(b"SHOAL_ATTEMPT_ID", b"").decode() in attempts:
-            (ranks if b"RANK" in marks else setups).append(pid)
+            (ranks if b"SHOAL_RANK" in marks else setups).append(pid)
         elif name == b"bwrap" and _is_below(pid, first, stats):
             sandboxes.append(pid)
             sandboxes += [child for child in children.get(pid, ()) if stats[child][1] == b"sh"]

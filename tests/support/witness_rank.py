@@ -28,7 +28,7 @@ class Rank:
         self._folder = folder
         self._job = os.environ["SHOAL_JOB_ID"]
         self._attempt = os.environ["SHOAL_ATTEMPT_ID"]
-        self._rank = os.environ["RANK"]
+        self._rank = os.environ["SHOAL_RANK"]
         self._told = (folder / f"{self._job}.{self._rank}.told").open("a", buffering=1)
 
     def say(self, what: str) -> None:
@@ -86,7 +86,7 @@ def _is_locked(fd: int) -> bool:
 
 def answer_peers() -> None:
     """As rank 0: send back whatever comes, to whoever comes."""
-    listener = socket.create_server(("", int(os.environ["MASTER_PORT"])))
+    listener = socket.create_server(("", int(os.environ["SHOAL_MASTER_PORT"])))
     while True:
         peer, _ = listener.accept()
         threading.Thread(target=_echo, args=(peer,), daemon=True).start()
@@ -100,7 +100,7 @@ def _echo(peer: socket.socket) -> None:
 
 def _first() -> socket.socket:
     """A connection to rank 0, once that is there."""
-    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    address = os.environ["SHOAL_MASTER_ADDR"], int(os.environ["SHOAL_MASTER_PORT"])
     while True:
         with contextlib.suppress(OSError):
             return socket.create_connection(address, timeout=None)
@@ -133,7 +133,7 @@ def main(folder: str, seconds: str = "inf", *options: str) -> int:
     signal.signal(signal.SIGTERM, stop)
     rank.say("start")
     if "--talk" in options:
-        is_first = os.environ["RANK"] == "0"
+        is_first = os.environ["SHOAL_RANK"] == "0"
         work = answer_peers if is_first else lambda: talk_to_first(rank)
         threading.Thread(target=work, daemon=True).start()
     if "--stuck-thread" in options:

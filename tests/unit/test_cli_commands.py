@@ -353,6 +353,33 @@ def test_failures_that_ranks_survived_where_they_are_are_not_called_attempts(
     assert told[-1] == "3 of 3 failures used; ranks that began anew where they are count too"
 
 
+@pytest.mark.parametrize(
+    ("world", "reason", "line"),
+    [
+        ({"size": 4, "ranks": 4, "is_whole": True}, "succeeded", None),
+        ({"size": 2, "ranks": 4, "is_whole": False}, "succeeded", "of its 4 ranks has 2 and does not span"),
+        (None, "succeeded", "its 4 ranks formed no process group that Shoal saw"),
+        (None, "exit", None),
+    ],
+)
+def test_why_says_whether_ranks_found_each_other(
+    shell: Shell, fake: FakeServer, world: dict[str, Any] | None, reason: str, line: str | None
+) -> None:
+    job = job_view(status="succeeded", ended_at=1_800_000_090.0)
+    job["request"]["ranks_per_node"] = 2
+    ended = {
+        "epoch": 1, "nodes": ["n1", "n2"], "state": "ended", "started_at": 0.0, "ended_at": 9.0,
+        "reason": reason, "world": world,
+    }  # fmt: skip
+    fake.answers["GET", f"/v1/jobs/{JOB_ID}/why"] = {
+        "job": job, "status": "succeeded", "explanation": None, "sentence": "vision/17 succeeded",
+        "attempts": [ended], "max_failures": 1, "checkpoint_dir": None,
+    }  # fmt: skip
+    told = [one for one in shell("why", JOB_ID).out.splitlines() if one.startswith("world: ")]
+    assert len(told) == (line is not None)
+    assert line is None or line in told[0]
+
+
 @pytest.mark.parametrize("words", [("17",), ("--job", "17"), (JOB_ID,)])
 def test_events_of_one_job_are_asked_for_by_its_name_alone(
     shell: Shell, fake: FakeServer, words: tuple[str, ...]

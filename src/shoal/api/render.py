@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
@@ -18,6 +18,7 @@ from shoal.model.request import Request, TopologyRequest
 from shoal.model.window import Window
 from shoal.scheduler import Explanation, Outlook
 from shoal.store import Event
+from shoal.wire import World
 
 
 def status_of(job: Job, attempt: Attempt | None) -> str:
@@ -88,7 +89,7 @@ def render_topology(asked: TopologyRequest) -> views.TopologyView:
     return {"within": asked.within, "is_required": asked.is_required, "spread": asked.spread}
 
 
-def render_attempt(attempt: Attempt) -> views.AttemptView:
+def render_attempt(attempt: Attempt, world: World | None) -> views.AttemptView:
     return {
         "attempt_id": attempt.attempt_id,
         "epoch": attempt.epoch,
@@ -104,6 +105,7 @@ def render_attempt(attempt: Attempt) -> views.AttemptView:
         "generation": attempt.generation,
         "failure": attempt.failure.message if attempt.failure else None,
         "written": render_written(attempt),
+        "world": _render_world(world) if world is not None else None,
     }
 
 
@@ -125,6 +127,10 @@ def checkpoint_of(job: Job) -> str | None:
     """Where its ranks find what is kept: a path, or `$SHOAL_CHECKPOINT_DIR`; None: nothing is kept."""
     kept = spec_of(job).checkpoint
     return None if kept is None else kept.path or "$SHOAL_CHECKPOINT_DIR"
+
+
+def _render_world(world: World) -> views.WorldView:
+    return {"size": world.size, "ranks": world.ranks, "is_whole": world.is_whole}
 
 
 def render_explanation(explanation: Explanation) -> views.ExplanationView:
@@ -156,11 +162,16 @@ def render_outlook(outlook: Outlook) -> views.OutlookView:
     }
 
 
-def render_detail(job: Job, attempts: list[Attempt], explanation: Explanation | None) -> views.JobDetailView:
+def render_detail(
+    job: Job,
+    attempts: list[Attempt],
+    explanation: Explanation | None,
+    world_of: Callable[[Attempt], World | None],
+) -> views.JobDetailView:
     newest = max(attempts, key=lambda attempt: attempt.epoch, default=None)
     return {
         **render_job(job, newest),
-        "attempts": [render_attempt(attempt) for attempt in attempts],
+        "attempts": [render_attempt(attempt, world_of(attempt)) for attempt in attempts],
         "explanation": render_explanation(explanation) if explanation else None,
         "spec": msgspec.json.decode(job.spec_json),
         "archive": job.archive_digest,

@@ -121,8 +121,18 @@ class WrittenView(TypedDict):
     folder: str
 
 
+class WorldView(TypedDict):
+    """`is_whole`: the process group has a member for each of the job's `ranks`, wherever they are."""
+
+    size: int
+    ranks: int
+    is_whole: bool
+
+
 class AttemptView(TypedDict):
-    """`generation` is how often its ranks began anew in place, `failure` why they did the last time."""
+    """`generation` is how often its ranks began anew in place, `failure` why they did the last time. `world`
+    is the process group that its ranks have formed; null: none that Shoal saw.
+    """
 
     attempt_id: str
     epoch: int
@@ -138,6 +148,7 @@ class AttemptView(TypedDict):
     generation: int
     failure: str | None
     written: WrittenView | None
+    world: WorldView | None
 
 
 class ExplanationView(TypedDict):

@@ -82,6 +82,9 @@ class JobFlags:
         ),
     ] = ()
     checkpoint: Annotated[Text, Parameter(group=AGAIN, help="Folder kept from attempt to attempt.")] = None
+    world: Annotated[
+        Text, Parameter(group=AGAIN, help="`any`: process groups need not span all ranks of the job.")
+    ] = None
     grace: Annotated[Text, Parameter(group=AGAIN, help="Time between SIGTERM and SIGKILL.")] = None
     network: Annotated[Text, Parameter(help="`open`: other projects may connect to its ports.")] = None
     fence: Annotated[Text, Parameter(group=AGAIN, help="Silence after which a cut-off job stops itself.")] = (

@@ -16,7 +16,7 @@ from shoal.client.stream import Reach, StreamEvent
 from shoal.errors import ServerUnreachable, SpecError
 
 ENDINGS = {
-    **dict.fromkeys(("exit", "signal", "oom", "setup", "time_limit"), "failed"),
+    **dict.fromkeys(("exit", "signal", "oom", "setup", "world", "time_limit"), "failed"),
     "fenced": "lost",
     "preempted": "gave way",
 }

@@ -13,12 +13,11 @@ from typing import Any
 from shoal.cli.text import one_line, size
 from shoal.client.credentials import read_server_file
 
-LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "mpiexec")
-MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
-"""That start ranks by themselves, if they are named by path: by name alone they become their program."""
 NAMED = 2
 MAX_SNAPSHOT = 256 << 20
 NODE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*[0-9]")
+LAUNCHERS = ("mpirun", "mpiexec")
+"""They start processes themselves if they are named by their path. Launchers in Python notice their rank."""
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 
 
@@ -41,8 +40,8 @@ def about(
         if place is not None and place not in run:
             yield (
                 f"note: the environment you activated, {one_line(place)}, is not on the PATH of jobs, which "
-                "is the one that `shoal up` had; `shoal down` and `shoal up` from here put it there (what "
-                "runs, runs on)"
+                f"is the one that `shoal up` had; `--env PATH={one_line(place)}/bin:/usr/bin:/bin` has this "
+                "job use it"
             )
 
 
@@ -77,11 +76,9 @@ def launcher_of(run: str) -> str | None:
         return None
     while words and (words[0] == "exec" or ASSIGNMENT.match(words[0])):
         words.pop(0)
-    place, slash, name = words[0].rpartition("/") if words else ("", "", "")
+    _, slash, name = words[0].rpartition("/") if words else ("", "", "")
     if not slash:
         return None
-    if name.startswith("python") and words[1:2] == ["-m"] and "".join(words[2:3]) in MODULES:
-        return f"{place}/{name} -m {words[2]}"
     return words[0] if name in LAUNCHERS else None
 
 

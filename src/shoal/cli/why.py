@@ -67,6 +67,7 @@ def history(told: dict[str, Any]) -> list[str]:
     rows = [_row(attempt) for attempt in attempts]
     found = table(heads, rows, elastic=heads[-1], wraps=True).splitlines()  # the bill of an eviction is long
     found += _restarts(attempts[-1])
+    found += world_of(job, attempts[-1])
     if job.get("ended_at"):
         code = job.get("exit_code")
         took = duration(job["ended_at"] - job["submitted_at"])
@@ -82,6 +83,19 @@ def history(told: dict[str, Any]) -> list[str]:
     if told.get("checkpoint_dir"):
         found.append(f"checkpoint: {one_line(told['checkpoint_dir'])}")
     return found
+
+
+def world_of(job: dict[str, Any], attempt: dict[str, Any]) -> list[str]:
+    """Whether the ranks of a job of several have found each other; nothing if they have."""
+    ranks = ((job.get("request") or {}).get("ranks_per_node") or 1) * len(attempt.get("nodes") or ())
+    world = attempt.get("world")
+    if ranks < 2 or attempt.get("started_at") is None or (world and world["is_whole"]):
+        return []
+    if world is None:
+        is_well = attempt.get("reason") in (None, "succeeded")
+        return [f"world: its {ranks} ranks formed no process group that Shoal saw"] if is_well else []
+    largest = f"the largest process group of its {ranks} ranks has {world['size']}"
+    return [f"world: {largest} and does not span the job: ranks worked apart"]
 
 
 def _num_restarts(attempts: list[dict[str, Any]]) -> int:

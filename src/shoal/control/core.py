@@ -29,6 +29,7 @@ from shoal.control.services.book import ServiceBook
 from shoal.control.services.porches import Porches
 from shoal.control.signals import Signal
 from shoal.control.turns import Turns
+from shoal.control.worlds import WorldBook
 from shoal.engines.base import Engine
 from shoal.ids import IdFactory
 from shoal.scheduler import Planner, Policy, Stamps
@@ -85,6 +86,7 @@ class Core:
         self.drills = DrillBook()
         self.failures = Failures()
         self.services = ServiceBook()
+        self.worlds = WorldBook()
         self.porches: Porches | None = None
         """Where nodes are other machines: how data planes come to replicas there."""
         self.submitting: set[str] = set()

@@ -111,6 +111,7 @@ def orders_for(
             checkpoint_interval_s=spec.checkpoint.interval if spec.checkpoint is not None else None,
             model_dir=_model_dir(job, home),
             has_open_network=spec.network == "open",
+            may_split_world=spec.world == "any",
             probe=job.replica.probe if job.replica else None,
             uid=uid,
         )

@@ -104,6 +104,7 @@ async def _heard(core: Core, renewal: Renewal) -> Attempt:
         core.meetings.say(attempt.attempt_id, renewal.generation, renewal.master_port)
     if core.drills.heard(renewal, core.clock.now()):
         core.meetings.tell(attempt.attempt_id)
+    core.worlds.heard(renewal)
     if renewal.saved_s is not None and renewal.saved_s >= 0:
         core.checkpoints.heard(renewal.attempt_id, core.clock.now() - renewal.saved_s)
     if renewal.serving is not None:

@@ -100,7 +100,7 @@ def in_one_part(core: Core, frozen: Frozen) -> Frozen:
     spec, engine = frozen.spec, core.engine
     asked = spec.topology or TopologySpec.model_construct(mode="preferred")
     is_close = asked.within is not None and asked.mode == "required"
-    if spec.resources.nodes.max == 1 or is_close or not isinstance(engine, SupportsParts):
+    if frozen.request.max_nodes == 1 or is_close or not isinstance(engine, SupportsParts):
         return frozen
     level = engine.part_level(spec.resources.require, core.nodes.pools)
     if level is None or level == asked.spread:

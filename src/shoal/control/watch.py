@@ -54,6 +54,7 @@ async def watch(core: Core) -> None:
     core.meetings.keep_only(attempt.attempt_id for _, attempt in holding)
     core.drills.keep_only(attempt.attempt_id for _, attempt in holding)
     core.failures.keep_only(attempt.attempt_id for _, attempt in holding)
+    core.worlds.keep_only(attempt.attempt_id for _, attempt in holding)
     core.services.keep_only(attempt.attempt_id for _, attempt in holding)
     failed: Exception | None = None
     for job, attempt in holding:

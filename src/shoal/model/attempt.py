@@ -39,6 +39,8 @@ class EndReason(StrEnum):
     """The memory limit was hit."""
     SETUP = "setup"
     """Unpacking, mounting or the `setup` command failed."""
+    WORLD = "world"
+    """Its ranks did not form one process group. Never tried again: the same program would do the same."""
     TIME_LIMIT = "time_limit"
     CANCELLED = "cancelled"
     PREEMPTED = "preempted"

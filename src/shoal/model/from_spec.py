@@ -5,20 +5,15 @@ CPUs, memory and disk are allocated at the lower end of their range; the number 
 
 from __future__ import annotations
 
-import re
-
 from shoal.model.job import RetryPolicy
 from shoal.model.request import GpuRequest, Request, TopologyRequest
 from shoal.spec import JobSpec
 from shoal.spec.clauses import TopologySpec
 from shoal.spec.job import MAX_RANKS
-from shoal.spec.resources import GpuSpec
+from shoal.spec.launchers import Asked, asked_in
+from shoal.spec.resources import MAX_NODES, GpuSpec
 from shoal.wire import LogRule, Mount, RuleAction
 
-_PER_NODE = re.compile(
-    r"\b(?:torchrun|torch\.distributed\.(?:run|launch)|deepspeed)\s[^\n;&|]*"
-    r"--(?:nproc[-_]per[-_]node|num_gpus)[= ](\d{1,4})\b"
-)
 WHOLE = 1000
 """Parts of one GPU."""
 
@@ -26,10 +21,14 @@ WHOLE = 1000
 def request_of(spec: JobSpec) -> Request:
     asked = spec.resources
     gpus = _gpus_of(asked.gpus) if asked.gpus else None
-    ranks = spec.ranks_per_node or ranks_in(spec.run) or (gpus.count if gpus else 1)
+    launched = asked_in(spec.run)
+    min_nodes, max_nodes = _nodes_of(spec, launched)
+    started = launched.ranks_on(max_nodes)
+    started = started if started is not None and started <= MAX_RANKS else None
+    ranks = spec.ranks_per_node or started or (gpus.count if gpus else 1)
     return Request(
-        min_nodes=asked.nodes.min,
-        max_nodes=asked.nodes.max,
+        min_nodes=min_nodes,
+        max_nodes=max_nodes,
         cpus=asked.cpus.min if asked.cpus else float(ranks),
         memory_bytes=asked.memory.min if asked.memory else None,
         disk_bytes=asked.disk.min if asked.disk else 0,
@@ -44,11 +43,13 @@ def request_of(spec: JobSpec) -> Request:
     )
 
 
-def ranks_in(run: str) -> int | None:
-    """How many processes on a node a launcher in the script asks for; Shoal starts them in its place."""
-    match = _PER_NODE.search(run)
-    count = int(match[1]) if match is not None else 0
-    return count if 1 <= count <= MAX_RANKS else None
+def _nodes_of(spec: JobSpec, asked: Asked) -> tuple[int, int]:
+    """At least and at most. A launcher in `run` says it where the job has no more than the one by default."""
+    own = spec.resources.nodes
+    low, high = asked.nodes or (own.min, own.max)
+    if (own.min, own.max) == (1, 1):
+        return (low, min(high, MAX_NODES)) if low > 1 else (1, 1)
+    return max(own.min, low), min(own.max, high)
 
 
 def _gpus_of(asked: GpuSpec) -> GpuRequest:

@@ -331,6 +331,7 @@ REASON_OF_KIND = {
     EndKind.EXITED: EndReason.EXIT,
     EndKind.SIGNALED: EndReason.SIGNAL,
     EndKind.OUT_OF_MEMORY: EndReason.OOM,
+    EndKind.SPLIT_WORLD: EndReason.WORLD,
     EndKind.SETUP_FAILED: EndReason.SETUP,
     EndKind.TIME_LIMIT: EndReason.TIME_LIMIT,
     EndKind.STOPPED: EndReason.LOST,

@@ -1,5 +1,8 @@
 """What a rank finds in its environment: torchrun's names, Slurm's, MPI's, JAX's and Shoal's own.
 
+The only rank of a job finds none of the names by which libraries notice that they are one of several
+processes: only a launcher in its `run` sets them.
+
 Pure. Later layers win: clean base, the job's own variables and secrets, ours, and last the devices, which
 no job can choose for itself. Nothing of the supervisor's environment leaks in.
 """
@@ -17,6 +20,8 @@ DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 DEVICE_NAMES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 """Set by us whatever the job says; other names of this kind can only narrow these."""
 
+OWN_RANK_NAMES = ("SHOAL_RANK", "SHOAL_LOCAL_RANK")
+"""Set in every rank, also in the only one of a job."""
 RANK_NAMES = ("RANK", "ROLE_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 LOCAL_RANK_NAMES = (
     "LOCAL_RANK",
@@ -55,13 +60,17 @@ def rank_environment(
     network: Mapping[str, str],
     service: Mapping[str, str],
     cache: str | None = None,
+    start: str | None = None,
 ) -> dict[str, str]:
     """The whole environment of one rank. `local_rank` counts the ranks of this node from 0; None: of one that
     waits to be a rank, which has no number yet. `network`: what is known of it here; the job may say more.
     `service`: what a server is told that is a replica of one. `cache`: where the project's caches are.
+    `start`: the folder with the stand-ins for launchers and with the start hook, which go before whatever the
+    job puts on these paths.
     """
     threads = max(1, int(order.limits.cpus / order.ranks_per_node))
-    return {
+    is_alone = order.world_size == 1
+    found = {
         **_base(order, work, path),
         "OMP_NUM_THREADS": str(threads),
         **network,
@@ -69,15 +78,33 @@ def rank_environment(
         **(flight_recorder.variables(work) if order.gpu_ids and not order.are_gpus_simulated else {}),
         **order.env,
         **credentials.secrets,
-        **_torchrun(order, generation),
+        **({} if is_alone else _torchrun(order, generation)),
         **_slurm(order, work),
-        **_mpi(order),
-        **_jax(order, local_rank, generation),
+        **({} if is_alone else {**_slurm_step(order), **_mpi(order)}),
+        **({} if is_alone else _jax(order, local_rank, generation)),
         **(_numbers(order, local_rank) if local_rank is not None else {}),
         **_shoal(order, credentials),
+        **_group(order, generation),
         **service,
         **_devices(order),
     }
+    return found if start is None else {**found, **_in_front(found, start)}
+
+
+def own_path(order: Order, path: str) -> str:
+    """The PATH that a rank would have without Shoal's stand-ins. `path`: that of the node."""
+    return order.env.get("PATH") or path
+
+
+def _in_front(found: Mapping[str, str], start: str) -> dict[str, str]:
+    values = {
+        "PATH": f"{start}/bin:{found['PATH']}",
+        "PYTHONPATH": ":".join(filter(None, (f"{start}/hook", found.get("PYTHONPATH")))),
+        "BASH_ENV": f"{start}/bash_env",
+    }
+    if found.get("BASH_ENV"):
+        values["SHOAL_BASH_ENV"] = found["BASH_ENV"]
+    return values
 
 
 def setup_environment(
@@ -121,13 +148,27 @@ def _base(order: Order, work: str, path: str) -> dict[str, str]:
 
 
 def _numbers(order: Order, local_rank: int) -> dict[str, str]:
-    return numbers(order.node_rank * order.ranks_per_node + local_rank, local_rank)
+    found = numbers(order.node_rank * order.ranks_per_node + local_rank, local_rank)
+    return found if order.world_size > 1 else {name: found[name] for name in OWN_RANK_NAMES}
 
 
 def numbers(rank: int, local_rank: int) -> dict[str, str]:
     """Who a rank is, in everybody's words."""
     ours = dict.fromkeys(RANK_NAMES, str(rank))
-    return {**ours, **dict.fromkeys(LOCAL_RANK_NAMES, str(local_rank))}
+    own = dict(zip(OWN_RANK_NAMES, (str(rank), str(local_rank)), strict=True))
+    return {**ours, **dict.fromkeys(LOCAL_RANK_NAMES, str(local_rank)), **own}
+
+
+def _group(order: Order, generation: Generation) -> dict[str, str]:
+    """What torchrun's names say, in names that no library looks for."""
+    return {
+        "SHOAL_GENERATION": str(generation.number),
+        "SHOAL_WORLD_SIZE": str(order.world_size),
+        "SHOAL_RANKS_PER_NODE": str(order.ranks_per_node),
+        "SHOAL_NUM_NODES": str(len(order.nodes)),
+        "SHOAL_MASTER_ADDR": order.master_addr,
+        "SHOAL_MASTER_PORT": str(generation.master_port),
+    }
 
 
 def _torchrun(order: Order, generation: Generation) -> dict[str, str]:
@@ -143,7 +184,6 @@ def _torchrun(order: Order, generation: Generation) -> dict[str, str]:
         "MASTER_PORT": str(generation.master_port),
         "TORCHELASTIC_RUN_ID": order.attempt_id,
         "TORCHELASTIC_RESTART_COUNT": str(max(0, order.epoch - 1) + generation.number),
-        "SHOAL_GENERATION": str(generation.number),
         "TORCHELASTIC_MAX_RESTARTS": "0",
         # No agent serves a store at MASTER_PORT: rank 0 must open it itself.
         "TORCHELASTIC_USE_AGENT_STORE": "False",
@@ -155,19 +195,12 @@ def _slurm(order: Order, work: str) -> dict[str, str]:
     node_list = ",".join(order.nodes)
     number = str(order.job_number)
     cpus = str(max(1, int(order.limits.cpus)))
-    per_node = str(order.ranks_per_node)
     values = {
         "SLURM_NODEID": str(order.node_rank),
-        "SLURM_NTASKS": str(order.world_size),
-        "SLURM_NPROCS": str(order.world_size),
-        "SLURM_NTASKS_PER_NODE": per_node,
-        "SLURM_TASKS_PER_NODE": per_node if nodes == 1 else f"{per_node}(x{nodes})",
         "SLURM_NNODES": str(nodes),
         "SLURM_JOB_NUM_NODES": str(nodes),
         "SLURM_JOB_NODELIST": node_list,
         "SLURM_NODELIST": node_list,
-        "SLURM_STEP_NODELIST": node_list,
-        "SLURM_STEP_NUM_NODES": str(nodes),
         "SLURMD_NODENAME": order.node,
         "SLURM_JOB_ID": number,
         "SLURM_JOBID": number,
@@ -179,7 +212,6 @@ def _slurm(order: Order, work: str) -> dict[str, str]:
         "SLURM_JOB_CPUS_PER_NODE": cpus if nodes == 1 else f"{cpus}(x{nodes})",
         "SLURM_GPUS_ON_NODE": str(len(order.gpu_ids)),
         "SLURM_RESTART_COUNT": str(max(0, order.epoch - 1)),
-        "SLURM_LAUNCH_NODE_IPADDR": order.master_addr,
     }
     if order.limits.memory_bytes is not None:
         values["SLURM_MEM_PER_NODE"] = str(order.limits.memory_bytes >> 20)
@@ -187,6 +219,20 @@ def _slurm(order: Order, work: str) -> dict[str, str]:
         values["SLURM_ARRAY_TASK_ID"] = str(order.array_index)
         values["SLURM_ARRAY_TASK_COUNT"] = str(order.array_size or 1)
     return values
+
+
+def _slurm_step(order: Order) -> dict[str, str]:
+    """What `srun` says to the tasks of a step: by these names programs take themselves for one of several."""
+    nodes, per_node = len(order.nodes), str(order.ranks_per_node)
+    return {
+        "SLURM_NTASKS": str(order.world_size),
+        "SLURM_NPROCS": str(order.world_size),
+        "SLURM_NTASKS_PER_NODE": per_node,
+        "SLURM_TASKS_PER_NODE": per_node if nodes == 1 else f"{per_node}(x{nodes})",
+        "SLURM_STEP_NODELIST": ",".join(order.nodes),
+        "SLURM_STEP_NUM_NODES": str(nodes),
+        "SLURM_LAUNCH_NODE_IPADDR": order.master_addr,
+    }
 
 
 def _mpi(order: Order) -> dict[str, str]:

@@ -58,7 +58,7 @@ class Voice:
         told = {name: finite(value) for name, value in values.items()}
         if step is not None and (rate := self._rate.seen(step, time.monotonic())) is not None:
             told.setdefault("steps_per_s", rate)
-        rank = int(os.environ.get("RANK", "0"))
+        rank = int(os.environ.get("SHOAL_RANK") or os.environ.get("RANK", "0"))
         line = Line(rank, at, time.time_ns() // 1_000_000, told, self._lost)
         self._send(msgspec.msgpack.encode(line))
 

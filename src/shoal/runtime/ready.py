@@ -21,14 +21,12 @@ class Ready:
         launcher: Launcher,
         page: tuple[int, Board],
         meter: Meter,
-        interpreter: str,
         zygote: tuple[int, Pipes],
     ) -> None:
         self.confinement = confinement
         self.launcher = launcher
         self.page = page
         self.meter = meter
-        self.interpreter = interpreter
         self.zygote = zygote
         self.on_settled: Callable[[], None] = lambda: None
 

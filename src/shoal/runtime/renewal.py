@@ -34,6 +34,7 @@ from shoal.wire import (
     Samples,
     Serving,
     Signs,
+    World,
 )
 
 TIMEOUT_S = 10.0
@@ -90,6 +91,7 @@ class Renewer:
         self.drill: DrillOrder | None = None
         """What this node should do by the newest answer; whether that is done, the asked one knows."""
         self.progress: Progress | None = None
+        self.world: World | None = None
         """How far the ranks are; goes with every message."""
         self._signs: Signs | None = None
         self._serving: Serving | None = None
@@ -287,6 +289,7 @@ class Renewer:
             metrics=metrics,
             progress=self.progress,
             signs=self._signs,
+            world=self.world,
             drilled=self._drilled,
             serving=self._serving if wait_s == 0 else None,  # one thread tells: what is newer stays so
             wait_s=wait_s,

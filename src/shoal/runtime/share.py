@@ -21,7 +21,13 @@ from shoal.runtime.confine.confinement import Confinement
 from shoal.runtime.crew import Crew
 from shoal.runtime.drills import Driller
 from shoal.runtime.ending import Ending, recovered
-from shoal.runtime.environment import DEFAULT_PATH, Generation, rank_environment, setup_environment
+from shoal.runtime.environment import (
+    DEFAULT_PATH,
+    Generation,
+    own_path,
+    rank_environment,
+    setup_environment,
+)
 from shoal.runtime.groundwork import Groundwork, make_directories
 from shoal.runtime.kept import Kept
 from shoal.runtime.launch import Launcher, Pipes
@@ -36,9 +42,9 @@ from shoal.runtime.restarts import OTHERS_FAILED, RANK_FAILED, Restarts
 from shoal.runtime.rules import DEVICE_FAULTS, LogRules
 from shoal.runtime.standby.minder import Minder
 from shoal.runtime.warm import install
-from shoal.runtime.warm.stand_in import find
 from shoal.runtime.watch import Process, Watcher
 from shoal.runtime.work_folder import WorkFolder
+from shoal.runtime.worlds import Worlds
 from shoal.wire import Credentials, EndKind, NodeOutcome, Order, Phase
 
 TURN_S = 1.0
@@ -98,6 +104,7 @@ class ShareRun:
         self._watcher = Watcher(self._log, self._rules, wake, clock)
         self._confinement: Confinement | None = None
         self._cache: str | None = None
+        self._worlds: Worlds | None = None
         self._running: list[Process] = []
         self._crew: Crew | None = None
         self._phase = Phase.PREPARING
@@ -192,30 +199,23 @@ class ShareRun:
     def _warm_up(self, launcher: Launcher, crew: Crew) -> Ending | None:
         """Have later starts of the ranks cost no imports, where a failure or a sleep is followed by one."""
         order, work = self._order, self._share.work
-        interpreter = find("python", self._path, "") or find("python3", self._path, "")
-        if interpreter is None or not install.is_python(order.run):
-            return None
         if self._ready is not None:
             self._adopt(self._ready.zygote)
             return None
-        is_started_again = order.max_restarts > 0 or (order.probe is not None and order.probe.can_sleep)
-        zygote = self._environment(None, self._restarts.generation) if is_started_again else None
-        installing = launcher.start_function(
-            "shoal.runtime.warm.install", "install", (interpreter, zygote), keep=()
-        )
-        end = self._first(launcher, "preparing the start of Python", installing)
-        if end is not None:
+        may_begin_again = order.max_restarts > 0 or (order.probe is not None and order.probe.can_sleep)
+        is_warm = may_begin_again and install.is_python(order.run)
+        zygote = self._environment(None, self._restarts.generation) if is_warm else None
+        told = (own_path(order, self._path), zygote)
+        installing = launcher.start_function("shoal.runtime.warm.install", "install", told, keep=())
+        end = self._first(launcher, "preparing the stand-ins for launchers", installing)
+        if end is not None or zygote is None:
             return end
-        if zygote is None:
-            self._path = f"{work}/{install.FOLDER}/bin:{self._path}"
-            return None
-        script = install.zygote_script(work, interpreter, order.run)
+        script = install.zygote_script(work, order.run)
         self._adopt(launcher.start_script(script, zygote, keep=crew.kept_fds))
         return None
 
     def _adopt(self, started: tuple[int, Pipes]) -> None:
         """Have ranks forked by this zygote."""
-        self._path = f"{self._share.work}/{install.FOLDER}/bin:{self._path}"
         self._zygote = Process(started[0], None, is_needed=False)
         self._watcher.add(self._zygote, started[1])
         self._watcher.hold(self._zygote)  # modules that it imports while the ranks train may print something
@@ -241,6 +241,8 @@ class ShareRun:
             self._order, self._credentials, self._share, self._confinement, self._clock, self._log
         )
         last = self._open_place(launcher) or self._warm_up(launcher, crew)
+        folder = f"{self._share.work}/{install.FOLDER}"
+        worlds = self._worlds = Worlds(self._order, folder, self._confinement, self._clock, self._log)
         if last is None and self._order.incarnation > 0 and self._renewer is not None:
             self._tell(Phase.PREPARING)
             last = self._regroup(OTHERS_FAILED, None)
@@ -248,7 +250,7 @@ class ShareRun:
         while last is None:
             began_at = self._clock.monotonic()
             self._start_ranks(crew)
-            end = self._follow(launcher, "a rank", crew)
+            end = worlds.judged(self._follow(launcher, "a rank", crew), crew.generation)
             if end is ASLEEP:
                 last = self._sleep(crew)
                 continue
@@ -381,6 +383,7 @@ class ShareRun:
             network=self._network,
             service=self._service_variables(),
             cache=self._cache,
+            start=f"{self._share.work}/{install.FOLDER}",
         )
 
     def _service_variables(self) -> dict[str, str]:
@@ -417,13 +420,17 @@ class ShareRun:
                 return ASLEEP
             if self._porch is not None:
                 self._porch.look()
-            if crew is not None:
+            if crew is not None and self._worlds is not None:
+                split = self._worlds.look(crew.generation)
+                if split is not None:
+                    return split
                 crew.look_after()
                 self._look_after_standby(crew)
                 self._tell_recovery(crew)
                 if self._renewer is not None:
                     self._renewer.progress = crew.progress()
                     self._renewer.tell_signs(crew.signs())
+                    self._renewer.world = self._worlds.world
             self._watcher.turn(self._reasons.next_in(TURN_S if crew is None else crew.pause_s))
 
     def _reason_behind(self, end: Ending) -> Ending | None:
@@ -574,6 +581,7 @@ class ShareRun:
             is_unasked=end.is_unasked,
             gives_up=self._restarts.gives_up,
             num_early=self._restarts.num_early,
+            world=self._worlds.world if self._worlds is not None else None,
         )
 
     def _report(self, outcome: NodeOutcome) -> None:

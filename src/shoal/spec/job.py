@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
@@ -25,7 +25,8 @@ from shoal.spec.clauses import (
     Topology,
 )
 from shoal.spec.human import Human
-from shoal.spec.resources import Resources, Switch
+from shoal.spec.launchers import Asked, asked_in
+from shoal.spec.resources import MAX_NODES, Resources, Switch
 from shoal.spec.text import MAX_ENV_STRING, EnvName, FilePatterns, Folder, JobName, Name, Script, writable
 from shoal.spec.wording import show
 
@@ -73,6 +74,29 @@ def check_has_folder(patterns: tuple[str, ...], workdir: str | None) -> tuple[st
     if patterns and workdir is None:
         raise ValueError("names files of `workdir`, which is null; name the folder, or leave this out")
     return patterns
+
+
+def check_launchers(asked: Asked, resources: Resources, ranks_per_node: int | None) -> None:
+    """`ValueError` if a launcher is to start what the job does not have.
+
+    Where the job has one rank on each node, the launcher itself may start more of them there.
+    """
+    nodes = resources.nodes
+    is_said = (nodes.min, nodes.max) != (1, 1) or "nodes" in resources.model_fields_set
+    if asked.nodes is not None:
+        low, high = asked.nodes
+        wanted = str(low) if low == high else f"{low}..{high}"
+        if low > MAX_NODES or high < low:
+            raise ValueError(f"asks for {wanted} nodes; a job may have {MAX_NODES:,} at most")
+        if is_said and (high < nodes.min or low > nodes.max):
+            own = str(nodes.min) if nodes.min == nodes.max else f"{nodes.min}..{nodes.max}"
+            raise ValueError(f"asks for {wanted} nodes, and `nodes` is {own}; leave one of the two out")
+    each = asked.per_node
+    if each is not None and ranks_per_node not in (None, 1, each):
+        raise ValueError(
+            f"asks for {each} processes on a node, and `ranks_per_node` is {ranks_per_node}; "
+            "leave one of the two out"
+        )
 
 
 class JobSpec(BaseModel):
@@ -131,6 +155,10 @@ class JobSpec(BaseModel):
         description="All nodes work in one folder, in a directory that they share; else each has a copy.",
     )
     log_rules: LogRules = ()
+    world: Literal["whole", "any"] = Field(
+        default="whole",
+        description="`any`: process groups that do not span all ranks of the job are no failure.",
+    )
     topology: Topology | None = None
     grace: Grace = Field(default=30.0, description="From the first signal to the kill.")
     network: JobNetwork = Field(
@@ -147,6 +175,14 @@ class JobSpec(BaseModel):
     @classmethod
     def _files_have_a_folder(cls, patterns: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
         return check_has_folder(patterns, info.data.get("workdir", "."))
+
+    @field_validator("run", mode="after")
+    @classmethod
+    def _launcher_agrees(cls, run: str, info: ValidationInfo) -> str:
+        resources = info.data.get("resources")
+        if resources is not None:
+            check_launchers(asked_in(run), resources, info.data.get("ranks_per_node"))
+        return run
 
     @field_validator("secrets", mode="after")
     @classmethod

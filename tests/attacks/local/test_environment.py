@@ -71,7 +71,13 @@ def test_a_hostile_variable_changes_nothing_before_the_jobs_own_program(start: S
     share = with_archive(start, order, tar_of({"a.py": b""}))
     outcome = share.run()
     assert outcome.kind is EndKind.SUCCEEDED, share.describe()
-    assert share.texts() == [HOSTILE[name]]
+    work = share.share.work
+    in_front = {
+        "PATH": f"{work}/.shoal/bin:{HOSTILE['PATH']}",
+        "PYTHONPATH": f"{work}/.shoal/hook:{HOSTILE['PYTHONPATH']}",
+        "BASH_ENV": f"{work}/.shoal/bash_env",  # which reads the job's own
+    }
+    assert share.texts() == [in_front.get(name, HOSTILE[name])]
     assert Path(share.share.errors).read_text() == ""
 
 
@@ -82,7 +88,7 @@ FORCED = {
     "SHOAL_ATTEMPT_ID": "this attempt",
     "SHOAL_NODE": "node-1",
     "SHOAL_PROJECT": "demo",
-    "RANK": "0",
+    "SHOAL_RANK": "0",
     "SLURM_JOB_ID": "7",
 }
 

@@ -81,11 +81,18 @@ SHOAL_GENERATION=0
 SHOAL_GPUS=4,5,6,7
 SHOAL_JOB_ID=job_1
 SHOAL_JOB_NUMBER=42
+SHOAL_LOCAL_RANK=1
+SHOAL_MASTER_ADDR=10.0.0.1
+SHOAL_MASTER_PORT=29501
 SHOAL_NODE=node-b
 SHOAL_NODE_RANK=1
+SHOAL_NUM_NODES=2
 SHOAL_PROJECT=vision
+SHOAL_RANK=3
+SHOAL_RANKS_PER_NODE=2
 SHOAL_TOKEN=shj_y
 SHOAL_URL=http://127.0.0.1:7777
+SHOAL_WORLD_SIZE=4
 SLURMD_NODENAME=node-b
 SLURM_ARRAY_TASK_COUNT=10
 SLURM_ARRAY_TASK_ID=5
@@ -239,3 +246,33 @@ def test_caches_of_the_project_are_told_to_ranks_and_setup_unless_the_job_says_o
         assert found["HF_HOME"] == "/models"
         assert found["XDG_CACHE_HOME"] == "/home/shoal/caches/vision-7"
         assert found["TRITON_CACHE_DIR"] == "/home/shoal/caches/vision-7/triton"
+
+
+SEEMS_DISTRIBUTED = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"),
+    *("TORCHELASTIC", "ROLE_", "CROSS_", "OMPI_", "PMI_", "PMIX_", "MPI_", "JAX_"),
+    *("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP", "SLURM_TASKS"),
+)
+
+
+def test_only_rank_of_a_job_does_not_look_like_one_of_several() -> None:
+    found = environment(changed(nodes=("node-b",), node_rank=0, ranks_per_node=1, env={}), 0)
+    assert [name for name in found if name.startswith(SEEMS_DISTRIBUTED)] == []
+    assert (found["SHOAL_RANK"], found["SHOAL_WORLD_SIZE"], found["SLURM_JOB_ID"]) == ("0", "1", "42")
+
+
+def test_stand_ins_and_start_hook_go_before_what_the_job_puts_on_its_paths() -> None:
+    own = {"PATH": "/my/env/bin:/bin", "PYTHONPATH": "src", "BASH_ENV": "/my/rc"}
+    found = rank_environment(
+        changed(env=own),
+        0,
+        Generation(),
+        work=WORK,
+        credentials=CREDENTIALS,
+        network={},
+        service={},
+        start="/w/.shoal",
+    )
+    assert found["PATH"] == "/w/.shoal/bin:/my/env/bin:/bin"
+    assert found["PYTHONPATH"] == "/w/.shoal/hook:src"
+    assert (found["BASH_ENV"], found["SHOAL_BASH_ENV"]) == ("/w/.shoal/bash_env", "/my/rc")

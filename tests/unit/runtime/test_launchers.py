@@ -7,9 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from shoal.runtime.warm import accelerate, launchers, mpirun
+from shoal.runtime.warm import accelerate, launchers, mpirun, slurm
 
-RANK = {"LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "2"}
+RANK = {
+    "SHOAL_RANK": "0",
+    "SHOAL_LOCAL_RANK": "0",
+    "SHOAL_WORLD_SIZE": "4",
+    "SHOAL_RANKS_PER_NODE": "2",
+    "SHOAL_NUM_NODES": "2",
+    "SHOAL_NODE_RANK": "1",
+    "SHOAL_MASTER_ADDR": "10.0.0.1",
+    "SHOAL_MASTER_PORT": "30001",
+}
+ONE_EACH = {**RANK, "SHOAL_WORLD_SIZE": "2", "SHOAL_RANKS_PER_NODE": "1"}
+ALONE = {**ONE_EACH, "SHOAL_WORLD_SIZE": "1", "SHOAL_NUM_NODES": "1", "SHOAL_NODE_RANK": "0"}
 
 
 @pytest.fixture
@@ -34,6 +45,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "deepspeed --num_gpus=2 train.py --deepspeed ds.json",
             "train.py --local_rank=0 --deepspeed ds.json",
         ),
+        ("python -E -u -W ignore -m torch.distributed.run --nnodes 1:4 train.py", "train.py"),
+        ("python /my/env/bin/torchrun --nproc-per-node=auto train.py", "train.py"),
+        ("python /my/env/bin/accelerate launch --num_machines 2 train.py", "train.py"),
+        ("accelerate-launch train.py", "train.py"),
+        ("torchrun --nnodes=2:3 --nproc-per-node=2 train.py", "train.py"),
         ("deepspeed --no_local_rank --module pkg.train --x", "-m pkg.train --x"),
     ],
 )
@@ -45,10 +61,124 @@ def test_launcher_comes_down_to_its_program(command: str, expected: str) -> None
     assert launchers.program(launcher, words, RANK) == expected.split()
 
 
-@pytest.mark.parametrize("command", ["python train.py", "python -m pkg torch.distributed.run", "python -m"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python train.py",
+        "python -m pkg torch.distributed.run",
+        "python -m",
+        "python -c torchrun",
+        "python tools/torchrun.py",
+        "accelerate",
+        "accelerate env",
+        "accelerate test --config_file a.yaml",
+        "accelerate estimate-memory launch",
+        "python -m accelerate.commands.accelerate_cli config default",
+    ],
+)
 def test_other_commands_are_no_launcher(command: str) -> None:
     first, *rest = command.split()
     assert launchers.named(first, rest) == (None, rest)
+
+
+@pytest.mark.parametrize(
+    ("command", "environment", "message", "hint"),
+    [
+        ("torchrun --nproc-per-node 4 train.py", RANK, "4 processes on a node, and the job has 2", ": 4`"),
+        ("torchrun --nnodes=8 train.py", RANK, "8 nodes, and the job has 2", "`--nodes 8`"),
+        ("torchrun --nnodes 1 train.py", RANK, "1 nodes, and the job has 2", "`--nodes 1`"),
+        ("torchrun --nnodes 3:5 train.py", RANK, "3:5 nodes, and the job has 2", "`--nodes 3..5`"),
+        ("accelerate launch --num_machines 4 train.py", RANK, "4 nodes", "`--nodes 4`"),
+        ("accelerate launch --num_processes 8 train.py", RANK, "8 processes in all", ": 4`"),
+        ("accelerate launch --num_processes 4 train.py", ONE_EACH, "4 processes in all", ": 2`"),
+        ("deepspeed --num_gpus 2 --num_nodes 2 train.py", ONE_EACH, "2 processes on a node", ": 2`"),
+        ("deepspeed --num_nodes 1 train.py", ONE_EACH, "1 nodes", "`--nodes 1`"),
+        ("torchrun --nproc-per-node 2 ./program", RANK, "has no program", "python your_program.py"),
+    ],
+)
+@pytest.mark.usefixtures("folder")
+def test_launcher_that_contradicts_its_job_says_what_to_write(
+    command: str, environment: dict[str, str], message: str, hint: str
+) -> None:
+    launcher, words = launchers.named(command.split(maxsplit=1)[0], command.split()[1:])
+    assert launcher is not None
+    with pytest.raises(launchers.Refused) as refused:
+        launchers.program(launcher, words, environment)
+    assert message in refused.value.message
+    assert hint in refused.value.hint
+
+
+HERE = "--nnodes 2 --node-rank 1 --master-addr 10.0.0.1 --master-port"
+
+
+@pytest.mark.parametrize(
+    ("command", "environment", "expected"),
+    [
+        ("torchrun --nproc-per-node 4 train.py -x", ONE_EACH, f"{HERE} 30001 --nproc-per-node 4 train.py -x"),
+        (
+            "torchrun --nnodes=2 --node_rank=1 --master_addr=a --master_port=7 --nproc_per_node=4 train.py",
+            ONE_EACH,
+            f"{HERE} 7 --nproc_per_node=4 train.py",
+        ),
+        (
+            "torchrun --standalone --rdzv-backend c10d --rdzv_endpoint=h:1 --nproc-per-node 4 train.py",
+            ONE_EACH,
+            f"{HERE} 30001 --nproc-per-node 4 train.py",
+        ),
+        (
+            "torchrun --nnodes= --nproc-per-node 4 --master-port 9 train.py",
+            ALONE,
+            "--nproc-per-node 4 --master-port 9 train.py",
+        ),
+        ("accelerate launch --num_processes 2 train.py", ALONE, "--num_processes 2 train.py"),
+        ("torchrun --help", RANK, "--help"),
+    ],
+)
+@pytest.mark.usefixtures("folder")
+def test_real_launcher_starts_what_the_job_leaves_to_it_as_one_group(
+    command: str, environment: dict[str, str], expected: str
+) -> None:
+    launcher, words = launchers.named(command.split(maxsplit=1)[0], command.split()[1:])
+    assert launcher is not None
+    assert launchers.program(launcher, words, environment) is None
+    module, *told = launchers.real(launcher, words, environment)[1:]
+    assert launchers.MODULES[module] == launcher
+    assert told == expected.split()
+    for_it = launchers.real_environment(launcher, {**environment, "OMPI_COMM_WORLD_SIZE": "2", "A": "b"})
+    assert for_it["SHOAL_LAUNCHER"] == launcher, "or it would be replaced again"
+    assert ("OMPI_COMM_WORLD_SIZE" in for_it, for_it["A"]) == (False, "b")
+
+
+def test_launcher_tells_the_only_rank_who_it_is_as_the_real_one_would() -> None:
+    found = launchers.identity("torchrun", {**ALONE, "SHOAL_ATTEMPT_ID": "att_1"})
+    assert (found["RANK"], found["WORLD_SIZE"], found["LOCAL_RANK"]) == ("0", "1", "0")
+    assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("10.0.0.1", "30001")
+    assert found["TORCHELASTIC_RUN_ID"] == "att_1"
+    assert launchers.identity("torchrun", RANK) == {}, "ranks of a larger job have been told"
+    assert launchers.identity("accelerate-launch", ALONE) == {}
+
+
+@pytest.mark.parametrize(
+    ("command", "program", "problem"),
+    [
+        ("torchrun train.py", "torchrun train.py", None),
+        ("-n4 -l --cpu-bind=none --export=ALL,LR=1 python t.py -n 3", "python t.py -n 3", None),
+        ("--ntasks-per-node 2 -N2 --gres gpu:2 python t.py", "python t.py", None),
+        ("--nodes=1 --ntasks=1 -w node-1 hostname -I", "hostname -I", None),
+        ("-n 8 python t.py", "python t.py", "asks for 8 tasks, and the job has 4"),
+        ("-N 4 python t.py", "python t.py", "asks for 4 nodes, and the job has 2"),
+        ("-n 4", "", "has no program behind its options"),
+    ],
+)
+def test_srun_comes_down_to_its_program(
+    command: str, program: str, problem: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in RANK.items():
+        monkeypatch.setenv(name, value)
+    asked = slurm.read(command.split())
+    told = slurm.problem_of(asked)
+    assert (asked.program, told and told[0]) == (program.split(), problem)
+    assert asked.variables == ({"LR": "1"} if "LR" in command else {})
 
 
 @pytest.mark.parametrize(
@@ -75,6 +205,7 @@ class Parser:
                                   multi_gpu=False, cpu=True)
 def launch_command_parser(): return Parser()
 def _validate_launch_command(args):
+    assert args.words[2:4] == ["--main_process_ip", "10.0.0.1"], "the job knows the address"
     with open("asked", "a") as file: file.write("x")
     return args, None, False
 def prepare_simple_launcher_cmd_env(args):
@@ -91,9 +222,10 @@ def test_options_of_accelerate_become_the_variables_that_it_derives_itself(
         (folder / "accelerate" / name / "__init__.py").touch()
     (folder / "accelerate" / "__init__.py").touch()  # a package of its own, before the one that is installed
     monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.setenv("SHOAL_MASTER_ADDR", "10.0.0.1")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     for _ in range(2):
-        found = accelerate.variables(sys.executable, str(folder), ["launch", "--mixed_precision", "bf16"])
+        found = accelerate.variables(sys.executable, str(folder), ["--mixed_precision", "bf16"])
         assert found == {"ACCELERATE_MIXED_PRECISION": "bf16"}
     assert (folder / "asked").read_text() == "x", "the second rank reads what the first was told"
 
@@ -104,7 +236,7 @@ def test_accelerate_is_not_asked_about_the_number_of_processes(
     monkeypatch.setenv("HOME", str(folder))
     monkeypatch.delenv("HF_HOME", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    words = ["launch", "--num_processes", "4", "--multi_gpu"]
+    words = ["--num_processes", "4", "--multi_gpu"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     assert accelerate.variables("/no/such/python", str(folder), words) == {}
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

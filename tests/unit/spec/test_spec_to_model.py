@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
+from shoal.errors import SpecError
 from shoal.model.from_spec import log_rules_of, mounts_of, request_of, retry_of
 from shoal.model.job import RetryPolicy
 from shoal.model.request import GpuRequest, Request, TopologyRequest
 from shoal.spec import parse_job
+from shoal.spec.launchers import asked_in
 from shoal.wire import LogRule, Mount, RuleAction
 
 
@@ -64,9 +67,60 @@ def test_mounts_and_log_rules_are_told_in_the_words_of_the_wire() -> None:
         ("torchrun --standalone --nproc-per-node 4 train.py", 4),
         ("OMP_NUM_THREADS=1 torchrun --nproc_per_node=2 train.py", 2),
         ("torchrun --nproc-per-node auto train.py", 1),
+        ("torchrun --nproc-per-node auto --rdzv-id 4 train.py --nproc-per-node 4", 1),
+        ("torchrun \\\n  --nproc-per-node=4 \\\n  train.py", 4),
+        ("srun /my/env/bin/torchrun --nproc-per-node '4' train.py", 4),
+        ("accelerate launch --num_processes 4 train.py", 4),
+        ("torchrun --nproc-per-node 2 a.py && torchrun --nproc-per-node 4 b.py", 1),
+        ("torchrun --nproc-per-node 99999 train.py", 1),
         ("echo --nproc-per-node 4", 1),
+        ("python train.py  # torchrun --nproc-per-node 4", 1),
     ],
 )
 def test_processes_that_a_torchrun_asks_for_are_the_ranks_of_the_node(run: str, ranks: int) -> None:
     assert request(run=run).ranks_per_node == ranks
-    assert request(run=run, ranks_per_node=3).ranks_per_node == 3
+    assert request(run=run, ranks_per_node=1).ranks_per_node == 1
+    assert request(run=run, ranks_per_node=ranks).ranks_per_node == ranks
+
+
+@pytest.mark.parametrize(
+    ("run", "own", "nodes", "ranks"),
+    [
+        ("torchrun --nnodes 2 --nproc-per-node 2 p.py", None, (2, 2), 2),
+        ("torchrun --nnodes=2 p.py", 2, (2, 2), 1),
+        ("torchrun --nnodes=1:4 p.py", None, (1, 1), 1),
+        ("torchrun --nnodes=2:4 p.py", None, (2, 4), 1),
+        ("torchrun --nnodes=1:4 p.py", "2..8", (2, 4), 1),
+        ("torchrun --nnodes=$SLURM_NNODES p.py", 3, (3, 3), 1),
+        ("torchrun p.py --num_nodes 8", None, (1, 1), 1),
+        ("accelerate launch --num_machines 2 --num_processes 8 p.py", None, (2, 2), 4),
+        ("accelerate launch --num_processes 8 p.py", 2, (2, 2), 4),
+        ("deepspeed --num_nodes 2 --num_gpus 8 p.py", None, (2, 2), 8),
+        ("bash prepare.sh; torchrun --nnodes 2 p.py", None, (2, 2), 1),
+    ],
+)
+def test_nodes_that_a_launcher_asks_for_are_those_of_the_job(
+    run: str, own: object, nodes: tuple[int, int], ranks: int
+) -> None:
+    asked = request(run=run, resources={} if own is None else {"nodes": own})
+    assert (asked.min_nodes, asked.max_nodes, asked.ranks_per_node) == (*nodes, ranks)
+
+
+@pytest.mark.parametrize(
+    ("run", "fields", "because"),
+    [
+        ("torchrun --nnodes 8 p.py", {"resources": {"nodes": 2}}, "asks for 8 nodes, and `nodes` is 2"),
+        ("torchrun --nnodes 2 p.py", {"resources": {"nodes": 1}}, "asks for 2 nodes, and `nodes` is 1"),
+        ("torchrun --nnodes 1 p.py", {"resources": {"nodes": "2..4"}}, "1 nodes, and `nodes` is 2..4"),
+        ("torchrun --nnodes 4:2 p.py", {}, "asks for 4..2 nodes"),
+        ("torchrun --nnodes 999999 p.py", {}, "a job may have"),
+        ("torchrun --nproc-per-node 4 p.py", {"ranks_per_node": 2}, "and `ranks_per_node` is 2"),
+    ],
+)
+def test_launcher_that_contradicts_its_job_is_refused(run: str, fields: dict[str, Any], because: str) -> None:
+    with pytest.raises(SpecError, match=re.escape(because)):
+        request(run=run, **fields)
+
+
+def test_script_of_the_largest_size_is_read_in_no_time() -> None:
+    assert asked_in("torchrun " * (28 << 10)).per_node is None

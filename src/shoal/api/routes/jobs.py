@@ -156,7 +156,7 @@ async def show_job(request: Request, job_id: str, query: Annotated[NoQuery, Quer
     job, attempts = await load_job(call, job_id)
     call.allow(job.project, job_id=job.job_id)
     explanation = call.plane.explain(job, attempts) if attempts else None
-    return answer(render_detail(job, attempts, explanation))
+    return answer(render_detail(job, attempts, explanation, call.plane.core.worlds.of))
 
 
 @routes.add("GET", "/v1/jobs/{job_id}/why", Permission.JOB_READ, answers=views.WhyView)
@@ -173,8 +173,8 @@ async def explain_job(request: Request, job_id: str, query: Annotated[WhyQuery, 
         "status": status,
         "explanation": render_explanation(explanation) if explanation else None,
         "sentence": explanation.sentence if explanation else _sentence(job, newest, status),
-        "attempts": [render_attempt(attempt) for attempt in attempts],
         "checkpoint": checkpoint_of(job),
+        "attempts": [render_attempt(attempt, call.plane.core.worlds.of(attempt)) for attempt in attempts],
         "max_failures": job.retry.max_retries + 1,
         "checkpoint_dir": checkpoint_dir_on(
             call.plane.core.engine, job, call.plane.settings.state_dir, attempts

@@ -73,5 +73,6 @@ async def show_self(request: Request, query: Annotated[NoQuery, Query()]) -> Res
     mine = next((a for a in attempts if a.attempt_id == call.caller.attempt_id), None)
     if mine is None:
         raise Unauthenticated("this job's attempt is over")
-    view: views.SelfView = {"job": render_job(job, attempts[-1]), "attempt": render_attempt(mine)}
+    shown = render_attempt(mine, call.plane.core.worlds.of(mine))
+    view: views.SelfView = {"job": render_job(job, attempts[-1]), "attempt": shown}
     return answer(view)

@@ -14,6 +14,9 @@ PEERS_S, FAR_PEERS_S = 2.0, 10.0
 """How long after an error of ours the supervisor may take to tell that it was a peer's end. Of a peer on
 another node the control plane tells it first, over two networks, and may be busy."""
 
+ALONE = {"WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+"""Of a program that nobody gave a place in a group."""
+
 
 class Member:
     """This process's place. Used from one thread, but for `newest`."""
@@ -41,6 +44,8 @@ class Member:
                 self.generation = place.generation
                 os.environ.update(numbers(place.rank, place.local_rank))
                 os.environ["MASTER_PORT"] = str(place.master_port)
+                for name in ("WORLD_SIZE", "MASTER_ADDR"):  # which the only rank of a job has not been given
+                    os.environ.setdefault(name, os.environ.get(f"SHOAL_{name}", ALONE[name]))
                 os.environ["SHOAL_GENERATION"] = str(place.generation)
                 self._say(Standing.WAITING)  # for the others of this group, who may be long in coming
                 return place
@@ -142,8 +147,8 @@ def _is_board(fd: int) -> bool:
 
 def _from_environment() -> Place:
     """Outside of Shoal: as torchrun says it, or alone."""
-    os.environ.setdefault("WORLD_SIZE", "1")
-    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    for name, value in ALONE.items():
+        os.environ.setdefault(name, value)
     return Place(
         generation=int(os.environ.get("SHOAL_GENERATION", "0")),
         rank=int(os.environ.setdefault("RANK", "0")),

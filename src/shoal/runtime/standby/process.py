@@ -23,7 +23,7 @@ from shoal.runtime import entry, kernel, removal, spool
 from shoal.runtime.board import Board
 from shoal.runtime.confine.confinement import Confinement
 from shoal.runtime.ending import Ending
-from shoal.runtime.environment import DEFAULT_PATH, Generation, rank_environment
+from shoal.runtime.environment import DEFAULT_PATH, Generation, own_path, rank_environment
 from shoal.runtime.groundwork import Groundwork, make_directories
 from shoal.runtime.launch import Launcher, Pipes
 from shoal.runtime.meter import Meter
@@ -31,7 +31,6 @@ from shoal.runtime.ready import Ready
 from shoal.runtime.share import ShareRun
 from shoal.runtime.standby import place
 from shoal.runtime.warm import install
-from shoal.runtime.warm.stand_in import find
 from shoal.wire import EndKind
 
 MINDER, LOCK = 3, 4
@@ -114,9 +113,6 @@ class Standby:
         self._warm_up(launcher, confinement)
 
     def _warm_up(self, launcher: Launcher, confinement: Confinement) -> None:
-        interpreter = find("python", confinement.path, "") or find("python3", confinement.path, "")
-        if interpreter is None:
-            raise CannotStandBy("there is no Python on the ranks' PATH")
         environment = rank_environment(
             self._order,
             None,
@@ -127,16 +123,17 @@ class Standby:
             network={},
             service={},
             cache=confinement.cache.directory,
+            start=f"{self._share.work}/{install.FOLDER}",
         )
         # What dies with the share that is now is found by its marks and by where it works: not so this one.
         del environment["SHOAL_NODE"]
-        told = (interpreter, environment, self._brief.expected)
+        told = (own_path(self._order, confinement.path), environment, self._brief.expected)
         installing = launcher.start_function("shoal.runtime.warm.install", "install", told, keep=())
-        end = _finish(launcher, "preparing the start of Python", installing)
+        end = _finish(launcher, "preparing the stand-ins for launchers", installing)
         if end is not None:
             raise CannotStandBy(end.message)
         page, meter = Board.make(), Meter(self._brief.order, self._clock)
-        script = "cd /; " + install.zygote_script(self._share.work, interpreter, self._order.run)
+        script = "cd /; " + install.zygote_script(self._share.work, self._order.run)
         zygote = launcher.start_script(script, environment, keep=(page[0], meter.fd))
         self._zygote = os.pidfd_open(zygote[0])
         self._ready = Ready(
@@ -144,7 +141,6 @@ class Standby:
             launcher=launcher,
             page=page,
             meter=meter,
-            interpreter=interpreter,
             zygote=zygote,
         )
 

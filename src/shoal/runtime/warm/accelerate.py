@@ -45,9 +45,9 @@ def variables(python: str, folder: str, options: list[str]) -> dict[str, str]:
     """
     # Its launcher says so where there is no GPU; without that word each process would train for itself.
     base = {"ACCELERATE_USE_CPU": "true"} if os.environ.get("CUDA_VISIBLE_DEVICES") == "" else {}
-    words = options[1:] if options[:1] == ["launch"] else options
-    if not _has_settings(words):
+    if not _has_settings(options):
         return base
+    words = _with_address(options)
     digest = hashlib.sha256(repr([python, os.getcwd(), words]).encode()).hexdigest()[:16]
     known = os.path.join(folder, f"accelerate-{digest}.json")
     with contextlib.suppress(OSError, ValueError), open(known, encoding="utf-8") as file:
@@ -57,6 +57,15 @@ def variables(python: str, folder: str, options: list[str]) -> dict[str, str]:
         json.dump(found, file)
     os.replace(f"{known}.{os.getpid()}", known)
     return found
+
+
+def _with_address(words: list[str]) -> list[str]:
+    """The options with an address, which Accelerate wants of several machines and the job has."""
+    if any(word.startswith("--main_process_ip") for word in words):
+        return words
+    address = os.environ.get("SHOAL_MASTER_ADDR", "127.0.0.1")
+    port = os.environ.get("SHOAL_MASTER_PORT", "29500")
+    return [*words, "--main_process_ip", address, "--main_process_port", port]
 
 
 def _has_settings(words: list[str]) -> bool:

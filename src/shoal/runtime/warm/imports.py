@@ -96,7 +96,7 @@ def _at_load(tree: ast.AST) -> list[ast.stmt]:
     """Statements that run when the module is loaded: not those inside functions."""
     found: list[ast.stmt] = []
     for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
             continue
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
             continue

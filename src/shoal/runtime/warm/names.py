@@ -1,4 +1,4 @@
-"""Files in the zygote's folder that others than the zygote know of."""
+"""Files in the folder of the stand-ins that the supervisor knows of, too."""
 
 from __future__ import annotations
 
@@ -6,3 +6,5 @@ IMAGE = "image"
 """Which modules the zygote has imported from where, and how much memory that took."""
 EXPECTED = "expected"
 """Which it should import, and from where: those of the one before it."""
+WORLDS = "worlds"
+"""Which process groups the ranks have formed: a line for each process."""

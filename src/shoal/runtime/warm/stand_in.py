@@ -16,7 +16,7 @@ import os
 import sys
 import time
 
-from . import launchers, mpirun
+from . import launchers, mpirun, slurm
 
 LENGTH = STATUS = 4
 """Bytes of the numbers that go before a request, and say how it ended."""
@@ -35,27 +35,90 @@ EARLY = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "KMP_", "LD_")
 
 
 def main(folder: str, name: str, arguments: list[str]) -> None:
-    """Never returns."""
-    path, ours = os.environ.get("PATH", os.defpath), os.path.join(folder, "bin")
+    """Become the program that the command `name` starts. Never returns."""
+    ours = os.path.join(folder, "bin")
+    _stay_in_front(folder)
+    path = os.environ.get("PATH", os.defpath)
+    if name in slurm.NAMES:
+        slurm.become(name, arguments, find(name, path, ours))
     if name in mpirun.NAMES:
         mpirun.become(name, arguments, find(name, path, ours))
-    launcher, words = launchers.named(name, arguments)
+    _run(folder, name, arguments, _interpreter(name, path, ours))
+
+
+def take_over(folder: str, interpreter: str, words: list[str]) -> None:
+    """Do what `main` does in a process that has begun to be a launcher. Returns if it is none.
+
+    `words`: its own command line, the interpreter first.
+    """
+    launcher, _ = launchers.named("python", words[1:])
     if launcher is not None:
-        name = name if name.startswith("python") else "python"
-        arguments = launchers.program(launcher, words, dict(os.environ))
-    real = find(name, path, ours)
+        _run(folder, "python", words[1:], interpreter)
+
+
+def _run(folder: str, name: str, arguments: list[str], real: str | None) -> None:
     if real is None:
         sys.stderr.write(f"{name}: command not found\n")
         os._exit(127)
-    if launcher == "accelerate":
-        # Loaded here: what it imports would cost every other start 10 ms.
-        accelerate = importlib.import_module(".accelerate", __package__)
-        os.environ.update(accelerate.variables(real, folder, launchers.options(words)))
+    launcher, words = launchers.named(name, arguments)
+    if launchers.MARK in os.environ:
+        launcher = None  # a launcher that was left to itself starts what it likes
+    if launcher is None and name in launchers.NAMES:
+        _run_script(name, arguments, folder)
+    if launcher is not None:
+        arguments = _behind(launcher, words, folder, real)
     if is_plain(arguments) and known(real, dict(os.environ)) == _zygote(folder):
         status = ask(folder, arguments)
         if status is not None:
             end_as(status)
     os.execv(real, [real, *arguments])  # noqa: S606
+
+
+def _behind(launcher: str, words: list[str], folder: str, real: str) -> list[str]:
+    """The arguments for `python` of the program behind a launcher, its variables set. May not return."""
+    environment = dict(os.environ)
+    try:
+        arguments = launchers.program(launcher, words, environment)
+    except launchers.Refused as refused:
+        launchers.end(refused)
+        raise
+    if arguments is None:
+        told = launchers.real(launcher, words, environment)
+        os.execve(real, [real, *told], launchers.real_environment(launcher, environment))  # noqa: S606
+    os.environ.update(launchers.identity(launcher, environment))
+    if launcher == "accelerate-launch":
+        # Loaded here: what it imports would cost every other start 10 ms.
+        accelerate = importlib.import_module(".accelerate", __package__)
+        os.environ.update(accelerate.variables(real, folder, launchers.options(words)))
+    assert arguments is not None
+    return arguments
+
+
+def _run_script(name: str, arguments: list[str], folder: str) -> None:
+    """Become a program of that name which is no launcher here, as `accelerate env` is not."""
+    script = find(name, os.environ.get("PATH", os.defpath), os.path.join(folder, "bin"))
+    if script is None:
+        sys.stderr.write(f"{name}: command not found\n")
+        os._exit(127)
+    os.execv(script, [script, *arguments])  # noqa: S606
+
+
+def _interpreter(name: str, path: str, ours: str) -> str | None:
+    """The Python that would have run the command: that beside it, where it is a script of an environment."""
+    if name.startswith("python"):
+        return find(name, path, ours)
+    script = find(name, path, ours)
+    beside = os.path.join(os.path.dirname(script), "python") if script is not None else ""
+    if os.access(beside, os.X_OK):
+        return beside
+    return find("python", path, ours) or find("python3", path, ours)
+
+
+def _stay_in_front(folder: str) -> None:
+    """Put the start hook back where a script has replaced `PYTHONPATH`."""
+    hook, told = os.path.join(folder, "hook"), os.environ.get("PYTHONPATH", "")
+    if hook not in told.split(":"):
+        os.environ["PYTHONPATH"] = f"{hook}:{told}" if told else hook
 
 
 def find(name: str, path: str, without: str) -> str | None:

@@ -7,6 +7,7 @@ connection; a connection that breaks kills its rank.
 
 from __future__ import annotations
 
+import array
 import contextlib
 import gc
 import json
@@ -81,7 +82,7 @@ class Zygote:
         descriptors: list[int] = []
         request: dict[str, Any] = {}
         try:
-            head, descriptors, _, _ = socket.recv_fds(connection, HEADER.size, STREAMS)
+            head, descriptors = _with_descriptors(connection)
             request = unpacked(_exactly(connection, HEADER.unpack(head)[0]))
             pid = os.fork()
         except (OSError, ValueError, IndexError, struct.error):
@@ -172,6 +173,16 @@ def unpacked(payload: bytes) -> dict[str, Any]:
     cwd, count = words[0], int(words[1])
     variables = dict(word.split("=", 1) for word in words[2 + count :])
     return {"arguments": words[2 : 2 + count], "cwd": cwd, "env": variables}
+
+
+def _with_descriptors(connection: socket.socket) -> tuple[bytes, list[int]]:
+    """The head of a request and the streams that come with it. `socket.recv_fds` is of Python 3.9."""
+    fds = array.array("i")
+    head, rights, _, _ = connection.recvmsg(HEADER.size, socket.CMSG_SPACE(STREAMS * fds.itemsize))
+    for level, kind, data in rights:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    return head, list(fds)
 
 
 def _exactly(connection: socket.socket, count: int) -> bytes:

@@ -1,0 +1,167 @@
+"""What each Python of a rank does first: it is installed as `sitecustomize` in a folder on `PYTHONPATH`.
+
+It makes a launcher that is about to run here the stand-in for it, tells the supervisor which process groups
+the program forms, and then loads the `sitecustomize` it stands in front of. It runs in the job's own
+interpreter, 3.8 or later, so it imports nothing that an interpreter has not loaded already.
+"""
+
+from __future__ import annotations
+
+import _frozen_importlib as bootstrap
+import _frozen_importlib_external as bootstrap_external
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+    from typing import Any
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+FOLDER = os.path.dirname(HERE)
+TORCH, JAX, HOROVOD = "torch.distributed.distributed_c10d", "jax._src.distributed", "horovod.common.basics"
+WORDS = ("torch", "accelerate", "deepspeed", "/ds ")
+"""One of them is in the command line of every launcher. Other processes pay for no more than this look."""
+MAX_REPORTS = 16
+"""Of one process, but for groups larger than all before: a test suite forms hundreds of small ones."""
+_reported: list[tuple[str, int, int]] = []
+
+
+def report(world: int, member: int, library: str) -> None:
+    """Tell the supervisor that this process is number `member` of a process group of `world` processes."""
+    rank = os.environ.get("SHOAL_RANK")
+    group = os.environ.get("SHOAL_GENERATION", "0")
+    told = (group, world, member)
+    is_largest = world > max([one[1] for one in _reported if one[0] == group], default=0)
+    if rank is None or told in _reported or (len(_reported) >= MAX_REPORTS and not is_largest):
+        return
+    _reported.append(told)
+    formed = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}.{len(_reported)}"
+    try:
+        fd = os.open(os.path.join(FOLDER, "worlds"), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        try:
+            os.write(fd, f"{rank} {group} {world} {member} {formed} {library}\n".encode())
+        finally:
+            os.close(fd)
+    except OSError:
+        # The program has removed the folder, or the disk is full: no reason to fail a program that trains.
+        return
+
+
+def _telling(function: Callable[..., Any], tell: Callable[..., None]) -> Callable[..., Any]:
+    """The function, which calls `tell` with its own arguments once it has returned."""
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        result = function(*arguments, **named)
+        try:
+            tell(*arguments)
+        except Exception:  # noqa: BLE001 - a library of another version: its program must not fail for us
+            return result
+        return result
+
+    for name in ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__"):
+        setattr(call, name, getattr(function, name, None))
+    call.__wrapped__ = function  # type: ignore[attr-defined]
+    return call
+
+
+def _watch(module: Any) -> None:
+    """Have a module that was just loaded tell which groups it forms. `AttributeError`: it cannot."""
+
+    def torch_formed(*_: Any) -> None:
+        report(module.get_world_size(), module.get_rank(), "torch")
+
+    def jax_formed(state: Any, *_: Any) -> None:
+        report(state.num_processes, state.process_id, "jax")
+
+    def horovod_formed(basics: Any, *_: Any) -> None:
+        report(basics.size(), basics.rank(), "horovod")
+
+    if module.__name__ == TORCH:
+        module.init_process_group = _telling(module.init_process_group, torch_formed)
+    elif module.__name__ == JAX:
+        module.State.initialize = _telling(module.State.initialize, jax_formed)
+    else:
+        module.HorovodBasics.init = _telling(module.HorovodBasics.init, horovod_formed)
+
+
+class Watch:
+    """A finder that finds what the others find, and looks at the watched modules once they are loaded."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
+        if name not in (TORCH, JAX, HOROVOD):
+            return None
+        for finder in sys.meta_path:
+            if finder is not self and hasattr(finder, "find_spec"):
+                spec = finder.find_spec(name, path, target)  # type: ignore[arg-type]
+                if spec is not None:
+                    _look_after_load(spec.loader)
+                    return spec
+        return None
+
+
+def _look_after_load(loader: Any) -> None:
+    load = getattr(loader, "exec_module", None)
+
+    def exec_module(module: ModuleType) -> None:
+        del loader.exec_module
+        loader.exec_module(module)
+        try:
+            _watch(module)
+        except AttributeError:
+            return  # a version without this function forms its groups in another way
+
+    try:
+        if load is not None:
+            loader.exec_module = exec_module
+    except AttributeError:
+        return  # a loader that takes no attributes: its module is loaded as it is
+
+
+def command_line() -> list[str]:
+    """This process's own words, the interpreter first."""
+    words = getattr(sys, "orig_argv", None)
+    if words:
+        return list(words)
+    with open("/proc/self/cmdline", "rb") as file:  # before Python 3.10
+        return [os.fsdecode(word) for word in file.read().split(b"\0")[:-1]]
+
+
+def become_stand_in() -> None:
+    """Become the stand-in if this process is a launcher in a rank. Returns if it is none."""
+    if "SHOAL_RANK" not in os.environ or "SHOAL_LAUNCHER" in os.environ:
+        return
+    words = command_line()
+    text = " ".join(words[1:8]) + " "
+    if not any(name in text for name in WORDS):
+        return
+    sys.path.insert(0, os.path.join(FOLDER, "lib"))
+    try:
+        module = __import__("shoal_warm.stand_in", fromlist=["take_over"])
+        module.take_over(FOLDER, sys.executable, words)
+    finally:
+        sys.path.pop(0)
+
+
+def go_on() -> None:
+    """Load the `sitecustomize` that would have been loaded without us."""
+    sys.path[:] = [entry for entry in sys.path if entry != HERE]
+    spec = bootstrap_external.PathFinder.find_spec("sitecustomize", sys.path)
+    if spec is not None and spec.loader is not None:
+        module = bootstrap.module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+
+
+def begin() -> None:
+    sys.meta_path.insert(0, Watch())
+    try:
+        become_stand_in()
+    except (ImportError, OSError) as error:
+        sys.stderr.write(f"shoal: a launcher may run as it is: {error}\n")
+    go_on()
+
+
+if __name__ == "sitecustomize":
+    begin()
