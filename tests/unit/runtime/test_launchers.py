@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.runtime.warm import accelerate, launchers, mpirun
+from shoal.runtime.warm import accelerate, launchers
 
 RANK = {"LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "2"}
 
@@ -49,22 +49,6 @@ def test_launcher_comes_down_to_its_program(command: str, expected: str) -> None
 def test_other_commands_are_no_launcher(command: str) -> None:
     first, *rest = command.split()
     assert launchers.named(first, rest) == (None, rest)
-
-
-@pytest.mark.parametrize(
-    ("command", "count", "program"),
-    [
-        ("-n 4 python train.py -n 3", "4", "python train.py -n 3"),
-        ("-np 4 --allow-run-as-root --bind-to none ./a.out", "4", "./a.out"),
-        ("--np=2 --mca btl ^openib -H a:1,b:1 -x LR=0.1 -x PATH python t.py", "2", "python t.py"),
-        ("-ppn 2 -genv LR 0.1 --hostfile hosts prog -x", None, "prog -x"),
-        ("-n 2", "2", ""),
-    ],
-)
-def test_mpirun_comes_down_to_its_program(command: str, count: str | None, program: str) -> None:
-    asked = mpirun.read(command.split())
-    assert (asked.count, asked.program) == (count, program.split())
-    assert asked.variables == ({"LR": "0.1"} if "LR" in command else {})
 
 
 STUB = """

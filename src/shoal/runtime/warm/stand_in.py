@@ -38,7 +38,7 @@ def main(folder: str, name: str, arguments: list[str]) -> None:
     """Never returns."""
     path, ours = os.environ.get("PATH", os.defpath), os.path.join(folder, "bin")
     if name in mpirun.NAMES:
-        mpirun.become(name, arguments, find(name, path, ours))
+        mpirun.become(folder, name, arguments, find(name, path, ours))
     launcher, words = launchers.named(name, arguments)
     if launcher is not None:
         name = name if name.startswith("python") else "python"
@@ -51,7 +51,11 @@ def main(folder: str, name: str, arguments: list[str]) -> None:
         # Loaded here: what it imports would cost every other start 10 ms.
         accelerate = importlib.import_module(".accelerate", __package__)
         os.environ.update(accelerate.variables(real, folder, launchers.options(words)))
-    if is_plain(arguments) and known(real, dict(os.environ)) == _zygote(folder):
+    if (
+        mpirun.WORLD not in os.environ
+        and is_plain(arguments)
+        and known(real, dict(os.environ)) == _zygote(folder)
+    ):
         status = ask(folder, arguments)
         if status is not None:
             end_as(status)
