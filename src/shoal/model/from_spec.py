@@ -19,6 +19,11 @@ _PER_NODE = re.compile(
     r"\b(?:torchrun|torch\.distributed\.(?:run|launch)|deepspeed)\s[^\n;&|]*"
     r"--(?:nproc[-_]per[-_]node|num_gpus)[= ](\d{1,4})\b"
 )
+_IN_ALL = re.compile(
+    r"(?:^|[\s;&|])(?:mpirun|mpiexec|orterun|prterun)(?:\.\w+)?\s+(?:-\S+\s+)*?"
+    r"(?:-n|-np|--n|--np)[= ](\d{1,6})\s"
+)
+"""No option with a value may stand before it: `-n` may as well be the program's own."""
 WHOLE = 1000
 """Parts of one GPU."""
 
@@ -26,7 +31,7 @@ WHOLE = 1000
 def request_of(spec: JobSpec) -> Request:
     asked = spec.resources
     gpus = _gpus_of(asked.gpus) if asked.gpus else None
-    ranks = spec.ranks_per_node or ranks_in(spec.run) or (gpus.count if gpus else 1)
+    ranks = spec.ranks_per_node or ranks_in(spec.run) or _ranks_of_mpi(spec) or (gpus.count if gpus else 1)
     return Request(
         min_nodes=asked.nodes.min,
         max_nodes=asked.nodes.max,
@@ -49,6 +54,17 @@ def ranks_in(run: str) -> int | None:
     match = _PER_NODE.search(run)
     count = int(match[1]) if match is not None else 0
     return count if 1 <= count <= MAX_RANKS else None
+
+
+def _ranks_of_mpi(spec: JobSpec) -> int | None:
+    """How many processes on a node `mpirun -n` asks for, where a job of several nodes says no number itself.
+    On one node `mpirun` may start them in a single rank.
+    """
+    nodes, match = spec.resources.nodes, _IN_ALL.search(spec.run)
+    if match is None or nodes.min != nodes.max or nodes.min == 1:
+        return None
+    each, rest = divmod(int(match[1]), nodes.min)
+    return each if rest == 0 and 1 <= each <= MAX_RANKS else None
 
 
 def _gpus_of(asked: GpuSpec) -> GpuRequest:

@@ -70,3 +70,20 @@ def test_mounts_and_log_rules_are_told_in_the_words_of_the_wire() -> None:
 def test_processes_that_a_torchrun_asks_for_are_the_ranks_of_the_node(run: str, ranks: int) -> None:
     assert request(run=run).ranks_per_node == ranks
     assert request(run=run, ranks_per_node=3).ranks_per_node == 3
+
+
+@pytest.mark.parametrize(
+    ("run", "nodes", "ranks"),
+    [
+        ("mpirun -n 4 python train.py", 2, 2),
+        ("mpiexec --allow-run-as-root -np 6 ./solver -n 2", 2, 3),
+        ("mpirun -n 4 ./solver", 1, 1),
+        ("mpirun -n 3 ./solver", 2, 1),
+        ("mpirun -n 4 ./solver", "1..2", 1),
+        ("mpirun ./solver -n 4 x", 2, 1),
+    ],
+)
+def test_processes_that_mpirun_asks_for_are_spread_over_several_nodes(
+    run: str, nodes: int | str, ranks: int
+) -> None:
+    assert request(run=run, resources={"nodes": nodes}).ranks_per_node == ranks
