@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from shoal.wire import EndKind, Order, World
 from tests.support.shares import RunningShare, Start, an_order
 from tests.support.torchrun import needs_torch
 
+MPI = pytest.mark.skipif(shutil.which("mpirun") is None, reason="no MPI: apt-get install openmpi-bin")
 PROGRAM = """
 import json, os, sys
 print("found", json.dumps({"argv": sys.argv[1:], **os.environ}), flush=True)
@@ -45,8 +47,8 @@ def found_by(share: RunningShare) -> list[dict[str, Any]]:
         ("python -m torch.distributed.launch --nproc_per_node 2 train.py", ["--local-rank=LOCAL"]),
         ("accelerate launch --num_processes 2 train.py --lr 1", ["--lr", "1"]),
         ("deepspeed --num_gpus 2 train.py --lr 1", ["--local_rank=LOCAL", "--lr", "1"]),
-        ("mpirun -np 2 --bind-to none -x LR=1 python train.py --lr 1", ["--lr", "1"]),
-        ("mpiexec -n 2 python -m pkg.train", []),
+        pytest.param("mpirun -np 2 --bind-to none -x LR=1 python train.py --lr 1", ["--lr", "1"], marks=MPI),
+        pytest.param("mpiexec -n 2 python -m pkg.train", [], marks=MPI),
     ],
 )
 def test_every_launcher_gives_one_program_for_each_rank(start: Start, run: str, argv: list[str]) -> None:
@@ -95,7 +97,7 @@ def test_launcher_that_wants_other_ranks_says_what_to_write(start: Start, run: s
 def test_real_mpirun_runs_where_the_job_leaves_the_processes_to_it(start: Start) -> None:
     stub = "#!/bin/sh\necho real $@ [$OMPI_COMM_WORLD_SIZE$SLURM_JOB_ID]"
     setup = f"mkdir bin; cat > bin/mpirun <<'END'\n{stub}\nEND\nchmod +x bin/mpirun"
-    run = 'PATH="$PATH:$PWD/bin" mpirun -n 4 ./solver'
+    run = 'PATH="${PATH%%:*}:$PWD/bin:$PATH" mpirun -n 4 ./solver'  # behind ours, before the machine's
     share = start(order(run, ranks_per_node=1, setup=setup))
     assert share.run().kind is EndKind.SUCCEEDED, share.describe()
     assert share.texts() == ["real -n 4 ./solver []"]

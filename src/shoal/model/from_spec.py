@@ -5,6 +5,8 @@ CPUs, memory and disk are allocated at the lower end of their range; the number 
 
 from __future__ import annotations
 
+import re
+
 from shoal.model.job import RetryPolicy
 from shoal.model.request import GpuRequest, Request, TopologyRequest
 from shoal.spec import JobSpec
@@ -14,6 +16,11 @@ from shoal.spec.launchers import Asked, asked_in
 from shoal.spec.resources import MAX_NODES, GpuSpec
 from shoal.wire import LogRule, Mount, RuleAction
 
+_IN_ALL = re.compile(
+    r"(?:^|[\s;&|])(?:mpirun|mpiexec|orterun|prterun)(?:\.\w+)?\s+(?:-\S+\s+)*?"
+    r"(?:-n|-np|--n|--np)[= ](\d{1,6})\s"
+)
+"""No option with a value may stand before it: `-n` may as well be the program's own."""
 WHOLE = 1000
 """Parts of one GPU."""
 
@@ -25,7 +32,7 @@ def request_of(spec: JobSpec) -> Request:
     min_nodes, max_nodes = _nodes_of(spec, launched)
     started = launched.ranks_on(max_nodes)
     started = started if started is not None and started <= MAX_RANKS else None
-    ranks = spec.ranks_per_node or started or (gpus.count if gpus else 1)
+    ranks = spec.ranks_per_node or started or _ranks_of_mpi(spec) or (gpus.count if gpus else 1)
     return Request(
         min_nodes=min_nodes,
         max_nodes=max_nodes,
@@ -50,6 +57,17 @@ def _nodes_of(spec: JobSpec, asked: Asked) -> tuple[int, int]:
     if (own.min, own.max) == (1, 1):
         return (low, min(high, MAX_NODES)) if low > 1 else (1, 1)
     return max(own.min, low), min(own.max, high)
+
+
+def _ranks_of_mpi(spec: JobSpec) -> int | None:
+    """How many processes on a node `mpirun -n` asks for, where a job of several nodes says no number itself.
+    On one node `mpirun` may start them in a single rank.
+    """
+    nodes, match = spec.resources.nodes, _IN_ALL.search(spec.run)
+    if match is None or nodes.min != nodes.max or nodes.min == 1:
+        return None
+    each, rest = divmod(int(match[1]), nodes.min)
+    return each if rest == 0 and 1 <= each <= MAX_RANKS else None
 
 
 def _gpus_of(asked: GpuSpec) -> GpuRequest:

@@ -32,6 +32,19 @@ LOCAL_RANK_NAMES = (
 )
 
 
+MPI_ALONE = "start_it_with_mpirun"
+_NO_MPI = {
+    "OMPI_MCA_op": MPI_ALONE,
+    "PMI_PORT": "127.0.0.1:1",
+    "HYDRA_RMK": MPI_ALONE,
+    "HYDRA_LAUNCHER": MPI_ALONE,
+}
+"""Has MPI fail where it begins, in Open MPI by a component that does not exist, in MPICH by a process manager
+that does not answer. A rank that begins MPI by itself would be a world of its own, and so would the ranks of
+a real `mpirun` that each rank started: as many copies of the program, which all end well.
+"""
+
+
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
     """One group of ranks of an attempt: those that find each other. A restart in place makes the next."""
 
@@ -236,10 +249,11 @@ def _slurm_step(order: Order) -> dict[str, str]:
 
 
 def _mpi(order: Order) -> dict[str, str]:
-    """What programs read that are usually behind `mpirun` (Open MPI, then MPICH and Intel). There is no MPI
-    daemon: a program that is linked with MPI itself finds itself alone.
+    """What programs read that are usually behind `mpirun` (Open MPI, then MPICH and Intel). A world of MPI
+    itself comes from the real `mpirun` alone, which says all of this anew (`warm/mpi_rank`).
     """
     return {
+        **(_NO_MPI if order.world_size > 1 and not order.may_split_world else {}),
         # JAX 0.11 takes these names without an old version for Open MPI 5, and would call MPI.
         "OMPI_VERSION": "4.1",
         "OMPI_COMM_WORLD_SIZE": str(order.world_size),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shoal.runtime.confine.view import PRIVATE
-from shoal.runtime.ending import describe, recovered
+from shoal.runtime.ending import describe, of_rank, recovered
 from shoal.wire import Recovery
 
 
@@ -83,3 +83,20 @@ def test_program_whose_environment_lacks_shoal_is_told_what_to_install(module: s
     said = f"Traceback (most recent call last):\n  File ...\nModuleNotFoundError: No module named '{module}'"
     assert "`pip install shoal-runtime` in the program's environment" in describe(1 << 8, said)
     assert describe(1 << 8, "ModuleNotFoundError: No module named 'shoals'") == "exited with code 1"
+
+
+@pytest.mark.parametrize(
+    "last_words",
+    [
+        "[vm:5] *** on a NULL communicator\n[vm:5] *** Unknown error",
+        "*** An error occurred in MPI_Init\n*** on a NULL communicator",
+        "MPIR_pmi_init(101)...: PMI_Init returned -1",
+        "[mpiexec@vm] HYDT_bsci_init (bsci_init.c:173): unrecognized RMK: start_it_with_mpirun",
+        "An internal error has occurred in ORTE:",
+    ],
+)
+def test_rank_that_begins_mpi_by_itself_is_told_what_to_write(last_words: str) -> None:
+    end = of_rank(2, 1 << 8, is_out_of_memory=False, grace_s=1.0, last_words=last_words)
+    assert "with `mpirun PROGRAM` in `run`" in end.message
+    other = of_rank(2, 1 << 8, is_out_of_memory=False, grace_s=1.0, last_words="ValueError: bad")
+    assert "mpirun" not in other.message

@@ -40,6 +40,8 @@ GLOO_SOCKET_IFNAME=ib0
 GROUP_RANK=1
 GROUP_WORLD_SIZE=2
 HOME=/home/shoal/spool/live/att_1/node-b/work
+HYDRA_LAUNCHER=start_it_with_mpirun
+HYDRA_RMK=start_it_with_mpirun
 JAX_COORDINATOR_ADDRESS=10.0.0.1:29501
 JAX_LOCAL_DEVICE_IDS=2,3
 LANG=C.UTF-8
@@ -60,10 +62,12 @@ OMPI_COMM_WORLD_LOCAL_SIZE=2
 OMPI_COMM_WORLD_NODE_RANK=1
 OMPI_COMM_WORLD_RANK=3
 OMPI_COMM_WORLD_SIZE=4
+OMPI_MCA_op=start_it_with_mpirun
 OMPI_VERSION=4.1
 OMP_NUM_THREADS=4
 PATH=/opt/bin:/usr/bin
 PMIX_RANK=3
+PMI_PORT=127.0.0.1:1
 PMI_RANK=3
 PMI_SIZE=4
 PWD=/home/shoal/spool/live/att_1/node-b/work
@@ -153,6 +157,13 @@ def environment(order: Order, local_rank: int, generation: Generation | None = N
 def changed(**changes: object) -> Order:
     values = {name: getattr(ORDER, name) for name in ORDER.__struct_fields__}
     return Order(**{**values, **changes})
+
+
+def test_job_of_one_rank_may_begin_mpi_by_itself_and_a_rank_of_several_may_not() -> None:
+    traps = {"OMPI_MCA_op", "PMI_PORT", "HYDRA_RMK", "HYDRA_LAUNCHER"}
+    assert traps <= set(environment(ORDER, 1))
+    alone = changed(nodes=("node-b",), node_rank=0, ranks_per_node=1)
+    assert traps.isdisjoint(environment(alone, 0))
 
 
 def test_a_rank_finds_everybodys_names_in_its_environment() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.runtime.warm import accelerate, launchers, mpirun, slurm
+from shoal.runtime.warm import accelerate, launchers, slurm
 
 RANK = {
     "SHOAL_RANK": "0",
@@ -179,22 +179,6 @@ def test_srun_comes_down_to_its_program(
     told = slurm.problem_of(asked)
     assert (asked.program, told and told[0]) == (program.split(), problem)
     assert asked.variables == ({"LR": "1"} if "LR" in command else {})
-
-
-@pytest.mark.parametrize(
-    ("command", "count", "program"),
-    [
-        ("-n 4 python train.py -n 3", "4", "python train.py -n 3"),
-        ("-np 4 --allow-run-as-root --bind-to none ./a.out", "4", "./a.out"),
-        ("--np=2 --mca btl ^openib -H a:1,b:1 -x LR=0.1 -x PATH python t.py", "2", "python t.py"),
-        ("-ppn 2 -genv LR 0.1 --hostfile hosts prog -x", None, "prog -x"),
-        ("-n 2", "2", ""),
-    ],
-)
-def test_mpirun_comes_down_to_its_program(command: str, count: str | None, program: str) -> None:
-    asked = mpirun.read(command.split())
-    assert (asked.count, asked.program) == (count, program.split())
-    assert asked.variables == ({"LR": "0.1"} if "LR" in command else {})
 
 
 STUB = """

@@ -124,3 +124,20 @@ def test_launcher_that_contradicts_its_job_is_refused(run: str, fields: dict[str
 
 def test_script_of_the_largest_size_is_read_in_no_time() -> None:
     assert asked_in("torchrun " * (28 << 10)).per_node is None
+
+
+@pytest.mark.parametrize(
+    ("run", "nodes", "ranks"),
+    [
+        ("mpirun -n 4 python train.py", 2, 2),
+        ("mpiexec --allow-run-as-root -np 6 ./solver -n 2", 2, 3),
+        ("mpirun -n 4 ./solver", 1, 1),
+        ("mpirun -n 3 ./solver", 2, 1),
+        ("mpirun -n 4 ./solver", "1..2", 1),
+        ("mpirun ./solver -n 4 x", 2, 1),
+    ],
+)
+def test_processes_that_mpirun_asks_for_are_spread_over_several_nodes(
+    run: str, nodes: int | str, ranks: int
+) -> None:
+    assert request(run=run, resources={"nodes": nodes}).ranks_per_node == ranks

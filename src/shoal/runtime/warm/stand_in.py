@@ -42,7 +42,7 @@ def main(folder: str, name: str, arguments: list[str]) -> None:
     if name in slurm.NAMES:
         slurm.become(name, arguments, find(name, path, ours))
     if name in mpirun.NAMES:
-        mpirun.become(name, arguments, find(name, path, ours))
+        mpirun.become(folder, name, arguments, find(name, path, ours))
     _run(folder, name, arguments, _interpreter(name, path, ours))
 
 
@@ -67,7 +67,11 @@ def _run(folder: str, name: str, arguments: list[str], real: str | None) -> None
         _run_script(name, arguments, folder)
     if launcher is not None:
         arguments = _behind(launcher, words, folder, real)
-    if is_plain(arguments) and known(real, dict(os.environ)) == _zygote(folder):
+    if (
+        mpirun.WORLD not in os.environ
+        and is_plain(arguments)
+        and known(real, dict(os.environ)) == _zygote(folder)
+    ):
         status = ask(folder, arguments)
         if status is not None:
             end_as(status)

@@ -1,0 +1,154 @@
+"""The channel between two nodes of an MPI world: only those of one group of ranks get in, and nobody between
+them can change what is said.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from shoal.runtime.warm import mpi_meeting
+from shoal.runtime.warm.mpi_channel import MAGIC, Channel, NotOurs, answer, greet, key_of
+
+KEY = key_of("token", "att_1 1 0 0")
+HERE = "127.0.0.1"
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as made:
+        yield made
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    first, other = socket.socketpair()
+    with first, other:
+        yield first, other
+
+
+def introduced(
+    pool: ThreadPoolExecutor, ends: tuple[socket.socket, socket.socket]
+) -> tuple[Channel, Channel]:
+    first, other = pool.submit(answer, ends[0], KEY, 2), pool.submit(greet, ends[1], KEY, 1)
+    return first.result(10), other.result(10)
+
+
+def test_nodes_of_one_world_talk(pool: ThreadPoolExecutor, ends: tuple[socket.socket, socket.socket]) -> None:
+    first, other = introduced(pool, ends)
+    for number in range(3):
+        first.send({"start": f"daemon {number}"})
+        assert other.receive() == {"start": f"daemon {number}"}
+        other.send({"status": number})
+        assert first.receive() == {"status": number}
+    other.close()
+    assert first.receive() is None
+
+
+@pytest.mark.parametrize("world", ["att_2 1 0 0", "att_1 2 0 0", "att_1 1 1 0", "att_1 1 0 1"])
+def test_node_of_another_attempt_or_of_an_older_group_is_turned_away(
+    pool: ThreadPoolExecutor, ends: tuple[socket.socket, socket.socket], world: str
+) -> None:
+    first = pool.submit(answer, ends[0], KEY, 2)
+    with pytest.raises(NotOurs):
+        greet(ends[1], key_of("token", world), 1)
+    ends[1].close()
+    with pytest.raises((NotOurs, EOFError, OSError)):
+        first.result(10)
+
+
+def test_first_node_does_not_believe_a_guest_that_repeats_what_it_has_heard(
+    pool: ThreadPoolExecutor, ends: tuple[socket.socket, socket.socket]
+) -> None:
+    first = pool.submit(answer, ends[0], KEY, 2)
+    ends[1].sendall(MAGIC + (1).to_bytes(4, "big") + bytes(32))
+    code = ends[1].recv(64, socket.MSG_WAITALL)[32:]
+    ends[1].sendall(code)
+    with pytest.raises(NotOurs):
+        first.result(10)
+
+
+@pytest.mark.parametrize("node", [0, 2, 1 << 31])
+def test_guest_with_the_number_of_no_other_node_is_turned_away(
+    pool: ThreadPoolExecutor, ends: tuple[socket.socket, socket.socket], node: int
+) -> None:
+    first = pool.submit(answer, ends[0], KEY, 2)
+    ends[1].sendall(MAGIC + node.to_bytes(4, "big") + bytes(32))
+    with pytest.raises(NotOurs):
+        first.result(10)
+
+
+@pytest.mark.parametrize("meddle", ["change", "repeat", "reflect", "drop"])
+def test_message_that_was_meddled_with_is_refused(
+    pool: ThreadPoolExecutor, ends: tuple[socket.socket, socket.socket], meddle: str
+) -> None:
+    first, other = introduced(pool, ends)
+    first.send({"start": "a"})
+    one = ends[1].recv(4096)
+    if meddle == "change":
+        ends[0].sendall(one[:-1] + b"]")
+    elif meddle == "repeat":
+        ends[0].sendall(one)
+        assert other.receive() == {"start": "a"}
+        ends[0].sendall(one)
+    elif meddle == "drop":
+        first.send({"start": "b"})
+    receiver = other
+    if meddle == "reflect":
+        ends[1].sendall(one)
+        receiver = first
+    with pytest.raises(NotOurs):
+        receiver.receive()
+
+
+def test_world_begins_beside_strangers_who_say_nothing_or_nonsense(pool: ThreadPoolExecutor) -> None:
+    port = _free_port()
+    gathered = pool.submit(mpi_meeting.gather, HERE, port, KEY, 3, "mpirun")
+    strangers = [_reach(port) for _ in range(3)]
+    strangers[0].sendall(b"GET / HTTP/1.1\r\n\r\n")
+    joined = [pool.submit(mpi_meeting.join, HERE, port, KEY, node) for node in (2, 1)]
+    peers, is_simulated = gathered.result(20)
+    others = [one.result(20) for one in joined]
+    assert [is_simulated, *(told for _, told in others)] == [True, True, True]
+    assert sorted(peers) == [1, 2]
+    peers[2].send({"over": 0})
+    assert others[0][0].receive() == {"over": 0}
+    peers[1].close()
+    assert others[1][0].receive() is None
+    with socket.create_server((HERE, port)):
+        """The place is free again for the program of the ranks."""
+    for channel in (*peers.values(), *(channel for channel, _ in others)):
+        channel.close()
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_node_waits_while_another_program_answers_where_the_first_should(pool: ThreadPoolExecutor) -> None:
+    port = _free_port()
+    with socket.create_server((HERE, port)) as other_program:
+        joined = pool.submit(mpi_meeting.join, HERE, port, KEY, 1)
+        connection, _ = other_program.accept()
+        connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(64))
+        connection.close()
+    peers, _ = mpi_meeting.gather(HERE, port, KEY, 2, "mpirun")
+    channel, _ = joined.result(20)
+    peers[1].send({"over": 3})
+    assert channel.receive() == {"over": 3}
+    channel.close()
+    peers[1].close()
+
+
+def _free_port() -> int:
+    with socket.create_server((HERE, 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def _reach(port: int) -> socket.socket:
+    while True:
+        try:
+            return socket.create_connection((HERE, port))
+        except ConnectionRefusedError:
+            continue
