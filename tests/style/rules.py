@@ -9,13 +9,26 @@ from tests.style.tree import Import, Module, length
 
 LEAVES = frozenset(
     {
-        *("errors", "clock", "curve", "home", "ids", "log", "loopback", "porch", "proof", "settings"),
+        *(
+            "bounded_file",
+            "errors",
+            "clock",
+            "curve",
+            "home",
+            "ids",
+            "log",
+            "loopback",
+            "porch",
+            "proof",
+            "settings",
+        ),
         *("socket_file", "wire"),
     }
 )
 BELOW_CONTROL = frozenset({"scheduler", "engines", "store", "identity", "serving"})
 
 MAY_SEE: dict[str, frozenset[str]] = {
+    "bounded_file": frozenset(),
     "errors": frozenset(),
     "clock": frozenset(),
     "home": frozenset(),
@@ -30,7 +43,9 @@ MAY_SEE: dict[str, frozenset[str]] = {
     "settings": frozenset({"errors", "home"}),
     "spec": LEAVES,
     "model": LEAVES | {"spec"},
-    "runtime": frozenset({"errors", "clock", "curve", "loopback", "porch", "proof", "socket_file", "wire"}),
+    "runtime": frozenset(
+        {"bounded_file", "errors", "clock", "curve", "loopback", "porch", "proof", "socket_file", "wire"}
+    ),
     "scheduler": LEAVES | {"spec", "model"},
     "store": LEAVES | {"spec", "model"},
     "identity": LEAVES | {"spec", "model"},

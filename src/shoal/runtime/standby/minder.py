@@ -19,6 +19,7 @@ import time
 
 import msgspec
 
+from shoal import bounded_file
 from shoal.clock import Clock
 from shoal.runtime import spool
 from shoal.runtime.confine.confinement import Confinement
@@ -289,8 +290,7 @@ def _is_dead(pidfd: int, timeout_s: float) -> bool:
 
 def _last_line(path: str) -> str:
     try:
-        with open(path, "rb") as file:
-            lines = file.read(65536).decode(errors="replace").strip().splitlines()
+        lines = bounded_file.read_start(path, 65536).decode(errors="replace").strip().splitlines()
     except OSError:
         return ""
     return lines[-1] if lines else ""
