@@ -31,6 +31,9 @@ from shoal.spec.quantity import spoken_seconds
 from shoal.store import Tx
 
 MAX_RECORDED_BYTES = 64 << 20
+MAX_RANKS_PER_CPU = 100
+"""As many as jobs of the smallest size, 0.01 CPU, fit on one. A supervisor forks each rank, and each costs
+the node a process, whatever the job may use: 4,096 for 0.1 CPU took a machine with two to a load of 165."""
 PATIENCE_S = 0.2
 """While the store is busy, starts and ends go first: a job gains nothing by waiting for them elsewhere."""
 
@@ -112,6 +115,7 @@ def _refusal(core: Core, frozen: Frozen) -> ShoalError | None:
         check_queue(core, frozen.spec)
         check_mounts(core, frozen.spec)
         check_checkpoint(core, frozen.spec)
+        check_ranks(frozen)
         check_fit(core, frozen)
     except ShoalError as error:
         return error
@@ -164,6 +168,21 @@ def check_checkpoint(core: Core, spec: JobSpec) -> None:
         raise SpecError(
             f"{_who(spec)} keeps checkpoints, and this cluster has no directory that all nodes share",
             hint=f"leave out `checkpoint`, or let an operator type {core.engine.to_share}",
+        )
+
+
+def check_ranks(frozen: Frozen) -> None:
+    """Refuse more ranks than their CPUs can carry."""
+    request = frozen.request
+    most = max(1, floor(request.cpus * MAX_RANKS_PER_CPU + 1e-9))  # 0.29 CPUs are 28.999...
+    if request.ranks_per_node > most and not request.is_exclusive:
+        needed = f"{request.ranks_per_node / MAX_RANKS_PER_CPU:g}"
+        raise SpecError(
+            f"{_who(frozen.spec)} starts {request.ranks_per_node} ranks on each node and asks for "
+            f"{request.cpus:g} CPUs there; at most {MAX_RANKS_PER_CPU} ranks share a CPU",
+            hint=f"set `cpus: {needed}` or more in `resources`, or `ranks_per_node: {most}` or less",
+            ranks_per_node=request.ranks_per_node,
+            limit=most,
         )
 
 
