@@ -25,7 +25,7 @@ class Reads:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, before_first: object = None) -> None:
         self.num_bytes, self._do = 0, before_first
         self._read = os.read
-        monkeypatch.setattr(bounded_file.os, "read", self)
+        monkeypatch.setattr(os, "read", self)
 
     def __call__(self, fd: int, count: int) -> bytes:
         if self._do is not None:
@@ -73,7 +73,7 @@ def test_a_file_that_grows_with_every_piece_ends_at_the_bound(
             more.write(b"y" * count)
         return grown(fd, count)
 
-    monkeypatch.setattr(bounded_file.os, "read", grow)
+    monkeypatch.setattr(os, "read", grow)
     with pytest.raises(Damaged):
         read_whole(file, MOST)
     assert reads.num_bytes == MOST + 1

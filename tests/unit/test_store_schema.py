@@ -67,7 +67,10 @@ def test_database_of_the_first_version_keeps_its_records_and_takes_windows(datab
         config.attributes["connection"] = connection
         command.upgrade(config, "0001")
         tables = {name for name in metadata.tables if inspect(connection).has_table(name)}
-        later = {"windows", "metric_series", "metric_points", "services", "releases", "replicas"}
+        later = {"windows", "metric_series", "metric_points", "services", "releases", "replicas"} | {
+            "array_work",
+            "daily_counts",
+        }
         assert metadata.tables.keys() - tables == later
         Tx(connection).meta.set("kept", "yes")
         migrate(connection)

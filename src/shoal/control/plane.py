@@ -8,6 +8,7 @@ from typing import Any
 
 from shoal.control import (
     anchor,
+    arrays,
     desk,
     drills,
     explain,
@@ -20,6 +21,7 @@ from shoal.control import (
     windows,
 )
 from shoal.control.actor import Actor
+from shoal.control.arrays import Stopped
 from shoal.control.core import Core
 from shoal.control.drills import AskedDrill
 from shoal.control.frozen import Frozen
@@ -119,8 +121,8 @@ class ControlPlane:
     async def stop_job(self, actor: Actor, job_id: str, *, key: str | None = None) -> Job:
         return await jobs.stop_job(self.core, actor, job_id, key)
 
-    async def stop_array(self, actor: Actor, array_id: str, *, key: str | None = None) -> list[Job]:
-        return await jobs.stop_array(self.core, actor, array_id, key)
+    async def stop_array(self, actor: Actor, array_id: str, *, key: str | None = None) -> Stopped:
+        return await arrays.stop_array(self.core, actor, array_id, key)
 
     async def retry_job(self, actor: Actor, job_id: str, *, key: str | None = None) -> Job:
         return await jobs.retry_job(self.core, actor, job_id, key)
