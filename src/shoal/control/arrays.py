@@ -25,16 +25,18 @@ from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.job import ArrayPlace, Job
 from shoal.store import ArrayVerb, Tx
 
-MAX_STOPPED = 100
-"""Elements that one transaction stops: each takes some ten statements, 0.3 to 0.4 ms together."""
-MAX_MADE = 500
-"""Elements that one transaction records: each takes three rows, 0.06 to 0.1 ms together."""
+MAX_STOPPED = 50
+"""Elements that one transaction stops: each takes ten statements, 0.25 ms of CPU together."""
+MAX_MADE = 250
+"""Elements that one transaction records: each takes three rows, 0.06 ms of CPU together."""
 MAX_MADE_BYTES = 4 << 20
 """Of their specs: each element is recorded with the whole of it."""
 SHOWN = 100
 """Elements that are told of by name. Of the others, how many they are."""
-PATIENCE_S = 0.05
-"""While the store is busy, one element more or less delays nobody but who asked for thousands."""
+PATIENCE_S = 0.25
+"""While the store is busy. More than a submission has: one that came while a batch was written goes before
+the next, whatever thousands somebody else has asked for.
+"""
 
 log = structlog.get_logger()
 

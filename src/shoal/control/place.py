@@ -24,8 +24,10 @@ from shoal.scheduler import Plan, Start
 from shoal.scheduler.fair import Usage
 from shoal.store import Tx
 
-MAX_AT_ONCE = 100
+MAX_AT_ONCE = 50
 """Starts, or ends of those that wait in vain, in one transaction."""
+IN_VAIN_PATIENCE_S = 0.25
+"""While the store is busy: who waits in vain held nothing that others wait for."""
 
 
 class Cycle(NamedTuple):
@@ -130,7 +132,7 @@ async def _record_all(
     The decision comes with the last starts. After a crash in between, those before it run all the same.
     """
     for some in batched(doomed, MAX_AT_ONCE):
-        await core.store.write(partial(_record_doomed, core, some))
+        await core.store.write(partial(_record_doomed, core, some), patience_s=IN_VAIN_PATIENCE_S)
     *before, last = batched(made.starts, MAX_AT_ONCE) or [()]
     for starts in before:
         placed += await core.store.write(partial(_record_starts, core, starts, basis))
