@@ -6,6 +6,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
+import anyio
+import anyio.lowlevel
+import msgspec
+
 from shoal.control.actor import SHOAL
 from shoal.control.batches import batched
 from shoal.control.core import Core
@@ -24,6 +28,8 @@ from shoal.scheduler import Plan, Start
 from shoal.scheduler.fair import Usage
 from shoal.store import Tx
 
+MAX_TAKEN_IN = 500
+"""Jobs told to the queue without a pause: some 25 ms."""
 MAX_AT_ONCE = 50
 """Starts, or ends of those that wait in vain, in one transaction."""
 IN_VAIN_PATIENCE_S = 0.25
@@ -70,7 +76,7 @@ async def place(core: Core) -> Cycle:
     with work:
         _tell_nodes(core, changes.nodes)
         core.planner.set_windows(changes.windows)
-    core.queue.take_in(changes)
+    await _take_in(core, changes)
     if core.lost:
         moved = await replace_elsewhere(core, changes, now)
         core.placer.set()  # everybody else is planned for when that is known
@@ -106,6 +112,15 @@ async def place(core: Core) -> Cycle:
     again_s = None if made.look_again_at is None else max(made.look_again_at - now, 0.0)
     waits = [wait for wait in (resting_s, again_s) if wait is not None]
     return Cycle(tuple(placed), min(waits, default=None), work.spent_s)
+
+
+async def _take_in(core: Core, changes: Changes) -> None:
+    """Some jobs at a time, and requests are answered in between."""
+    *before, last = batched(changes.jobs, MAX_TAKEN_IN) or [[]]
+    for some in before:
+        core.queue.take_some(some, changes.outcomes)
+        await anyio.lowlevel.checkpoint()
+    core.queue.take_in(msgspec.structs.replace(changes, jobs=last))
 
 
 async def _look_around(core: Core, work: Stopwatch) -> Changes:
