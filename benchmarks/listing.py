@@ -40,7 +40,11 @@ def fill_shoal(shoal: Shoal, count: int) -> None:
     """`count` jobs that wait for one that runs, submitted as a user would: arrays through the API."""
     small: dict[str, Any] = {"resources": {"cpus": 0.1, "memory": "64MB"}}
     first = shoal.submit(small | {"run": "sleep 1800"})["jobs"][0]
-    shoal.request("PATCH", f"/v1/projects/{PROJECT}", {"max_open_jobs": count + ARRAY})
+    shoal.request(
+        "PATCH",
+        f"/v1/projects/{PROJECT}",
+        {"max_open_jobs": count + ARRAY, "max_jobs_per_day": count + ARRAY},
+    )
     for _ in range(count // ARRAY):
         shoal.submit(small | {"run": "true", "array": ARRAY, "after": [first["job_id"]]})
     wanted = 1 + count // ARRAY * ARRAY

@@ -12,7 +12,7 @@ from shoal.errors import Bug, StateError, StoreUnavailable
 from shoal.model.attempt import Attempt, AttemptState, EndReason, NodeShare
 from shoal.model.job import ArrayPlace, Dependency, Job, JobOutcome, RetryPolicy
 from shoal.model.request import GpuRequest, Request
-from shoal.store import JobFilter, Stale, Store, Tx
+from shoal.store import ArrayVerb, JobFilter, Stale, Store, Tx
 from shoal.wire import EndKind, NodeOutcome, RuleAction
 from tests.contract.store_records_contract import RecordsContract
 from tests.support.store_records import a_job, add, an_attempt, end, move
@@ -199,7 +199,7 @@ class StoreContract(RecordsContract):
         assert await store.read(lambda tx: tx.jobs.references([])) == {}
 
     async def test_open_elements_of_an_array_come_in_order(self, store: Store) -> None:
-        def change(tx: Tx) -> list[int]:
+        def change(tx: Tx) -> tuple[list[str], list[str], int, int]:
             for n in (3, 1, 2):
                 add(tx, a_job(n, array=ArrayPlace(array_id="arr_1", index=n, size=3)))
             add(tx, a_job(4, array=ArrayPlace(array_id="arr_2", index=1, size=1)))
@@ -207,9 +207,48 @@ class StoreContract(RecordsContract):
             job = tx.jobs.get(a_job(2).job_id)
             assert job is not None
             end(tx, job, an_attempt(job))
-            return [job.number for job in tx.jobs.open_in_array("arr_1")]
+            return (
+                tx.jobs.open_in_array("arr_1", "", 10),
+                tx.jobs.open_in_array("arr_1", a_job(1).job_id, 1),
+                tx.jobs.count_open_in_array("arr_1"),
+                tx.jobs.count_in_array("arr_1"),
+            )
 
-        assert await store.write(change) == [1, 3]
+        first, third = a_job(1).job_id, a_job(3).job_id
+        assert await store.write(change) == ([first, third], [third], 2, 3)
+        found = await store.read(lambda tx: tx.jobs.first_in_array("arr_1"))
+        assert found is not None
+        assert found.job_id == first
+
+    async def test_work_on_an_array_is_there_until_it_is_done(self, store: Store) -> None:
+        def change(tx: Tx) -> list[object]:
+            work = tx.array_work
+            work.begin("arr_1", ArrayVerb.STOP, "ana")
+            work.begin("arr_1", ArrayVerb.SUBMIT, "ben")
+            work.move("arr_1", ArrayVerb.STOP, "job_7")
+            found: list[object] = [work.get("arr_1", ArrayVerb.STOP), work.all()]
+            work.begin("arr_1", ArrayVerb.STOP, "eve")
+            work.end("arr_1", ArrayVerb.SUBMIT)
+            return [*found, work.get("arr_1", ArrayVerb.STOP), work.get("arr_1", ArrayVerb.SUBMIT)]
+
+        assert await store.write(change) == [
+            ("ana", "job_7"),
+            [("arr_1", ArrayVerb.STOP), ("arr_1", ArrayVerb.SUBMIT)],
+            ("eve", ""),
+            None,
+        ]
+
+    async def test_counts_of_a_day_begin_again_the_next(self, store: Store) -> None:
+        day = 86_400.0
+
+        def change(tx: Tx) -> list[int]:
+            counts = tx.daily_counts
+            found = [counts.add("lab", 3, day), counts.add("lab", 4, 2 * day - 1), counts.get("lab", day)]
+            found += [counts.get("lab", 2 * day), counts.add("lab", 5, 2 * day), counts.get("none", day)]
+            counts.purge(3 * day)
+            return [*found, counts.get("lab", 2 * day)]
+
+        assert await store.write(change) == [3, 7, 7, 0, 5, 0, 0]
 
     async def test_number_beyond_64_bits_is_refused_and_the_largest_is_kept(self, store: Store) -> None:
         await store.write(lambda tx: tx.jobs.add(a_job(1, priority=HUGE)))

@@ -137,7 +137,7 @@ class RecordsContract:
         def change(tx: Tx) -> int:
             for n in range(4):
                 tx.keys.remember("user:ana", f"k{n}", "f", b"", float(n))
-            return tx.keys.purge(2.0)
+            return tx.keys.purge(2.0, 10)
 
         assert await store.write(change) == 2
         assert await store.read(lambda tx: tx.keys.recall("user:ana", "k1", "f")) is None

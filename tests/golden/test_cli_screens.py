@@ -80,7 +80,8 @@ def gpu_nodes() -> list[dict[str, Any]]:
 def projects() -> list[dict[str, Any]]:
     """A tree in which somebody borrows, one below a parent that the caller may not see, and one of CPUs."""
     plain = {"role": "member", "parent": None, "quota": None, "borrow": None, "limit": None, "weight": 1.0,
-             "open_jobs": 3, "max_open_jobs": 10_000, "max_priority": 100, "max_upload_bytes": 256 << 20,
+             "open_jobs": 3, "max_open_jobs": 10_000, "max_jobs_per_day": 100_000, "max_priority": 100,
+             "max_upload_bytes": 256 << 20,
              "standing": None, "held": {"gpus": 0, "cpus": 2.5}, "created_at": NOW}  # fmt: skip
     gpus = {"gpus": 64, "cpus": None}
     research = {"limit": {"gpus": 128, "cpus": None}, "held": {"gpus": 96, "cpus": 400.0}, "standing": 1.2}

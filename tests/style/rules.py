@@ -10,6 +10,7 @@ from tests.style.tree import Import, Module, length
 LEAVES = frozenset(
     {
         *(
+            "bounded_file",
             "accept",
             "errors",
             "clock",
@@ -30,6 +31,7 @@ BELOW_CONTROL = frozenset({"scheduler", "engines", "store", "identity", "serving
 
 MAY_SEE: dict[str, frozenset[str]] = {
     "accept": frozenset(),
+    "bounded_file": frozenset(),
     "errors": frozenset(),
     "clock": frozenset(),
     "globs": frozenset(),
@@ -47,7 +49,9 @@ MAY_SEE: dict[str, frozenset[str]] = {
     "settings": frozenset({"errors", "home"}),
     "spec": LEAVES,
     "model": LEAVES | {"spec"},
-    "runtime": frozenset({"errors", "clock", "curve", "loopback", "porch", "proof", "socket_file", "wire"}),
+    "runtime": frozenset(
+        {"bounded_file", "errors", "clock", "curve", "loopback", "porch", "proof", "socket_file", "wire"}
+    ),
     "scheduler": LEAVES | {"spec", "model"},
     "store": LEAVES | {"spec", "model"},
     "identity": LEAVES | {"spec", "model"},

@@ -155,6 +155,7 @@ class Lab:
         home: Path = Path("/lab"),
         mount_roots: tuple[Path, ...] = (),
         max_open_jobs: int = 10_000,
+        max_jobs_per_day: int = 100_000,
         queues: tuple[str, ...] = ("default",),
     ) -> None:
         self.clock = VirtualClock()
@@ -166,7 +167,14 @@ class Lab:
 
         def people(tx: Tx) -> None:
             tx.people.add_user(USER)
-            tx.people.add_project(Project(name="lab", uid=tx.people.next_uid(), max_open_jobs=max_open_jobs))
+            tx.people.add_project(
+                Project(
+                    name="lab",
+                    uid=tx.people.next_uid(),
+                    max_open_jobs=max_open_jobs,
+                    max_jobs_per_day=max_jobs_per_day,
+                )
+            )
 
         now(self.store.write(people))
         self.restart()

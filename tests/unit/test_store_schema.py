@@ -75,6 +75,8 @@ def test_database_of_the_first_version_keeps_its_records_and_takes_windows(datab
             "releases",
             "replicas",
             "left_behind",
+            "array_work",
+            "daily_counts",
         }
         assert metadata.tables.keys() - tables == later
         Tx(connection).meta.set("kept", "yes")

@@ -286,6 +286,7 @@ def render_project(project: Project, role: Role | None, open_jobs: int, share: S
         "held": {"gpus": share.held.milligpus / 1000, "cpus": share.held.millicpus / 1000},
         "standing": share.standing,
         "max_open_jobs": project.max_open_jobs,
+        "max_jobs_per_day": project.max_jobs_per_day,
         "max_priority": project.max_priority,
         "max_upload_bytes": project.max_upload_bytes,
         "open_jobs": open_jobs,

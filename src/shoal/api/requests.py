@@ -196,6 +196,7 @@ class ProjectLimits(Body):
     """Only what is sent is changed. `parent`, `quota`, `limit` and `borrow` are taken away by null."""
 
     max_open_jobs: Annotated[int, Field(ge=0, le=10_000_000)] | None = None
+    max_jobs_per_day: Annotated[int, Field(ge=0, le=1_000_000_000)] | None = None
     max_priority: Annotated[int, Field(ge=-1000, le=1000)] | None = None
     max_upload_bytes: Annotated[int, Field(ge=0, le=MAX_BIG)] | None = None
     parent: Name | None = None

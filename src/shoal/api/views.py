@@ -457,6 +457,7 @@ class ProjectView(TypedDict):
     held: AmountsView
     standing: float | None
     max_open_jobs: int
+    max_jobs_per_day: int
     max_priority: int
     max_upload_bytes: int
     open_jobs: int

@@ -132,7 +132,7 @@ def check_network() -> Finding:
             "network",
             Level.WARN,
             told,
-            "`apt install nftables` (or dnf, pacman), then `shoal down && shoal up`",
+            "`apt install nftables` (or dnf, pacman), then `shoal down` and `shoal up`",
         )
     if not firewall.works():
         told = "open: nftables is installed, and this kernel takes no rules here"

@@ -9,6 +9,7 @@ from shoal.cli.text import duration, in_one_breath, one_line, utc
 
 KINDS = {
     "job.stop_asked": "stop asked for",
+    "array.stop_asked": "stop of the array asked for",
     "job.retried": "to be tried again",
     "node.added": "joined",
     "node.answers": "answers again",

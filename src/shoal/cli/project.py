@@ -22,6 +22,7 @@ Name = Annotated[str, Parameter(help="The project's name.")]
 Role = Literal["viewer", "member", "lead"]
 UserName = Annotated[str, Parameter(help="The user's name.")]
 MaxOpenJobs = Annotated[int | None, Parameter(help="Quota on jobs accepted and not ended.")]
+MaxJobsPerDay = Annotated[int | None, Parameter(help="Jobs submitted in a day, elements counted.")]
 MaxPriority = Annotated[int | None, Parameter(help="The highest priority a member may ask for.")]
 MaxUpload = Annotated[int | None, Parameter(name="--max-upload-bytes", help="The largest working directory.")]
 
@@ -75,6 +76,7 @@ def create(
     limit: Limit = None,
     weight: Weight = None,
     max_open_jobs: MaxOpenJobs = None,
+    max_jobs_per_day: MaxJobsPerDay = None,
     max_priority: MaxPriority = None,
     max_upload: MaxUpload = None,
     json: JsonFlag = False,
@@ -89,6 +91,7 @@ def create(
             limit=_devices("limit", limit),
             weight=_weight(weight),
             max_open_jobs=max_open_jobs,
+            max_jobs_per_day=max_jobs_per_day,
             max_priority=max_priority,
             max_upload_bytes=max_upload,
         )
@@ -105,12 +108,13 @@ def update(
     limit: Limit = None,
     weight: Weight = None,
     max_open_jobs: MaxOpenJobs = None,
+    max_jobs_per_day: MaxJobsPerDay = None,
     max_priority: MaxPriority = None,
     max_upload: MaxUpload = None,
     json: JsonFlag = False,
 ) -> int:
     """Change a project's place, quotas and limits; what is not named stays."""
-    given = (parent, quota, borrow, limit, weight, max_open_jobs, max_priority, max_upload)
+    given = (parent, quota, borrow, limit, weight, max_open_jobs, max_jobs_per_day, max_priority, max_upload)
     if all(value is None for value in given):
         raise SpecError("nothing to change", hint=f"`shoal project update {one_line(name)} --quota 8`")
     with connect() as shoal:
@@ -122,6 +126,7 @@ def update(
             limit=_devices("limit", limit),
             weight=_weight(weight),
             max_open_jobs=max_open_jobs,
+            max_jobs_per_day=max_jobs_per_day,
             max_priority=max_priority,
             max_upload_bytes=max_upload,
         )
@@ -235,6 +240,7 @@ def describe(project: Answer) -> list[str]:
         "weight": number(project.get("weight", 1.0)),
         "standing": f"{standing(project)} of its part lately (less than 1 comes first)",
         "open jobs": f"{project.get('open_jobs', 0)} of at most {project['max_open_jobs']}",
+        "a day": f"at most {project['max_jobs_per_day']} jobs submitted",
         "priority": f"at most {project['max_priority']}",
         "upload": f"at most {size(project['max_upload_bytes'])}",
     }

@@ -48,7 +48,7 @@ class Projects:
         return items_of(self._transport, path_of("projects"))
 
     def create(self, name: str, **settings: Any) -> Answer:
-        """`max_open_jobs max_priority max_upload_bytes parent quota limit borrow weight`.
+        """`max_open_jobs max_jobs_per_day max_priority max_upload_bytes parent quota limit borrow weight`.
 
         None takes the server's default. `quota`, `limit` and `borrow` are a number of GPUs, or as many of
         each as `{"gpus": 64, "cpus": 512}`.

@@ -30,6 +30,8 @@ KEEP_ARCHIVES_S = 7 * DAY_S
 KEEP_PARTS_S = DAY_S
 KEEP_LEFT_BEHIND_S = 30 * DAY_S
 PAGE = 500
+MAX_DROPPED = 1000
+"""Rows that one transaction removes."""
 MAX_METRIC_ROWS = 10_000_000
 """Of all jobs together: some 1.7 GB in SQLite, by 166 bytes a row. More where those that run have more."""
 OPEN = ("queued", "starting", "running", "stopping")
@@ -41,7 +43,9 @@ log = structlog.get_logger()
 async def clean(core: Core) -> None:
     """One turn. What cannot be done now is done by a later one."""
     now = core.clock.now()
-    await core.store.write(lambda tx: tx.keys.purge(now - KEEP_KEYS_S))
+    while await core.store.write(lambda tx: tx.keys.purge(now - KEEP_KEYS_S, MAX_DROPPED)) == MAX_DROPPED:
+        pass  # the writes of others come in between
+    await core.store.write(lambda tx: tx.daily_counts.purge(now))
     await core.store.write(lambda tx: tx.left_behind.purge(now - KEEP_LEFT_BEHIND_S))
     await write_down(core)
     await _clean_tokens(core, now)

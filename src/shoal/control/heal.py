@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 
 from shoal.control.actor import SHOAL
+from shoal.control.batches import batched
 from shoal.control.core import Core
 from shoal.control.nodes import answers, is_still_dead
 from shoal.control.record import note
@@ -23,6 +26,8 @@ from shoal.wire import EndKind, NodeOutcome
 
 MOVING = (NodeState.DRAINING, NodeState.DEAD)
 """What runs on a node that is one of these is to go on elsewhere."""
+MAX_DRAINED = 10
+"""Nodes that one transaction marks as drained: for each it looks through what holds resources."""
 MOVE_SERVERS_S = 300.0
 """So long a drain waits for a service to start another replica elsewhere."""
 
@@ -38,16 +43,21 @@ async def heal(core: Core) -> None:
         for name in sorted(moving.intersection(attempt.nodes_left)):
             await _move(core, job, attempt, nodes[name])
     if any(nodes[name].state is NodeState.DRAINING for name in moving):
-        await core.store.write(lambda tx: _finish_drains(core, tx))
+        for names in batched(await core.store.read(_drained), MAX_DRAINED):
+            await core.store.write(partial(_finish_drains, core, names))
 
 
-def _finish_drains(core: Core, tx: Tx) -> None:
-    """Nobody is placed on a draining node, so what holds nothing now never will."""
-    draining = [node for node in tx.nodes.all() if node.state is NodeState.DRAINING]
+def _drained(tx: Tx) -> list[str]:
+    """Draining nodes that hold nothing."""
     held = {name for _, attempt in tx.attempts.holding() for name in attempt.node_names}
+    return [n.name for n in tx.nodes.all() if n.state is NodeState.DRAINING and n.name not in held]
+
+
+def _finish_drains(core: Core, names: Sequence[str], tx: Tx) -> None:
+    """Nobody is placed on a draining node, so what holds nothing now never will."""
     now = core.clock.now()
-    for node in draining:
-        if node.name not in held:
+    for node in filter(None, map(tx.nodes.get, names)):
+        if node.state is NodeState.DRAINING and not tx.attempts.holding_on(node.name):
             drained = msgspec.structs.replace(
                 node, state=NodeState.DRAINED, changed_at=now, version=node.version + 1
             )

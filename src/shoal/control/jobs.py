@@ -1,9 +1,8 @@
-"""Stop a job, an array; try an ended job again."""
+"""Stop a job; try an ended job again."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 
 import msgspec
 
@@ -12,64 +11,32 @@ from shoal.control.core import Core
 from shoal.control.frozen import spec_of
 from shoal.control.once import fingerprint, once
 from shoal.control.record import note
-from shoal.control.submit import check_checkpoint, check_priority, check_queue, check_quota
+from shoal.control.stopping import ask_to_stop, load
+from shoal.control.submit import check_checkpoint, check_priority, check_queue, check_quota, count_today
 from shoal.control.watch import cancel
-from shoal.errors import NotFound, StateError
-from shoal.model.attempt import Attempt, AttemptState, EndReason
+from shoal.errors import StateError
+from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.job import Job
-from shoal.model.moves import StopAsked
 from shoal.store import Tx
 
 
 async def stop_job(core: Core, actor: Actor, job_id: str, key: str | None) -> Job:
     """Ask for its end. A job that has ended already is returned as it is."""
-    return (await _stop(core, actor, f"job {job_id}", lambda _: [job_id], key))[0]
 
-
-async def stop_array(core: Core, actor: Actor, array_id: str, key: str | None) -> list[Job]:
-    """Ask for the end of every element that has not ended."""
-
-    def elements(tx: Tx) -> list[str]:
-        return [job.job_id for job in tx.jobs.open_in_array(array_id)]
-
-    return await _stop(core, actor, f"array {array_id}", elements, key)
-
-
-async def _stop(
-    core: Core, actor: Actor, what: str, choose: Callable[[Tx], list[str]], key: str | None
-) -> list[Job]:
-    def change(tx: Tx) -> list[tuple[Job, Attempt]]:
+    def change(tx: Tx) -> tuple[Job, Attempt]:
         now = core.clock.now()
 
-        def stop_chosen() -> list[str]:
-            job_ids = choose(tx)
-            ask_to_stop(core, tx, actor, job_ids, now)
-            return job_ids
+        def stop() -> list[str]:
+            ask_to_stop(core, tx, actor, [job_id], now)
+            return [job_id]
 
-        chosen, _ = once(tx, actor, key, fingerprint("stop", what), now, list[str], stop_chosen)
-        return [_load(tx, job_id) for job_id in chosen]
+        once(tx, actor, key, fingerprint("stop", f"job {job_id}"), now, list[str], stop)
+        return load(tx, job_id)
 
-    stopped = await core.store.write(change)
-    for job, attempt in stopped:
-        if attempt.state is AttemptState.STOPPING:
-            await cancel(core, job, attempt)
-    return [job for job, _ in stopped]
-
-
-def ask_to_stop(
-    core: Core, tx: Tx, actor: Actor, job_ids: list[str], now: float
-) -> list[tuple[Job, Attempt]]:
-    """Record that they are to end; those that may still run something have to be cancelled afterwards."""
-    for job_id in job_ids:
-        job, attempt = _load(tx, job_id)
-        if not job.is_open or job.stop_asked_by is not None:
-            continue
-        asked = msgspec.structs.replace(job, stop_asked_by=actor.name, version=job.version + 1)
-        tx.jobs.update(asked)
-        note(tx, "job.stop_asked", now, actor, job=job, attempt=attempt)
-        stop = StopAsked(reason=EndReason.CANCELLED, by=actor.name)
-        core.recorder.advance(tx, attempt.attempt_id, stop, actor)
-    return [_load(tx, job_id) for job_id in job_ids]
+    job, attempt = await core.store.write(change)
+    if attempt.state is AttemptState.STOPPING:
+        await cancel(core, job, attempt)
+    return job
 
 
 async def retry_job(core: Core, actor: Actor, job_id: str, key: str | None) -> Job:
@@ -80,7 +47,7 @@ async def retry_job(core: Core, actor: Actor, job_id: str, key: str | None) -> J
         now = core.clock.now()
         said = fingerprint("retry", job_id)
         once(tx, actor, key, said, now, bool, lambda: _retry(core, tx, actor, job_id, now, refusal))
-        return _load(tx, job_id)[0]
+        return load(tx, job_id)[0]
 
     return await core.store.write(change)
 
@@ -100,7 +67,7 @@ def _missing_archive(core: Core, job: Job | None) -> StateError | None:
 
 
 def _retry(core: Core, tx: Tx, actor: Actor, job_id: str, now: float, refusal: StateError | None) -> bool:
-    job, _ = _load(tx, job_id)
+    job, _ = load(tx, job_id)
     if job.is_open:
         raise StateError(
             f"job {job.reference} has not ended; only an ended job can be tried again",
@@ -120,6 +87,7 @@ def _retry(core: Core, tx: Tx, actor: Actor, job_id: str, now: float, refusal: S
     check_checkpoint(core, spec)
     priority = check_priority(core, project, spec)
     check_quota(project, tx.jobs.count_open(project.name), 1)
+    count_today(tx, project, 1, now)
     again = msgspec.structs.replace(
         job,
         priority=priority,
@@ -139,10 +107,3 @@ def _retry(core: Core, tx: Tx, actor: Actor, job_id: str, now: float, refusal: S
     attempt = core.recorder.next_attempt(tx, again, now)
     note(tx, "job.retried", now, actor, job=again, attempt=attempt)
     return True
-
-
-def _load(tx: Tx, job_id: str) -> tuple[Job, Attempt]:
-    job, attempt = tx.jobs.get(job_id), tx.attempts.newest(job_id)
-    if job is None or attempt is None:
-        raise NotFound(f"no job `{job_id}`", hint="shoal queue --all")
-    return job, attempt

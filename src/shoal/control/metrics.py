@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 import structlog
 
+from shoal.control.batches import batched
 from shoal.control.core import NEWS_PATIENCE_S, Core
 from shoal.curve import MAX_X
 from shoal.errors import StoreUnavailable
 from shoal.model.attempt import Attempt
+from shoal.store import Tx
 from shoal.wire import Samples
 
 MAX_NAME = 100
 MAX_TOLD_SERIES, MAX_TOLD_POINTS = 256, 4096
 """Of one message; a supervisor sends less."""
+
+MAX_AT_ONCE = 32
+"""Series in one transaction, each with up to 512 rows to be written anew."""
 
 log = structlog.get_logger()
 
@@ -24,17 +30,20 @@ async def keep(core: Core, attempt: Attempt, node: str, told: Iterable[Samples])
     kept = sensible(told)
     if not kept:
         return
-    now = core.clock.now()
+    now, lost = core.clock.now(), 0
     try:
-        lost = await core.store.write(
-            lambda tx: tx.metrics.add(attempt.job_id, attempt.epoch, node, kept, now),
-            patience_s=NEWS_PATIENCE_S,
-        )
+        for some in batched(kept, MAX_AT_ONCE):
+            add = partial(_add, attempt, node, some, now)
+            lost += await core.store.write(add, patience_s=NEWS_PATIENCE_S)
     except StoreUnavailable as error:
         log.warning("metrics.lost", attempt_id=attempt.attempt_id, node=node, error=error.message)
         return
     if lost:
         log.warning("metrics.too_many_series", job_id=attempt.job_id, node=node, points=lost)
+
+
+def _add(attempt: Attempt, node: str, some: Iterable[Samples], now: float, tx: Tx) -> int:
+    return tx.metrics.add(attempt.job_id, attempt.epoch, node, some, now)
 
 
 def sensible(told: Iterable[Samples]) -> list[Samples]:

@@ -49,7 +49,7 @@ def _set(core: Core, tx: Tx, actor: Actor, name: str, state: NodeState, because:
     node, now = find_node(tx, name), core.clock.now()
     begin_anew: tuple[str, ...] = ()
     if state is NodeState.DEAD:
-        holding = tx.attempts.holding()
+        holding = tx.attempts.holding_on(name)
         _refuse_living(core, holding, node)
         begin_anew = tuple(job.job_id for job, attempt in holding if _begins_anew(job, attempt, name))
     changed = msgspec.structs.replace(
@@ -104,7 +104,7 @@ def is_still_dead(core: Core, tx: Tx, name: str) -> bool:
     node = tx.nodes.get(name)
     if node is None or node.state is not NodeState.DEAD or answers(core, node):
         return False
-    return not speaking_on(core, tx.attempts.holding(), name)
+    return not speaking_on(core, tx.attempts.holding_on(name), name)
 
 
 def speaking_on(core: Core, holding: Holding, name: str) -> dict[str, float]:
@@ -133,7 +133,7 @@ def _remove(core: Core, tx: Tx, actor: Actor, name: str) -> bool:
     node, now = find_node(tx, name), core.clock.now()
     if answers(core, node):
         raise StateError(f"node {name} answers; only one that is gone can be removed", hint="shoal nodes")
-    held = [job.reference for job, attempt in tx.attempts.holding() if name in attempt.node_names]
+    held = [job.reference for job, _ in tx.attempts.holding_on(name)]
     if held:
         raise StateError(
             f"node {name} still holds {', '.join(held[:5])}",

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
+import anyio
+import anyio.lowlevel
+import msgspec
+
 from shoal.control.actor import SHOAL
+from shoal.control.batches import batched
 from shoal.control.core import Core
 from shoal.control.decision import Basis, record_decision
 from shoal.control.evict import evict
@@ -17,9 +24,16 @@ from shoal.model.attempt import Attempt, AttemptState, EndReason
 from shoal.model.job import Job
 from shoal.model.moves import Placed, StopAsked
 from shoal.model.node import Node
-from shoal.scheduler import Plan
+from shoal.scheduler import Plan, Start
 from shoal.scheduler.fair import Usage
 from shoal.store import Tx
+
+MAX_TAKEN_IN = 500
+"""Jobs told to the queue without a pause: some 25 ms."""
+MAX_AT_ONCE = 50
+"""Starts, or ends of those that wait in vain, in one transaction."""
+IN_VAIN_PATIENCE_S = 0.25
+"""While the store is busy: who waits in vain held nothing that others wait for."""
 
 
 class Cycle(NamedTuple):
@@ -62,7 +76,7 @@ async def place(core: Core) -> Cycle:
     with work:
         _tell_nodes(core, changes.nodes)
         core.planner.set_windows(changes.windows)
-    core.queue.take_in(changes)
+    await _take_in(core, changes)
     if core.lost:
         moved = await replace_elsewhere(core, changes, now)
         core.placer.set()  # everybody else is planned for when that is known
@@ -83,10 +97,7 @@ async def place(core: Core) -> Cycle:
                 windows=changes.windows,
             )
 
-            def record(tx: Tx) -> list[str]:
-                return _record(core, tx, made, doomed, basis)
-
-            placed = await core.store.write(record)
+            await _record_all(core, made, doomed, basis, placed)
             if made.starts or made.evictions:
                 core.queue.fresh.clear()
             if made.evictions:
@@ -101,6 +112,15 @@ async def place(core: Core) -> Cycle:
     again_s = None if made.look_again_at is None else max(made.look_again_at - now, 0.0)
     waits = [wait for wait in (resting_s, again_s) if wait is not None]
     return Cycle(tuple(placed), min(waits, default=None), work.spent_s)
+
+
+async def _take_in(core: Core, changes: Changes) -> None:
+    """Some jobs at a time, and requests are answered in between."""
+    *before, last = batched(changes.jobs, MAX_TAKEN_IN) or [[]]
+    for some in before:
+        core.queue.take_some(some, changes.outcomes)
+        await anyio.lowlevel.checkpoint()
+    core.queue.take_in(msgspec.structs.replace(changes, jobs=last))
 
 
 async def _look_around(core: Core, work: Stopwatch) -> Changes:
@@ -119,15 +139,47 @@ async def _look_around(core: Core, work: Stopwatch) -> Changes:
     return changes
 
 
-def _record(core: Core, tx: Tx, made: Plan, doomed: list[tuple[str, str]], basis: Basis) -> list[str]:
-    """Write the plan down. What changed since the look is left for the next cycle."""
+async def _record_all(
+    core: Core, made: Plan, doomed: list[tuple[str, str]], basis: Basis, placed: list[str]
+) -> None:
+    """Write the plan down, in transactions that delay nobody for long; `placed` grows as they are on disk.
+
+    The decision comes with the last starts. After a crash in between, those before it run all the same.
+    """
+    for some in batched(doomed, MAX_AT_ONCE):
+        await core.store.write(partial(_record_doomed, core, some), patience_s=IN_VAIN_PATIENCE_S)
+    *before, last = batched(made.starts, MAX_AT_ONCE) or [()]
+    for starts in before:
+        placed += await core.store.write(partial(_record_starts, core, starts, basis))
+
+    def record(tx: Tx) -> list[str]:
+        more = _record_starts(core, last, basis, tx)
+        evicted = evict(core, tx, made.evictions if _is_allowed(tx, basis) else (), basis.at)
+        record_decision(core, tx, made, [*placed, *more], evicted, basis)
+        return more
+
+    if made.starts or made.evictions:
+        placed += await core.store.write(record)
+
+
+def _is_allowed(tx: Tx, basis: Basis) -> bool:
+    """A window declared or a limit lowered since the look forbids what this plan gives away."""
+    return tx.windows.all() == basis.windows and not have_projects_changed(tx, basis.seen)
+
+
+def _record_doomed(core: Core, doomed: Sequence[tuple[str, str]], tx: Tx) -> None:
+    for attempt_id, because in doomed:
+        stop = StopAsked(reason=EndReason.DEPENDENCY, by=str(SHOAL), because=because)
+        core.recorder.advance(tx, attempt_id, stop)
+
+
+def _record_starts(core: Core, starts: Sequence[Start], basis: Basis, tx: Tx) -> list[str]:
+    """Those that are placed. What changed since the look is left for the next cycle."""
     now = basis.at
-    used = sorted({share.node for start in made.starts for share in start.allocation})
+    used = sorted({share.node for start in starts for share in start.allocation})
     open_nodes = {node.name for node in map(tx.nodes.get, used) if node is not None and node.takes_work}
-    # A window declared or a limit lowered since the look forbids what this plan gives away.
-    is_allowed = tx.windows.all() == basis.windows and not have_projects_changed(tx, basis.seen)
     placed = []
-    for start in made.starts if is_allowed else ():
+    for start in starts if _is_allowed(tx, basis) else ():
         attempt = tx.attempts.get(start.attempt_id)
         if attempt is None or attempt.state is not AttemptState.QUEUED:
             continue
@@ -135,10 +187,4 @@ def _record(core: Core, tx: Tx, made: Plan, doomed: list[tuple[str, str]], basis
             continue
         core.recorder.advance(tx, start.attempt_id, Placed(allocation=start.allocation), now=now)
         placed.append(start.attempt_id)
-    for attempt_id, because in doomed:
-        stop = StopAsked(reason=EndReason.DEPENDENCY, by=str(SHOAL), because=because)
-        core.recorder.advance(tx, attempt_id, stop)
-    evicted = evict(core, tx, made.evictions if is_allowed else (), now)
-    if made.starts or made.evictions:
-        record_decision(core, tx, made, placed, evicted, basis)
     return placed

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from shoal.control import (
+    arrays,
     audit,
     desk,
     drills,
@@ -21,6 +22,7 @@ from shoal.control import (
     windows,
 )
 from shoal.control.actor import Actor
+from shoal.control.arrays import Stopped
 from shoal.control.audit import Verdict
 from shoal.control.core import Core
 from shoal.control.drills import AskedDrill
@@ -123,8 +125,8 @@ class ControlPlane:
     async def stop_job(self, actor: Actor, job_id: str, *, key: str | None = None) -> Job:
         return await jobs.stop_job(self.core, actor, job_id, key)
 
-    async def stop_array(self, actor: Actor, array_id: str, *, key: str | None = None) -> list[Job]:
-        return await jobs.stop_array(self.core, actor, array_id, key)
+    async def stop_array(self, actor: Actor, array_id: str, *, key: str | None = None) -> Stopped:
+        return await arrays.stop_array(self.core, actor, array_id, key)
 
     async def retry_job(self, actor: Actor, job_id: str, *, key: str | None = None) -> Job:
         return await jobs.retry_job(self.core, actor, job_id, key)

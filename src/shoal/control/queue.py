@@ -6,6 +6,8 @@ changed since the last look. The first look of a control plane reads all that is
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from shoal.control.backoff import Backoff
@@ -29,7 +31,7 @@ class Changes(msgspec.Struct, frozen=True):
 
     seen: int
     """The newest event then."""
-    jobs: list[tuple[Job, Attempt]]
+    jobs: Sequence[tuple[Job, Attempt]]
     """Every job that may have changed, with its newest attempt."""
     outcomes: dict[str, JobOutcome | None]
     """Of the jobs that queued ones among them wait for."""
@@ -94,17 +96,21 @@ class Queue:
         """By job waited for; those and no others have an entry in `_outcomes`."""
 
     def take_in(self, changes: Changes) -> None:
+        self.take_some(changes.jobs, changes.outcomes)
+        self.seen = changes.seen
+
+    def take_some(self, jobs: Sequence[tuple[Job, Attempt]], outcomes: dict[str, JobOutcome | None]) -> None:
+        """Those of a look, before the others: until it is taken in whole, the next look finds them again."""
         touched: set[str] = set()
-        for job, attempt in changes.jobs:
+        for job, attempt in jobs:
             self._replace(job, attempt)
             touched.add(job.job_id)
             if job.job_id in self._dependents:
                 self._outcomes[job.job_id] = job.outcome
                 touched |= self._dependents[job.job_id]
-        self._outcomes.update(changes.outcomes)
+        self._outcomes.update(outcomes)
         for job_id in sorted(touched):
             self._judge(job_id)
-        self.seen = changes.seen
 
     @property
     def doomed(self) -> list[tuple[str, str]]:

@@ -15,6 +15,7 @@ import anyio
 import structlog
 
 from shoal.control.anchor import drop_anchor
+from shoal.control.arrays import carry_on
 from shoal.control.audit import write_refusals
 from shoal.control.clean import clean
 from shoal.control.core import Core
@@ -41,6 +42,7 @@ LAST_WORDS_S = 2.0
 CLEAN_EVERY_S = 600.0
 LEARN_EVERY_S = 60.0
 SERVE_EVERY_S = 0.5
+CARRY_ON_EVERY_S = 5.0
 PLACE_AT_LEAST_EVERY_S = 30.0
 PLANNING_SHARE = 0.5
 """At most this share of a core goes to looking and planning: the longer it took, the longer the pause."""
@@ -161,6 +163,9 @@ async def _looping(core: Core, changed: Changed, has_looked: anyio.Event) -> Non
         )
         tasks.start_soon(
             _repeat, core, "serve", lambda: tend(core), lambda: core.services.waker.wait(SERVE_EVERY_S)
+        )
+        tasks.start_soon(
+            _repeat, core, "arrays", lambda: carry_on(core), lambda: anyio.sleep(CARRY_ON_EVERY_S)
         )
         tasks.start_soon(_repeat, core, "clean", lambda: clean(core), lambda: anyio.sleep(CLEAN_EVERY_S))
 

@@ -10,16 +10,15 @@ from pathlib import Path
 import msgspec
 
 from shoal.control.actor import Actor
+from shoal.control.arrays import SHOWN, Chosen, add, begin_submission, finish_submission
 from shoal.control.core import Core
-from shoal.control.find import jobs_named
+from shoal.control.find import find_named, jobs_named
 from shoal.control.frozen import Frozen, freeze
 from shoal.control.once import fingerprint, once
-from shoal.control.record import note
 from shoal.control.snapshot import label
 from shoal.control.tree import check_share
 from shoal.engines.base import SupportsCheckpointDir, SupportsParts
 from shoal.errors import Denied, LimitReached, NotFound, ShoalError, SpecError, TooLarge
-from shoal.identity import seal_secrets
 from shoal.model.job import ArrayPlace, Dependency, DependencyKind, Job
 from shoal.model.people import Project, User
 from shoal.scheduler.classes import value_of
@@ -28,16 +27,22 @@ from shoal.spec import JobSpec
 from shoal.spec.clauses import TopologySpec
 from shoal.spec.moments import parse_moment
 from shoal.spec.quantity import spoken_seconds
-from shoal.store import Tx
+from shoal.store import ArrayVerb, Tx
 from shoal.wire import LeftBehind
 
 MAX_RECORDED_BYTES = 64 << 20
+DAY_S = 86_400
+MAX_RANKS_PER_CPU = 100
+"""As many as jobs of the smallest size, 0.01 CPU, fit on one. A supervisor forks each rank, and each costs
+the node a process, whatever the job may use: 4,096 for 0.1 CPU took a machine with two to a load of 165."""
 PATIENCE_S = 0.2
 """While the store is busy, starts and ends go first: a job gains nothing by waiting for them elsewhere."""
 
 
 class SubmitResult(msgspec.Struct, frozen=True, kw_only=True):
     jobs: tuple[Job, ...]
+    """The first of them, at most `arrays.SHOWN`."""
+    count: int = 1
     array_id: str | None = None
     was_repeated: bool = False
 
@@ -69,22 +74,36 @@ async def submit(core: Core, actor: Actor, asked: Asked, key: str | None) -> Sub
     check_secrets(frozen.spec, asked.secrets)
     refusal = asked.refusal or _refusal(core, frozen)
 
+    after = await _dependencies(core, frozen.spec, asked.project)
+
     def change(tx: Tx) -> SubmitResult:
         now = core.clock.now()
         accepted: list[Job] = []
 
-        def accept() -> list[str]:
+        def accept() -> Chosen:
             if refusal is not None:
                 raise refusal
-            accepted.extend(_accept(core, tx, actor, asked, frozen, now))
-            return [job.job_id for job in accepted]
+            accepted.extend(_accept(core, tx, actor, asked, frozen, after, now))
+            count = accepted[0].array.size if accepted[0].array else 1
+            return Chosen(count, (accepted[0].job_id,))
 
-        ids, repeated = once(tx, actor, key, said, now, list[str], accept)
-        jobs = tuple(accepted or (job for job in map(tx.jobs.get, ids) if job is not None))
-        array = jobs[0].array
-        return SubmitResult(jobs=jobs, array_id=array.array_id if array else None, was_repeated=repeated)
+        told, repeated = once(tx, actor, key, said, now, Chosen, accept)
+        jobs = accepted[:1] or (job for job in map(tx.jobs.get, told.first) if job is not None)
+        return _result(tuple(jobs), told.count, was_repeated=repeated)
 
-    return await core.store.write(change, patience_s=PATIENCE_S)
+    result = await core.store.write(change, patience_s=PATIENCE_S)
+    if result.array_id is None:
+        return result
+    array_id = result.array_id
+    await finish_submission(core, array_id)
+    jobs = await core.store.read(lambda tx: tx.jobs.in_array(array_id, SHOWN))
+    return msgspec.structs.replace(result, jobs=tuple(jobs))
+
+
+def _result(jobs: tuple[Job, ...], count: int, *, was_repeated: bool) -> SubmitResult:
+    array = jobs[0].array
+    array_id = array.array_id if array else None
+    return SubmitResult(jobs=jobs, count=count, array_id=array_id, was_repeated=was_repeated)
 
 
 def _said(core: Core, asked: Asked, frozen: Frozen) -> str:
@@ -114,6 +133,7 @@ def _refusal(core: Core, frozen: Frozen) -> ShoalError | None:
         check_queue(core, frozen.spec)
         check_mounts(core, frozen.spec)
         check_checkpoint(core, frozen.spec)
+        check_ranks(frozen)
         check_fit(core, frozen)
     except ShoalError as error:
         return error
@@ -174,6 +194,21 @@ def check_checkpoint(core: Core, spec: JobSpec) -> None:
         )
 
 
+def check_ranks(frozen: Frozen) -> None:
+    """Refuse more ranks than their CPUs can carry."""
+    request = frozen.request
+    most = max(1, floor(request.cpus * MAX_RANKS_PER_CPU + 1e-9))  # 0.29 CPUs are 28.999...
+    if request.ranks_per_node > most and not request.is_exclusive:
+        needed = f"{request.ranks_per_node / MAX_RANKS_PER_CPU:g}"
+        raise SpecError(
+            f"{_who(frozen.spec)} starts {request.ranks_per_node} ranks on each node and asks for "
+            f"{request.cpus:g} CPUs there; at most {MAX_RANKS_PER_CPU} ranks share a CPU",
+            hint=f"set `cpus: {needed}` or more in `resources`, or `ranks_per_node: {most}` or less",
+            ranks_per_node=request.ranks_per_node,
+            limit=most,
+        )
+
+
 def check_fit(core: Core, frozen: Frozen) -> None:
     """Refuse what no set of this cluster's nodes could ever hold; with no nodes known yet, wait."""
     never = core.nodes.never_fits(frozen.request)
@@ -185,7 +220,16 @@ def _who(spec: JobSpec) -> str:
     return f"job `{spec.name}`" if spec.name else "the job"
 
 
-def _accept(core: Core, tx: Tx, actor: Actor, asked: Asked, frozen: Frozen, now: float) -> list[Job]:
+def _accept(
+    core: Core,
+    tx: Tx,
+    actor: Actor,
+    asked: Asked,
+    frozen: Frozen,
+    after: tuple[Dependency, ...] | ShoalError,
+    now: float,
+) -> list[Job]:
+    """Those that are recorded at once: of a large array, its first elements."""
     project = tx.people.get_project(asked.project)
     if project is None:
         raise NotFound(f"no project `{asked.project}`", hint="shoal project list")
@@ -193,44 +237,26 @@ def _accept(core: Core, tx: Tx, actor: Actor, asked: Asked, frozen: Frozen, now:
     priority = check_priority(core, project, spec)
     check_share(tx, project, frozen.request, _who(spec))
     deadline_at = check_deadline(spec, now)
-    indices = spec.array.indices if spec.array else (None,)
-    after = _dependencies(tx, spec, project.name)
-    check_size(frozen, after, len(indices))
-    admitted = tx.submissions.admit(project.name, len(indices))
-    check_quota(project, admitted.open_jobs - len(indices), len(indices))
-    array_id = core.new_id("arr") if spec.array else None
-    behind = tx.left_behind.put(project.name, asked.left_behind, now) if asked.left_behind else None
-    made = []
-    for number, index in enumerate(indices, admitted.first):
-        place = None
-        if array_id is not None and index is not None and spec.array is not None:
-            place = ArrayPlace(array_id=array_id, index=index, size=len(indices), at_once=spec.array.at_once)
-        name = spec.name or f"job-{admitted.first}"
-        job = _job(core.new_id("job"), asked, frozen, number, name, priority, after, place, now, deadline_at)
-        job = msgspec.structs.replace(job, left_behind=behind) if behind else job
-        made.append((job, core.recorder.new_attempt(job, now)))
-    tx.submissions.add(made)
-    for job, attempt in made:
-        if asked.secrets:
-            tx.secrets.put(job.job_id, seal_secrets(core.key, job.job_id, asked.secrets, core.random))
-        data = _told(job)
-        if job.number == admitted.first:
-            # The other elements of an array have the same one.
-            data["spec"] = job.spec_json
-        note(tx, "job.submitted", now, actor, job=job, attempt=attempt, data=data)
-    return [job for job, _ in made]
-
-
-def _told(job: Job) -> dict[str, object]:
-    """With the spec, all that the scheduler is told of it: a decision can be made again from the log."""
-    data: dict[str, object] = {"name": job.name, "number": job.number, "priority": job.priority}
-    if job.array is not None:
-        data["array_id"] = job.array.array_id
-    if job.deadline_at is not None:
-        data["deadline_at"] = job.deadline_at
-    if job.after:
-        data["after"] = [{"job_id": dep.job_id, "on": dep.on} for dep in job.after]
-    return data
+    if isinstance(after, ShoalError):
+        raise after
+    count = len(spec.array.indices) if spec.array else 1
+    check_size(frozen, after, count)
+    admitted = tx.submissions.admit(project.name, count)
+    check_quota(project, admitted.open_jobs - count, count)
+    count_today(tx, project, count, now)
+    place = None
+    if spec.array is not None:
+        index, at_once = spec.array.indices[0], spec.array.at_once
+        place = ArrayPlace(array_id=core.new_id("arr"), index=index, size=count, at_once=at_once)
+    number, name = admitted.first, spec.name or f"job-{admitted.first}"
+    job = _job(core.new_id("job"), asked, frozen, number, name, priority, after, place, now, deadline_at)
+    if asked.left_behind:
+        behind = tx.left_behind.put(project.name, asked.left_behind, now)
+        job = msgspec.structs.replace(job, left_behind=behind)
+    if place is not None:
+        return begin_submission(core, tx, actor, job, asked.secrets, now)
+    add(core, tx, actor, [job], asked.secrets, now, has_spec=True)
+    return [job]
 
 
 def check_size(frozen: Frozen, after: tuple[Dependency, ...], count: int) -> None:
@@ -297,6 +323,22 @@ def check_deadline(spec: JobSpec, now: float) -> float | None:
     return deadline_at
 
 
+def count_today(tx: Tx, project: Project, more: int, now: float) -> None:
+    """Count `more` jobs submitted today. Raise `LimitReached` where the project may have no more of them."""
+    count = tx.daily_counts.add(f"project:{project.name}", more, now)
+    if count > project.max_jobs_per_day:
+        resets_s = DAY_S - now % DAY_S
+        raise LimitReached(
+            f"project `{project.name}` has submitted {count - more} jobs today (UTC); {more} more would pass "
+            f"its limit of {project.max_jobs_per_day} a day, which begins again in {age(resets_s)}",
+            hint="wait until then, or have an admin raise it: "
+            f"`shoal project update {project.name} --max-jobs-per-day {2 * project.max_jobs_per_day}`",
+            submitted_today=count - more,
+            limit=project.max_jobs_per_day,
+            resets_at=now + resets_s,
+        )
+
+
 def check_quota(project: Project, already: int, more: int) -> None:
     """Raise `LimitReached` where `more` open jobs are more than the project may have."""
     if already + more > project.max_open_jobs:
@@ -309,8 +351,31 @@ def check_quota(project: Project, already: int, more: int) -> None:
         )
 
 
-def _dependencies(tx: Tx, spec: JobSpec, project: str) -> tuple[Dependency, ...]:
-    """Jobs named in `after` must exist already, in the same project: so there can be no circle."""
+async def _dependencies(core: Core, spec: JobSpec, project: str) -> tuple[Dependency, ...] | ShoalError:
+    """Jobs named in `after`, or what is wrong with them.
+
+    Found before the transaction, which thousands of elements would make long. Jobs never go away, and an
+    array gets no elements but those that are still to be recorded.
+    """
+    if not spec.after:
+        return ()
+    for array_id in await core.store.read(lambda tx: _unfinished(tx, spec, project)):
+        await finish_submission(core, array_id)
+    try:
+        return await core.store.read(lambda tx: _found(tx, spec, project))
+    except ShoalError as error:
+        return error
+
+
+def _unfinished(tx: Tx, spec: JobSpec, project: str) -> list[str]:
+    """Arrays named in `after` of which elements are still to be recorded."""
+    named = [one for after in spec.after for one in find_named(tx, after.job, (project,))]
+    ids = sorted({one.array_id for one in named if one.array_id is not None})
+    return [one for one in ids if tx.array_work.get(one, ArrayVerb.SUBMIT) is not None]
+
+
+def _found(tx: Tx, spec: JobSpec, project: str) -> tuple[Dependency, ...]:
+    """They must exist already, in the same project: so there can be no circle."""
     found = []
     for after in spec.after:
         jobs = jobs_named(tx, after.job, project)

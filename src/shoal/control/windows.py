@@ -120,10 +120,14 @@ def _declare(core: Core, tx: Tx, actor: Actor, asked: AskedWindow, now: float) -
     if asked.project is not None and tx.people.get_project(asked.project) is None:
         near = or_nearest(asked.project, (project.name for project in tx.people.projects()))
         raise NotFound(f"no project `{asked.project}`{near}", hint="list them with `shoal project`")
+    known = {node.name for node in tx.nodes.all()} if asked.nodes else set()
+    for name in asked.nodes:
+        if name not in known:
+            find_node(tx, name)  # which says what is near
     window = Window(
         window_id=core.new_id("win"),
         kind=asked.kind,
-        nodes=tuple(sorted({find_node(tx, name).name for name in asked.nodes})),
+        nodes=tuple(sorted(set(asked.nodes))),
         from_at=now if asked.from_at is None else asked.from_at,
         until_at=(now if asked.from_at is None else asked.from_at) + asked.duration_s,
         project=asked.project,

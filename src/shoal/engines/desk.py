@@ -22,6 +22,7 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
+from shoal import bounded_file
 from shoal.clock import Clock
 from shoal.engines.base import LogChunk
 from shoal.engines.boots import Boot
@@ -521,9 +522,11 @@ def _found(attempt: Path) -> Iterator[DeskShare]:
         # One of another incarnation was written late, by a control plane that was deposed.
         share.outcome = outcome if outcome is None or outcome.incarnation == order.incarnation else None
         with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
-            share.boot = msgspec.json.decode(Path(_boot_file(files)).read_bytes(), type=Boot)
+            boot = bounded_file.read_whole(_boot_file(files), spool.MAX_RECORD)
+            share.boot = msgspec.json.decode(boot, type=Boot)
         with contextlib.suppress(FileNotFoundError):
-            share.left = Path(_left_file(files)).read_bytes().decode(errors="replace")
+            left = bounded_file.read_whole(_left_file(files), spool.MAX_RECORD)
+            share.left = left.decode(errors="replace")
         yield share
 
 
@@ -538,6 +541,6 @@ def _left_file(files: spool.Share) -> str:
 
 def _taken(files: spool.Share) -> Taken | None:
     try:
-        return msgspec.json.decode(Path(files.claimed).read_bytes(), type=Taken)
+        return msgspec.json.decode(bounded_file.read_whole(files.claimed, spool.MAX_RECORD), type=Taken)
     except FileNotFoundError:
         return None

@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 
+from shoal import bounded_file
 from shoal.engines.base import SavedCheckpoint, SavedCheckpoints, SaveDecision, SavedState
 from shoal.engines.own_saves import FOLDER, Walk
 from shoal.engines.refusal import is_name
@@ -35,10 +35,11 @@ MAX_FILES = 10_000
 """Of all checkpoints of one look."""
 MAX_MANIFEST = 16 << 20
 MAX_STATUS = 1 << 20
+MAX_READ = 64 << 20
+"""Bytes of all manifests of one look."""
 MAX_PLACE = 200
 PIECE = 1 << 20
 MAX_NUMBER = (1 << 53) - 1
-FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 MayGoOn = Callable[[], bool]
 
@@ -58,15 +59,20 @@ class Budget:
         self.may_hash = may_hash
         self._may_look = may_look
         self._files_left = MAX_FILES
+        self._bytes_left = MAX_READ
 
     def take(self, num_files: int) -> None:
         """So many will be looked at. `Unchecked`: that is more than are left, or time is up."""
         self._files_left -= num_files
         self.look_on()
 
+    def read(self, num_bytes: int) -> None:
+        """So many were read and are to be parsed, which nothing interrupts."""
+        self._bytes_left -= num_bytes
+
     def look_on(self) -> None:
         """`Unchecked`: it is spent."""
-        if self._files_left < 0 or not self._may_look():
+        if min(self._files_left, self._bytes_left) < 0 or not self._may_look():
             self._files_left = -1
             raise Unchecked
 
@@ -84,9 +90,9 @@ def look(
     except (FileNotFoundError, NotADirectoryError):
         return SavedCheckpoints()
     try:
-        status = _status(directory)
-        names = sorted(_names(directory), key=lambda one: one[0], reverse=True)[:MAX_SHOWN]
         budget = Budget(may_hash, may_look)
+        status = _status(directory, budget)
+        names = sorted(_names(directory), key=lambda one: one[0], reverse=True)[:MAX_SHOWN]
         items = tuple(_one(directory, name, entry, status, budget) for name, entry in names)
         walk = Walk(may_look)
         own, num_own = walk.saves(directory, _is_ours)
@@ -139,7 +145,7 @@ def _one(directory: int, name: Name, entry: str, status: Status, budget: Budget)
 def _committed(inside: int, name: Name, known: SavedCheckpoint, budget: Budget) -> SavedCheckpoint:
     try:
         budget.look_on()
-        manifest = _manifest(inside, name)
+        manifest = _manifest(inside, name, budget)
         known = msgspec.structs.replace(
             known,
             world_size=manifest.world_size,
@@ -158,7 +164,7 @@ def _committed(inside: int, name: Name, known: SavedCheckpoint, budget: Budget) 
 def _check(inside: int, file: str, record: FileRecord, budget: Budget) -> bool:
     """Whether its hash was seen to be right. `Damaged`: it, or its size, is wrong."""
     budget.look_on()
-    with _opened(inside, file) as fd:
+    with _usable(file), bounded_file.plain_file(file, dir_fd=inside) as fd:
         num_bytes = os.fstat(fd).st_size
         if num_bytes != record.num_bytes:
             raise Damaged(f"{file} has {num_bytes} bytes of {record.num_bytes}")
@@ -173,17 +179,17 @@ def _check(inside: int, file: str, record: FileRecord, budget: Budget) -> bool:
     return False
 
 
-def _manifest(inside: int, name: Name) -> Manifest:
+def _manifest(inside: int, name: Name, budget: Budget) -> Manifest:
     try:
-        return read_manifest(_read(inside, MANIFEST, MAX_MANIFEST), name)
+        return read_manifest(_read(inside, MANIFEST, MAX_MANIFEST, budget), name)
     except ValueError as error:
         raise Damaged(f"its manifest cannot be used: {error}") from error
 
 
-def _status(directory: int) -> Status:
+def _status(directory: int, budget: Budget) -> Status:
     try:
-        return read_status(_read(directory, STATUS, MAX_STATUS)) or Status()
-    except Damaged:
+        return read_status(_read(directory, STATUS, MAX_STATUS, budget)) or Status()
+    except (Damaged, Unchecked):
         return Status()
 
 
@@ -192,12 +198,11 @@ def _decision(status: Status) -> SaveDecision | None:
     return None if made is None else msgspec.convert(msgspec.to_builtins(made), SaveDecision)
 
 
-def _read(directory: int, file: str, most: int) -> bytes:
-    with _opened(directory, file) as fd:
-        if os.fstat(fd).st_size > most:
-            raise Damaged(f"{file} is larger than {most} bytes")
-        pieces = b"".join(iter(lambda: os.read(fd, PIECE), b""))
-        return pieces[:most]
+def _read(directory: int, file: str, most: int, budget: Budget) -> bytes:
+    with _usable(file):
+        data = bounded_file.read_whole(file, most, dir_fd=directory, look_on=budget.look_on)
+    budget.read(len(data))
+    return data
 
 
 def _size(inside: int, budget: Budget) -> int:
@@ -212,16 +217,9 @@ def _size(inside: int, budget: Budget) -> int:
 
 
 @contextlib.contextmanager
-def _opened(directory: int, file: str) -> Iterator[int]:
-    """A plain file of this folder. `Damaged`: there is none of that name."""
+def _usable(file: str) -> Iterator[None]:
+    """`Damaged`: there is no plain file of that name, or none of a size that is read."""
     try:
-        fd = os.open(file, FILE, dir_fd=directory)
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "its name is none"
-        raise Damaged(f"{file} cannot be read: {why}") from error
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise Damaged(f"{file} is not a plain file")
-        yield fd
-    finally:
-        os.close(fd)
+        yield
+    except OSError as error:
+        raise Damaged(f"{file} cannot be read: {error.strerror}") from error

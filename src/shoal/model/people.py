@@ -46,6 +46,9 @@ class Project(msgspec.Struct, frozen=True, kw_only=True):
     """The Unix user its jobs run as where the machine allows it; never given to another project."""
     max_open_jobs: int = 10_000
     """Quota on jobs accepted and not ended."""
+    max_jobs_per_day: int = 100_000
+    """Jobs submitted or tried again in a day (UTC), each element of an array as one. What is recorded of a
+    job stays for ever, so a loop that submits and stops would fill the disk."""
     max_priority: int = 100
     """The highest priority a member may ask for."""
     max_upload_bytes: int = 256 << 20

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import sys
 
+from shoal import bounded_file
 from shoal.runtime import removal, shared_memory
 from shoal.runtime.rank.checkpoint.manifest import MANIFEST, Name, parse_name
 
 NUM_BYTES = 64
+MAX_NAMES = 10_000
 
 
 def damage(directory: str, memory: tuple[str, str]) -> None:
@@ -17,14 +19,14 @@ def damage(directory: str, memory: tuple[str, str]) -> None:
     What the ranks of this attempt and node (`memory`) keep in memory from that one on is removed: they would
     read that. Ends the process with 1, having changed nothing, where there are fewer than two.
     """
-    names = sorted(filter(None, map(parse_name, os.listdir(directory))), reverse=True)
+    names = sorted(filter(None, map(parse_name, bounded_file.names(directory, MAX_NAMES))), reverse=True)
     if len(names) < 2:
         has = f"only {names[0]}" if names else "no checkpoint"
         sys.stderr.write(f"{directory} holds {has}; with none before it, all work would be lost\n")
         sys.stderr.flush()
         os._exit(1)
     folder = os.path.join(directory, str(names[0]))
-    files = sorted(name for name in os.listdir(folder) if name != MANIFEST)
+    files = sorted(name for name in bounded_file.names(folder, MAX_NAMES) if name != MANIFEST)
     largest = max(files, key=lambda name: os.path.getsize(os.path.join(folder, name)))
     forget(shared_memory.folder(os.getuid(), *memory), names[0])
     num_flipped = flip(os.path.join(folder, largest))
@@ -34,7 +36,7 @@ def damage(directory: str, memory: tuple[str, str]) -> None:
 
 def forget(memory: str, oldest: Name) -> None:
     """Remove the checkpoints in this folder that are not older than that one."""
-    names = map(parse_name, os.listdir(memory) if os.path.isdir(memory) else ())
+    names = map(parse_name, bounded_file.names(memory, MAX_NAMES) if os.path.isdir(memory) else ())
     for name in names:
         if name is not None and name >= oldest:
             removal.remove(os.path.join(memory, str(name)), timeout_s=shared_memory.REMOVE_S)

@@ -12,6 +12,8 @@ import stat
 import time
 from collections.abc import Iterable
 
+from shoal import bounded_file
+
 LIMIT_S = 1.2
 """Ranks look at their pipe once a second."""
 LOOK_S = 0.02
@@ -74,9 +76,7 @@ def _size(path: str) -> int:
 
 def _copy(source: str, target: str) -> bool:
     with contextlib.suppress(OSError):
-        fd = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with os.fdopen(fd, "rb") as file:
-            data = file.read(MAX_BYTES) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
+        data = bounded_file.read_start(source, MAX_BYTES)
         if data:
             with open(target, "wb") as kept:
                 kept.write(data)

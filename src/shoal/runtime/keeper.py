@@ -20,6 +20,7 @@ from types import FrameType
 
 import msgspec
 
+from shoal import bounded_file
 from shoal.clock import BootClock
 from shoal.runtime import entry, kernel, places, removal, spool, tree
 from shoal.runtime.desk import DeskClient, Refused, Silent
@@ -495,18 +496,15 @@ def _size_of(path: str) -> int:
 def _read_piece(path: str, offset: int) -> bytes:
     """One byte more than a piece: then there is more."""
     try:
-        with open(path, "rb") as file:
-            file.seek(offset)
-            return file.read(PIECE + 1)
+        with bounded_file.plain_file(path) as fd:
+            return os.pread(fd, PIECE + 1, offset)
     except FileNotFoundError:
         return b""
 
 
 def _last_words(path: str) -> str:
     try:
-        with open(path, "rb") as file:
-            file.seek(max(os.fstat(file.fileno()).st_size - WORDS, 0))
-            return file.read().decode("utf-8", "replace").strip()
+        return bounded_file.read_end(path, WORDS).decode("utf-8", "replace").strip()
     except OSError:
         return ""
 

@@ -13,6 +13,7 @@ import stat
 from shoal.wire import Fetch
 
 ROOT = 0
+MAX_OTHERS = 100
 
 
 def roots_of(spool_root: str) -> list[str]:
@@ -26,7 +27,8 @@ def roots_of(spool_root: str) -> list[str]:
     if usual == base:
         return [base]
     prefix = f"{os.path.basename(usual)}-"
-    others = sorted(f"{base}/{found}" for found in os.listdir(base) if found.startswith(prefix))
+    with os.scandir(base) as entries:  # where everybody may add names, millions are never held at once
+        others = sorted(entry.path for entry in entries if entry.name.startswith(prefix))[:MAX_OTHERS]
     return [one for one in (usual, *others) if _is_directory_of_ours(one)]
 
 

@@ -8,10 +8,14 @@ import re
 import socket
 from collections.abc import Iterable, Iterator
 
+from shoal import bounded_file
+
 FIRST, COUNT = 30_000, 2_700
 """Below those that the kernel hands out by itself, and apart from those that an engine gives to attempts."""
 LISTENS = "0A"
 """As Linux's tables of sockets spell that state."""
+MAX_TABLE = 4 << 20
+"""Bytes of such a table: 28,000 sockets. A server whose own socket comes later has no port that is known."""
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
 
 
@@ -77,9 +81,8 @@ def _sockets(pid: int) -> Iterator[str]:
 
 def _listening(pid: int) -> Iterator[tuple[str, int]]:
     for table in ("tcp", "tcp6"):
-        with open(f"/proc/{pid}/net/{table}", encoding="ascii") as rows:
-            next(rows)  # the heads
-            for row in rows:
-                words = row.split()
-                if words[3] == LISTENS:
-                    yield words[9], int(words[1].rpartition(":")[2], 16)
+        rows = bounded_file.read_start(f"/proc/{pid}/net/{table}", MAX_TABLE).decode("ascii").split("\n")
+        for row in rows[1:-1]:  # without the heads, and without what is behind the last newline
+            words = row.split()
+            if words[3] == LISTENS:
+                yield words[9], int(words[1].rpartition(":")[2], 16)

@@ -16,10 +16,13 @@ from typing import TypeVar
 
 import msgspec
 
+from shoal import bounded_file
 from shoal.runtime import listening, shared_memory, tree
 from shoal.wire import NodeOutcome, Order
 
 T = TypeVar("T")
+MAX_RECORD = 64 << 20
+"""Bytes of one file of the spool, which is the job's own where its supervisor runs as its owner."""
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
@@ -339,12 +342,12 @@ def kill_supervisors(share: Share) -> None:
     """Kill whoever was started to supervise the share, claimed or not, by what its command line says."""
     name = f"shoal.runtime.supervisor\0{share.directory}".encode()
     for pid in tree.all_pids():
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+        with contextlib.suppress(OSError), bounded_file.plain_file(f"/proc/{pid}/cmdline") as fd:
             # Pinned before it is read: the process that is killed is the one that was looked at.
             pidfd = os.pidfd_open(pid)
             try:
                 # One that took the name over has all the room of its first command line behind it.
-                if file.read().rstrip(b"\0").endswith(name):
+                if bounded_file.read_fd(fd, tree.MAX_WORDS).rstrip(b"\0").endswith(name):
                     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             finally:
                 os.close(pidfd)
@@ -400,8 +403,7 @@ def start_ticks(pid: int) -> int | None:
 
 def _read(path: str, decoder: msgspec.json.Decoder[T]) -> T | None:
     try:
-        with open(path, "rb") as file:
-            data = file.read()
+        data = bounded_file.read_whole(path, MAX_RECORD)
     except FileNotFoundError:
         return None
     return decoder.decode(data)

@@ -8,6 +8,7 @@ once, in bounded time and size.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import signal
@@ -94,7 +95,7 @@ def _spied(pids: Mapping[int, int], spy: str) -> dict[int, str]:
     children: set[int] = set()
     with contextlib.suppress(OSError):
         for slot, pid in pids.items():
-            pages[slot] = os.memfd_create("stacks")
+            pages[slot] = _page()
             children.add(_spawn(spy, pid, pages[slot]))
     until = time.monotonic() + LIMIT_S
     while (children := {pid for pid in children if not _is_over(pid)}) and time.monotonic() < until:
@@ -106,6 +107,14 @@ def _spied(pids: Mapping[int, int], spy: str) -> dict[int, str]:
     for page in pages.values():
         os.close(page)
     return texts
+
+
+def _page() -> int:
+    """What `py-spy` writes into. It cannot grow: the stacks are as deep as the job makes them."""
+    page = os.memfd_create("stacks", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(page, STACKS_AREA)
+    fcntl.fcntl(page, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW)
+    return page
 
 
 def _spawn(spy: str, pid: int, page: int) -> int:

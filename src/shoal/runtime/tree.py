@@ -13,12 +13,16 @@ import signal
 import time
 from collections.abc import Callable, Collection, Iterable
 
+from shoal import bounded_file
 from shoal.clock import BootClock
 
 CLOCK = BootClock()
 PATIENCE_S = 0.01
 ENDED = (b"Z", b"X")
 """The states of a thread that has ended."""
+MAX_WORDS = 8 << 20
+"""Bytes of a process's command line or environment. `execve` takes 6 MiB of both, but afterwards a process
+may name any part of its memory, up to 128 TiB, as either (`PR_SET_MM`)."""
 
 
 def kill_until_gone(
@@ -282,13 +286,12 @@ def _hides(place: str) -> bool:
 
 
 def _environment(place: str) -> bytes:
-    with open(f"{place}/environ", "rb") as file:
-        return file.read()
+    return bounded_file.read_start(f"{place}/environ", MAX_WORDS)
 
 
 def _is_shoals(place: str) -> bool:
-    with contextlib.suppress(OSError), open(f"{place}/cmdline", "rb") as file:
-        return b"\0-m\0shoal.runtime." in file.read()
+    with contextlib.suppress(OSError):
+        return b"\0-m\0shoal.runtime." in bounded_file.read_start(f"{place}/cmdline", MAX_WORDS)
     return False
 
 

@@ -5,6 +5,7 @@ nothing here talks to an engine or a network other than the database's.
 """
 
 from shoal.store.anchor import read_anchor, write_anchor
+from shoal.store.array_work import ArrayVerb
 from shoal.store.base import Event, EventFilter, Flaw, Head, JobFilter, KeyReused, OnCommit, Stale, Store
 from shoal.store.lead import Lead, Standby
 from shoal.store.memory import open_memory_store
@@ -14,6 +15,7 @@ from shoal.store.people_changes import logged_token
 from shoal.store.transaction import Tx
 
 __all__ = [
+    "ArrayVerb",
     "Event",
     "EventFilter",
     "Flaw",

@@ -65,14 +65,18 @@ class Attempts:
         self._run = session.run
         self._known: dict[str, Attempt] = {}
         """As this transaction has read or left them: what ends an attempt asks for it three times."""
+        self._newest: dict[str, str] = {}
+        """By job."""
 
     def forget(self) -> None:
         """The writer calls this when it undoes a change."""
         self._known.clear()
+        self._newest.clear()
 
     def add(self, attempt: Attempt) -> None:
         """Its job must be there already; a job has one attempt an epoch."""
         self._run(INSERT, attempt_row(attempt))
+        self._newest.pop(attempt.job_id, None)
         newest = {"to_newest": attempt.attempt_id, "to_epoch": attempt.epoch, "to_state": attempt.state}
         self._run(BECOME_NEWEST, {"of": attempt.job_id} | newest)
 
@@ -86,7 +90,14 @@ class Attempts:
         return known
 
     def newest(self, job_id: str) -> Attempt | None:
-        return _one(self._session.value(NEWEST, {"of": job_id}))
+        known = self._newest.get(job_id)
+        if known is not None:
+            return self._known[known]
+        newest = _one(self._session.value(NEWEST, {"of": job_id}))
+        if newest is not None:
+            self._known[newest.attempt_id] = newest
+            self._newest[job_id] = newest.attempt_id
+        return newest
 
     def of_job(self, job_id: str) -> list[Attempt]:
         """Oldest first."""
@@ -121,9 +132,19 @@ class Attempts:
         return [(decode_job(job), decode_attempt(own)) for job, own in self._run(QUEUED, {"limit": limit})]
 
     def holding(self) -> list[tuple[Job, Attempt]]:
-        """Every attempt that holds resources, by id."""
+        """Every attempt that holds resources, by id. Tens of thousands take a second, so never ask in a
+        transaction that writes.
+        """
         found = self._session.ask(IN_STATE, {"states": list(HOLDING)})
         return [(decode_job(job), decode_attempt(own)) for job, own in found]
+
+    def holding_on(self, node: str) -> list[tuple[Job, Attempt]]:
+        """Those of them that have, or had, a share on that node."""
+        # Quotes within a text are escaped in JSON: only a field of that name and value looks like this.
+        says = attempts.c.body.contains(f'"node":{encode(node)}', autoescape=True)
+        found = self._session.ask(IN_STATE.where(says), {"states": list(HOLDING)})
+        loaded = [(decode_job(job), decode_attempt(own)) for job, own in found]
+        return [(job, attempt) for job, attempt in loaded if node in attempt.node_names]
 
 
 def attempt_row(attempt: Attempt) -> dict[str, Any]:

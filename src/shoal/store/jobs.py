@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from typing import Any
 
-from sqlalchemy import Select, bindparam, func, insert, select, tuple_, update
+from sqlalchemy import Select, and_, bindparam, func, insert, select, tuple_, update
 
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.job import Job, JobOutcome
@@ -67,10 +67,19 @@ OUTCOMES = select(jobs.c.job_id, jobs.c.outcome).where(jobs.c.job_id.in_(bindpar
 NUMBERS = select(jobs.c.job_id, jobs.c.project, jobs.c.number).where(
     jobs.c.job_id.in_(bindparam("ids", expanding=True))
 )
+IN_ARRAY = jobs.c.array_id == bindparam("array_id")
+# By what `jobs_by_array` carries alone: a walk along it never visits the table.
+IS_OPEN = and_(*(jobs.c.status != outcome.value for outcome in JobOutcome))
 OPEN_IN_ARRAY = (
-    select(jobs.c.body)
-    .where(jobs.c.array_id == bindparam("array_id"), jobs.c.outcome.is_(None))
-    .order_by(jobs.c.number)
+    select(jobs.c.job_id)
+    .where(IN_ARRAY, IS_OPEN, jobs.c.job_id > bindparam("after"))
+    .order_by(jobs.c.submitted_at, jobs.c.job_id)
+    .limit(bindparam("limit"))
+)
+COUNT_OPEN_IN_ARRAY = select(func.count()).select_from(jobs).where(IN_ARRAY, IS_OPEN)
+COUNT_IN_ARRAY = select(func.count()).select_from(jobs).where(IN_ARRAY)
+FIRST_IN_ARRAY = (
+    select(jobs.c.body).where(IN_ARRAY).order_by(jobs.c.submitted_at, jobs.c.job_id).limit(bindparam("limit"))
 )
 WITH_NEWEST_ATTEMPT = select(jobs.c.body, attempts.c.body.label("attempt_body")).join_from(
     jobs, attempts, attempts.c.attempt_id == jobs.c.newest_attempt_id
@@ -128,9 +137,12 @@ class Jobs:
     def update(self, job: Job) -> None:
         """Replace the record whose version is one less; `Stale` if there is none such."""
         seen = {"id": job.job_id, "seen": job.version - 1}
-        before = self._run(OUTCOME, seen).fetchone()
-        if before is None:
-            raise Stale(f"job {job.reference} is no longer at version {job.version - 1}")
+        known = self._known.get(job.job_id)
+        if known is not None and known.version == job.version - 1:
+            was_open = known.is_open
+        else:
+            before = self._run(OUTCOME, seen).fetchone()
+            was_open = before is not None and before[0] is None
         changes = {
             "to_priority": job.priority,
             "to_outcome": job.outcome,
@@ -138,9 +150,9 @@ class Jobs:
             "to_version": job.version,
             "to_body": encode(job),
         }
-        self._run(UPDATE, seen | changes)
+        if self._run(UPDATE, seen | changes).rowcount == 0:
+            raise Stale(f"job {job.reference} is no longer at version {job.version - 1}")
         self._known[job.job_id] = job
-        was_open = before[0] is None
         if was_open != job.is_open:
             self._count_open(job.project, 1 if job.is_open else -1)
 
@@ -175,8 +187,26 @@ class Jobs:
         found = self._run(CHANGED, {"after": seq})
         return [(decode_job(job), decode_attempt(attempt)) for job, attempt in found]
 
-    def open_in_array(self, array_id: str) -> list[Job]:
-        return [decode_job(body) for (body,) in self._run(OPEN_IN_ARRAY, {"array_id": array_id})]
+    def open_in_array(self, array_id: str, after: str, limit: int) -> list[str]:
+        """The ids of the next elements behind that job which have not ended, by index."""
+        values = {"array_id": array_id, "after": after, "limit": limit}
+        return [job_id for (job_id,) in self._run(OPEN_IN_ARRAY, values)]
+
+    def count_open_in_array(self, array_id: str) -> int:
+        return int(self._session.value(COUNT_OPEN_IN_ARRAY, {"array_id": array_id}))
+
+    def count_in_array(self, array_id: str) -> int:
+        """How many of its elements are recorded."""
+        return int(self._session.value(COUNT_IN_ARRAY, {"array_id": array_id}))
+
+    def first_in_array(self, array_id: str) -> Job | None:
+        """The element with the lowest index."""
+        return _one(self._session.value(FIRST_IN_ARRAY, {"array_id": array_id, "limit": 1}))
+
+    def in_array(self, array_id: str, limit: int) -> list[Job]:
+        """Its first elements."""
+        found = self._run(FIRST_IN_ARRAY, {"array_id": array_id, "limit": limit})
+        return [decode_job(body) for (body,) in found]
 
     def page(
         self, wanted: JobFilter, before: Place | None = None, limit: int = 100

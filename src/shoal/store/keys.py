@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import bindparam, delete, insert, select
+from sqlalchemy import bindparam, delete, insert, select, tuple_
 
 from shoal.store.base import KeyReused
 from shoal.store.prepared import Session
@@ -12,7 +12,13 @@ INSERT = insert(idempotency_keys)
 RECALL = select(idempotency_keys.c.fingerprint, idempotency_keys.c.answer).where(
     idempotency_keys.c.actor == bindparam("by"), idempotency_keys.c.key == bindparam("named")
 )
-PURGE = delete(idempotency_keys).where(idempotency_keys.c.at < bindparam("before"))
+_OLD = (
+    select(idempotency_keys.c.actor, idempotency_keys.c.key)
+    .where(idempotency_keys.c.at < bindparam("before"))
+    .order_by(idempotency_keys.c.at)
+    .limit(bindparam("most"))
+)
+PURGE = delete(idempotency_keys).where(tuple_(idempotency_keys.c.actor, idempotency_keys.c.key).in_(_OLD))
 
 
 class Keys:
@@ -36,6 +42,6 @@ class Keys:
         row = {"actor": actor, "key": key, "fingerprint": fingerprint, "answer": answer, "at": at}
         self._run(INSERT, row)
 
-    def purge(self, before: float) -> int:
-        """Forget answers older than that, and return how many."""
-        return self._run(PURGE, {"before": before}).rowcount
+    def purge(self, before: float, most: int) -> int:
+        """Forget the oldest of the answers before that, at most so many; returns how many."""
+        return self._run(PURGE, {"before": before, "most": most}).rowcount

@@ -75,6 +75,23 @@ project_counters = Table(
     Column("open_jobs", BigInteger, nullable=False),
 )
 
+array_work = Table(
+    "array_work",
+    metadata,
+    Column("array_id", Words, primary_key=True),
+    Column("verb", Words, primary_key=True),
+    Column("actor", Words, nullable=False),
+    Column("last_id", Words, nullable=False),
+)
+
+daily_counts = Table(
+    "daily_counts",
+    metadata,
+    Column("subject", Words, primary_key=True),
+    Column("day", BigInteger, nullable=False),
+    Column("count", BigInteger, nullable=False),
+)
+
 attempts = Table(
     "attempts",
     metadata,

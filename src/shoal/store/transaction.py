@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from sqlalchemy import Connection
 
+from shoal.store.array_work import ArrayWork
 from shoal.store.attempts import Attempts
 from shoal.store.base import Head
+from shoal.store.daily_counts import DailyCounts
 from shoal.store.events import Events
 from shoal.store.jobs import Jobs
 from shoal.store.keys import Keys
@@ -32,6 +34,8 @@ class Tx:
         self.jobs = Jobs(session)
         self.attempts = Attempts(session)
         self.submissions = Submissions(session)
+        self.array_work = ArrayWork(session)
+        self.daily_counts = DailyCounts(session)
         self.nodes = Nodes(session)
         self.services = Services(session)
         self.windows = Windows(session)

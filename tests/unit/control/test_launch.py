@@ -12,8 +12,10 @@ from shoal.errors import EngineRefused, StoreUnavailable
 from shoal.identity import job_token, proof_key
 from shoal.model.attempt import EndReason
 from shoal.model.job import Job
+from shoal.model.node import NodeState
 from shoal.spec import parse_job
 from tests.support.lab import ANA, KEY, SPEC, USER, Lab, node_facts, now
+from tests.support.transactions import counted
 
 
 def taken_by(lab: Lab) -> list[Submission]:
@@ -226,3 +228,45 @@ def test_the_next_attempt_of_what_was_lost_before_it_began_is_given_no_node_that
     assert lab.attempts(job)[0].reason is EndReason.LOST
     lab.place()
     assert lab.attempt(job).node_names == ("n2",)
+
+
+def test_a_plan_with_many_starts_is_written_some_at_a_time_and_is_one_decision(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shoal.control.place.MAX_AT_ONCE", 2)
+    lab = Lab()
+    jobs = lab.submit_all(array=7).jobs
+    with counted() as changes:
+        lab.turn()
+    assert {lab.status(job) for job in jobs} == {"running"}
+    (event,) = lab.events("plan.made")
+    assert len(event.data["starts"]) == 7
+    assert event.data["placed"] == [lab.attempt(job).attempt_id for job in jobs]
+    assert max(change.num_statements for change in changes) < 7 * 4  # each start takes four at least
+
+
+def test_starts_whose_node_went_while_the_plan_was_written_wait_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shoal.control.place.MAX_AT_ONCE", 2)
+    lab = Lab(num_nodes=1)
+    lab.heal()
+    jobs = lab.submit_all(array=5).jobs
+    lab.store.meanwhile("after write", lambda: lab.decide("n1", NodeState.CORDONED))
+    lab.place()
+    assert [lab.status(job) for job in jobs] == ["starting"] * 2 + ["queued"] * 3
+    lab.decide("n1", NodeState.READY)
+    lab.turn()
+    assert {lab.status(job) for job in jobs} == {"running"}
+
+
+def test_jobs_that_wait_in_vain_end_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.control.place.MAX_AT_ONCE", 2)
+    lab = Lab()
+    first = lab.submit()
+    jobs = lab.submit_all(array=7, after=[first.reference]).jobs
+    lab.stop(first)
+    with counted() as changes:
+        lab.place()
+    assert {lab.status(job) for job in jobs} == {"cancelled"}
+    assert max(change.num_statements for change in changes) < 7 * 5

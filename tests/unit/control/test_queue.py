@@ -228,3 +228,25 @@ def test_job_that_goes_on_comes_first_whatever_is_learned_about_its_like() -> No
     (after,) = lab.core.planner.waiting
     assert before.expected_s != after.expected_s
     assert (before.due_at, after.due_at) == (None, None)
+
+
+def test_a_look_at_many_jobs_is_taken_in_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is the same as at once: who waits for whom is known, also across two pieces."""
+    monkeypatch.setattr("shoal.control.place.MAX_TAKEN_IN", 2)
+    paused: list[bool] = []
+
+    async def pause() -> None:
+        paused.append(True)
+
+    monkeypatch.setattr("shoal.control.place.anyio.lowlevel.checkpoint", pause)
+    lab = Lab(num_nodes=1)
+    first = lab.submit(resources={"cpus": 1})
+    jobs = lab.submit_all(array=5, after=[f"{first.number}:ended"], resources={"cpus": 1}).jobs
+    lab.turn()
+    assert paused == [True, True]
+    assert lab.status(first) == "running"
+    assert {lab.status(job) for job in jobs} == {"queued"}
+    lab.stop(first)
+    lab.turn()
+    lab.turn()
+    assert {lab.status(job) for job in jobs} == {"running"}

@@ -14,7 +14,7 @@ import pytest
 
 from shoal.control import Actor, ControlPlane
 from shoal.control.find import find_named
-from shoal.control.services import look
+from shoal.control.services import look, turn
 from shoal.control.services.book import ServiceBook
 from shoal.control.services.commands import AskedService
 from shoal.control.services.look import Look, load
@@ -30,6 +30,7 @@ from shoal.serving.table import Service as Served
 from shoal.spec.parse import parse_service
 from shoal.wire import EndKind, Phase, Renewal, Serving
 from tests.support.plane import FOREVER, open_plane
+from tests.support.transactions import counted
 
 ROOT = Actor(kind="user", id="usr_root", name="root")
 pytestmark = pytest.mark.anyio
@@ -487,3 +488,21 @@ async def test_name_of_a_service_is_a_replica_that_lives_of_the_release_that_ser
         await ours.plane.scale_service(ROOT, ours.service_id, 0, 0)
         await ours.until(lambda look: look.servers == ())
         assert (await named()).number > second
+
+
+async def test_a_service_of_many_replicas_is_started_and_stopped_some_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turn, "MAX_STEPS", 2)
+    async with cluster(tmp_path) as ours:
+        with counted() as changes:
+            await ours.serve(replicas=20, resources={"cpus": 0.01})
+            await ours.until(lambda look: len(look.servers) == 20)
+            await ours.plane.stop_service(ROOT, ours.service_id)
+            with anyio.fail_after(30):
+                while await ours.plane.core.store.read(lambda tx: tx.services.all()):
+                    await ours.said()
+                    await anyio.sleep(0.02)
+        turns = [change.num_statements for change in changes if change.name.startswith("_tend")]
+        assert len(turns) >= 20 / 2 + 20 / 2
+        assert max(turns) < 20 * 5  # to start one takes more than five

@@ -152,7 +152,8 @@ def test_stopping_an_array_stops_what_is_open_and_leaves_what_has_ended() -> Non
     lab.watch()
     assert result.array_id is not None
     stopped = now(lab.plane.stop_array(ANA, result.array_id))
-    assert [job.number for job in stopped] == [2, 3]
+    assert [job.number for job in stopped.jobs] == [2, 3]
+    assert stopped.count == 2
     lab.watch()
     assert {lab.status(job) for job in result.jobs} == {"cancelled"}
 
@@ -165,9 +166,11 @@ def test_stopping_an_array_again_with_the_same_key_gives_the_first_answer() -> N
     first = now(lab.plane.stop_array(ANA, result.array_id, key="k"))
     lab.watch()
     again = now(lab.plane.stop_array(ANA, result.array_id, key="k"))
-    assert [job.job_id for job in again] == [job.job_id for job in first]
-    assert {job.outcome for job in again} == {JobOutcome.CANCELLED}
-    assert len(lab.events("job.stop_asked")) == 3
+    assert [job.job_id for job in again.jobs] == [job.job_id for job in first.jobs]
+    assert {job.outcome for job in again.jobs} == {JobOutcome.CANCELLED}
+    assert again.count == 3
+    assert [event.data["count"] for event in lab.events("array.stop_asked")] == [3]
+    assert [event.actor for event in lab.events("attempt.stopping")] == ["user:ana"] * 3
 
 
 @pytest.mark.parametrize("state", ["queued", "starting", "running", "stopping"])

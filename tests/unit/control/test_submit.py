@@ -468,3 +468,35 @@ def test_one_folder_for_all_nodes_is_refused_where_nodes_share_no_directory() ->
     engine.shared = "/scratch"
     kept = lab.submit(shared=True)
     assert checkpoint_dir_on(engine, kept, Path("/home")) == f"/scratch/{kept.job_id}"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "cpus", "is_taken"),
+    [
+        (1024, 0.1, False),
+        (11, 0.1, False),
+        (10, 0.1, True),
+        (29, 0.29, True),
+        (1, 0.01, True),
+        (1024, 10.24, True),
+    ],
+)
+def test_ranks_are_bounded_by_the_cpus_they_share(ranks: int, cpus: float, is_taken: bool) -> None:
+    lab = Lab()
+    asked = {"ranks_per_node": ranks, "resources": {"cpus": cpus}}
+    if is_taken:
+        assert lab.submit(**asked).request.ranks_per_node == ranks
+        return
+    with pytest.raises(
+        SpecError, match=rf"{ranks} ranks on each node .* at most 100 ranks share a CPU"
+    ) as refused:
+        lab.submit(**asked)
+    assert (
+        refused.value.hint
+        == f"set `cpus: {ranks / 100:g}` or more in `resources`, or `ranks_per_node: 10` or less"
+    )
+
+
+def test_ranks_that_a_launcher_in_the_script_asks_for_are_bounded_too() -> None:
+    with pytest.raises(SpecError, match="at most 100 ranks share a CPU"):
+        Lab().submit(run="torchrun --nproc-per-node 512 train.py", resources={"cpus": 0.5})

@@ -130,7 +130,7 @@ def test_what_one_look_may_not_reach_is_unchecked(home: Path, monkeypatch: pytes
 def test_look_ends_when_its_time_is_up(home: Path) -> None:
     for step in (1, 2):
         save(home, step)
-    answers = iter([True, True, True])
+    answers = iter([True] * 5)  # the folder, two pieces of the manifest, its files, the first of them
     found = look(home, JOB, may_look=lambda: next(answers, False)).items
     assert [one.state for one in found] == [SavedState.COMPLETE, SavedState.UNCHECKED]
 
@@ -245,3 +245,47 @@ def test_save_that_cannot_be_read_is_listed_with_the_error(
     assert found["broken/"].problem == "broken cannot be read: Input/output error"
     assert found["broken/"].saved_at > 0.0
     assert set(found) == {"run/", "broken/"}, "what was removed meanwhile is no save"
+
+
+def test_a_manifest_that_grows_when_it_is_read_is_damaged_and_costs_its_bound(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job hears by inotify that its manifest is opened, and makes it 3 GiB long, without any disk."""
+    path = home / JOB / "step-000000000001-1-0"
+    path.mkdir()
+    (path / MANIFEST).write_bytes(b"{}")
+    num_read, read = 0, os.read
+
+    def grow_first(fd: int, count: int) -> bytes:
+        nonlocal num_read
+        if os.path.samestat(os.fstat(fd), (path / MANIFEST).stat()):
+            os.truncate(path / MANIFEST, 3 << 30)
+            piece = read(fd, count)
+            num_read += len(piece)
+            return piece
+        return read(fd, count)
+
+    monkeypatch.setattr(os, "read", grow_first)
+    (item,) = look(home, JOB).items
+    assert item.state is SavedState.DAMAGED
+    assert "longer than" in item.problem
+    assert num_read == saved.MAX_MANIFEST + 1
+
+
+def test_all_manifests_of_one_look_together_are_bounded(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saved, "MAX_READ", 2000)
+    for step in range(1, 6):
+        path = home / JOB / f"step-{step:012d}-1-0"
+        path.mkdir()
+        (path / MANIFEST).write_bytes(b" " * 1500)
+    states = [item.state for item in look(home, JOB).items]
+    assert states == [*[SavedState.DAMAGED] * 2, *[SavedState.UNCHECKED] * 3]
+
+
+def test_a_look_that_has_no_time_left_reads_no_more_of_a_manifest(home: Path) -> None:
+    path = home / JOB / "step-000000000001-1-0"
+    path.mkdir()
+    (path / MANIFEST).write_bytes(b" " * (1 << 20))
+    looks = iter([True, True, True])
+    (item,) = look(home, JOB, may_look=lambda: next(looks, False)).items
+    assert item.state is SavedState.UNCHECKED

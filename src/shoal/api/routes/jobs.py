@@ -33,7 +33,6 @@ from shoal.model.job import Job
 from shoal.spec import JobSpec
 from shoal.store import JobFilter, Tx
 
-MAX_SHOWN = 100
 routes = Routes("jobs")
 
 
@@ -57,12 +56,14 @@ async def submit_job(request: Request, query: Annotated[NoQuery, Query()]) -> Re
         said=said,
         refusal=missing_archive(call, project, body.archive),
     )
-    shown = result.jobs[:MAX_SHOWN]
-    # A new job is queued, which needs no look; one that was accepted before may be anywhere.
-    fresh = [render_job(job, None) for job in shown] if not result.was_repeated else None
+    shown = result.jobs
+    # A new job is queued, which needs no look. One that was accepted before may be anywhere, and so may be
+    # the first elements of an array when the last is recorded.
+    is_new = not result.was_repeated and result.array_id is None
+    fresh = [render_job(job, None) for job in shown] if is_new else None
     view: views.SubmitView = {
         "jobs": fresh if fresh is not None else await _as_they_are(call, shown),
-        "count": len(result.jobs),
+        "count": result.count,
         "array_id": result.array_id,
         "was_repeated": result.was_repeated,
     }
@@ -224,18 +225,16 @@ async def stop_array(request: Request, array_id: str, query: Annotated[NoQuery, 
     """Ask for the end of every element of an array that has not ended."""
     call = call_of(request)
     key = idempotency_key(request)
-    wanted = JobFilter(array_id=array_id)
-    some = await call.plane.core.store.read(lambda tx: tx.jobs.page(wanted, None, 1))
-    if not some:
+    first = await call.plane.core.store.read(lambda tx: tx.jobs.first_in_array(array_id))
+    if first is None:
         raise NotFound("no such thing, or one you may not see")
-    first = some[0][0]
     call.allow(first.project, is_own=first.owner == call.caller.id)
     await read_nothing(request)
     stopped = await call.plane.stop_array(call.actor, array_id, key=key)
     view: views.StoppedView = {
         "array_id": array_id,
-        "count": len(stopped),
-        "jobs": await _as_they_are(call, stopped[:MAX_SHOWN]),
+        "count": stopped.count,
+        "jobs": await _as_they_are(call, stopped.jobs),
     }
     return answer(view)
 

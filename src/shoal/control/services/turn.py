@@ -13,12 +13,12 @@ import structlog
 
 from shoal.control.actor import SHOAL
 from shoal.control.core import Core
-from shoal.control.jobs import ask_to_stop
 from shoal.control.record import note
 from shoal.control.services.look import Look, Server, View, load, seen, view
 from shoal.control.services.replicas import begin
 from shoal.control.services.tables import publish
 from shoal.control.services.wishes import wish
+from shoal.control.stopping import ask_to_stop
 from shoal.control.watch import cancel
 from shoal.errors import LimitReached, StoreUnavailable
 from shoal.model.attempt import Attempt, AttemptState
@@ -26,6 +26,9 @@ from shoal.model.job import Job, JobOutcome
 from shoal.model.service import STEADY_S, Rollout, Service, Stage
 from shoal.serving import life
 from shoal.store import Tx
+
+MAX_STEPS = 50
+"""Replicas that one transaction starts, drains, stops and buries, each at most."""
 
 log = structlog.get_logger()
 
@@ -86,7 +89,7 @@ def order_sleep(core: Core, look: Look, known: View, service: Service) -> None:
 
 def decide(look: Look, known: View, now: float) -> Decision:
     """Pure."""
-    ended = tuple(server for server in look.servers if not server[1].is_open)
+    ended = tuple(server for server in look.servers if not server[1].is_open)[:MAX_STEPS]
     service = _after_ends(look.service, ended, now)
     there = seen(look, known, now)
     wished = wish(look, service, known, there, now)
@@ -96,7 +99,14 @@ def decide(look: Look, known: View, now: float) -> Decision:
         drain_s=look.spec(service.live).drain,
         may_start=now >= service.may_start_at,
     )
-    return Decision(service=wished.service, ended=ended, steps=steps, because=wished.because)
+    return Decision(service=wished.service, ended=ended, steps=_some(steps), because=wished.because)
+
+
+def _some(steps: life.Steps) -> life.Steps:
+    """As many as one transaction takes. The others are decided again at the next turn."""
+    return life.Steps(
+        start=steps.start[:MAX_STEPS], drain=steps.drain[:MAX_STEPS], stop=steps.stop[:MAX_STEPS]
+    )
 
 
 def _is_due(look: Look, decided: Decision) -> bool:

@@ -5,7 +5,7 @@ the share will ever start, and what is left of it is killed before its end is to
 """
 
 # The spool names its files by strings: a supervisor starts without pathlib.
-# ruff: noqa: PTH110, PTH112, PTH119, PTH123
+# ruff: noqa: PTH110, PTH112, PTH119
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from typing import TypeVar
 
 import msgspec
 
+from shoal import bounded_file
 from shoal.clock import Clock
 from shoal.engines.base import Observation, Sight
 from shoal.engines.local.book import ShareView
@@ -269,6 +270,6 @@ def _told(view: ShareView, error: Exception) -> str:
     """The error, and what is in the files it may be about."""
     told = f"{type(error).__name__}: {error}"
     for path in (view.share.order, view.share.outcome, view.share.claimed, view.share.cgroups):
-        with contextlib.suppress(OSError), open(path, "rb") as file:
-            told += f"; {os.path.basename(path)}: {file.read(MAX_TOLD)!r}"
+        with contextlib.suppress(OSError):
+            told += f"; {os.path.basename(path)}: {bounded_file.read_start(path, MAX_TOLD)!r}"
     return told

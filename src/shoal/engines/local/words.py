@@ -4,12 +4,13 @@ A supervisor that could not start, or died, has no other way to be heard.
 """
 
 # The spool names its files by strings: a supervisor starts without pathlib.
-# ruff: noqa: PTH123
 
 from __future__ import annotations
 
 import contextlib
 import os
+
+from shoal import bounded_file
 
 MAX_BYTES = 4096
 MAX_LINES = 20
@@ -20,9 +21,8 @@ MAX_QUOTED = 400
 
 def last_words(path: str) -> list[str]:
     """The last lines of the file that say something, without control characters; none if it is not there."""
-    with contextlib.suppress(OSError), open(path, "rb") as file:
-        file.seek(max(os.fstat(file.fileno()).st_size - MAX_BYTES, 0))
-        text = file.read().decode(errors="replace")
+    with contextlib.suppress(OSError):
+        text = bounded_file.read_end(path, MAX_BYTES).decode(errors="replace")
         lines = ["".join(c if c.isprintable() else " " for c in line).rstrip() for line in text.splitlines()]
         return [line for line in lines if line][-MAX_LINES:]
     return []

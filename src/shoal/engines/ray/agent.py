@@ -28,6 +28,9 @@ LAUNCH_S, BURY_S = 30.0, 60.0
 LEFT = 2
 """What a burial exits with that found something which does not die: see `shoal.runtime.burial`."""
 WORDS = 1000
+MAX_READ = 8 << 20
+"""Bytes of a record or an environment: jobs run as this user and may have changed either."""
+MAX_OTHERS = 100
 PASSED_ON = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ")
 """Of a worker's variables: nothing that Ray put there reaches a job."""
 KEPT_S = 86400.0
@@ -350,7 +353,8 @@ def _roots(root: str) -> tuple[str, list[str]]:
     if root and not _is_for_all(base):
         return base, [base] if _is_own(base) else []
     name = f"shoal-{os.getuid()}"
-    others = sorted(f"{base}/{one}" for one in os.listdir(base) if one.startswith(f"{name}-"))
+    with os.scandir(base) as entries:  # where everybody may add names, millions are never held at once
+        others = sorted(entry.path for entry in entries if entry.name.startswith(f"{name}-"))[:MAX_OTHERS]
     return f"{base}/{name}", [one for one in (f"{base}/{name}", *others) if _is_own(one)]
 
 
@@ -436,7 +440,7 @@ def _make_folder(root: str, key: str) -> str:
 def _record(folder: str) -> dict[str, Any] | None:
     try:
         with open(f"{folder}/keeper.json", encoding="utf-8") as file:
-            record: dict[str, Any] = json.load(file)
+            record: dict[str, Any] = json.loads(file.read(MAX_READ))
             return record
     except FileNotFoundError:
         return None
@@ -456,7 +460,7 @@ def _is_marked(folder: str, name: str, record: dict[str, Any]) -> bool:
     """Whether that was written of this very keeper; what was written of one before it says nothing."""
     try:
         with open(f"{folder}/{name}", encoding="ascii") as file:
-            return file.read() == _mark(record)
+            return file.read(MAX_READ) == _mark(record)
     except FileNotFoundError:
         return False
 
@@ -523,7 +527,7 @@ def _memory_bytes() -> int:
 def _variable_of(pid: int, name: str) -> str | None:
     """Of another process of ours: Ray changes it for its workers."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
-        for line in file.read().split(b"\0"):
+        for line in file.read(MAX_READ).split(b"\0"):
             if line.startswith(name.encode() + b"="):
                 return line.partition(b"=")[2].decode("utf-8", "replace")
     return None
@@ -541,5 +545,5 @@ def _gpu_minors() -> list[int]:
 def _last_words(folder: str) -> str:
     with contextlib.suppress(OSError), open(f"{folder}/errors", "rb") as file:
         file.seek(max(os.fstat(file.fileno()).st_size - WORDS, 0))
-        return file.read().decode("utf-8", "replace").strip()
+        return file.read(WORDS).decode("utf-8", "replace").strip()
     return ""

@@ -18,6 +18,7 @@ from concurrent.futures import TimeoutError as Late
 from pathlib import Path
 from typing import Any
 
+from shoal import bounded_file
 from shoal.clock import Clock, SystemClock
 from shoal.engines.ray import agent
 from shoal.engines.ray.config import RayConfig
@@ -293,7 +294,7 @@ class _Bridge:
             waiting.set_result({**told, "failed": told["error"]})
 
     def _log_tail(self) -> str:
-        return self._log_file.read_text(encoding="utf-8", errors="replace")[-WORDS:]
+        return bounded_file.read_end(self._log_file, WORDS).decode("utf-8", "replace")
 
     def _last_words(self) -> str:
         lines = self._log_tail().strip().splitlines()

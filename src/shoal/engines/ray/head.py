@@ -20,6 +20,7 @@ from pathlib import Path
 
 import msgspec
 
+from shoal import bounded_file
 from shoal.engines.ray.agent import launch
 from shoal.engines.ray.config import RayConfig, check_files, check_token_file
 from shoal.engines.ray.knock import knock
@@ -30,6 +31,7 @@ from shoal.errors import EngineUnreachable
 from shoal.runtime import places, spool
 
 TRIES = 5
+MAX_SAID = 1 << 20
 START_S = 120.0
 POLL_S = 0.2
 LOOPBACK = "127.0.0.1"
@@ -174,13 +176,14 @@ class Head:
 
     def _read(self) -> HeadRecord | None:
         try:
-            record = msgspec.json.decode((self._folder / "head.json").read_bytes(), type=HeadRecord)
+            body = bounded_file.read_whole(self._folder / "head.json", spool.MAX_RECORD)
+            record = msgspec.json.decode(body, type=HeadRecord)
             return record if record.inode == self._folder.stat().st_ino else None
         except FileNotFoundError:
             return None
 
     def _said(self) -> str:
-        return (self._folder / "head.log").read_text(encoding="utf-8", errors="replace")
+        return bounded_file.read_end(self._folder / "head.log", MAX_SAID).decode("utf-8", "replace")
 
     def _last_words(self) -> str:
         lines = [line.strip() for line in self._said().splitlines() if line.strip()]

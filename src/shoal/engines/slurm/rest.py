@@ -37,6 +37,7 @@ from shoal.errors import EngineRefused, EngineUnreachable
 from shoal.loopback import Stranger, serving
 
 TIMEOUT_S = 30.0
+MAX_ANSWER = 512 << 20
 OK, NOT_FOUND, BROKEN = 200, 404, 500
 UNWELCOME, NOT_NOW = (401, 403, 511), (429, 502, 503, 504)
 PAST_S = 30 * 86400.0
@@ -218,7 +219,10 @@ class RestDoor:
             with contextlib.closing(connection):
                 connection.request(method, f"{self._place.prefix}{path}", body, headers)
                 answer = connection.getresponse()
-                return answer.status, answer.read()
+                said = answer.read(MAX_ANSWER + 1)
+                if len(said) > MAX_ANSWER:
+                    raise http.client.HTTPException(f"it answered with more than {MAX_ANSWER} bytes")
+                return answer.status, said
 
     def _connect(self) -> socket.socket:
         """A connection to whom the token may go."""

@@ -19,6 +19,7 @@ from shoal.errors import ShoalError
 from shoal.runtime import kernel
 
 READY_S = 20.0
+MAX_SAID = 1 << 16
 WAIT = "echo ready; read forever"
 """What the sandbox runs: says that the mounts are there, then waits for the supervisor's end of the pipe."""
 
@@ -170,7 +171,7 @@ def _read_until(fd: int, end: bytes) -> bytes:
     data = b""
     while not data.endswith(end) and poll.poll(READY_S * 1000):
         chunk = os.read(fd, 65536)
-        if not chunk:
-            break
         data += chunk
+        if not chunk or len(data) > MAX_SAID:
+            break
     return data

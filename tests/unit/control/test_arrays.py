@@ -1,0 +1,207 @@
+"""Arrays that are recorded and stopped some elements at a time: cut off anywhere, repeated, beside others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from shoal.control import arrays
+from shoal.control.arrays import carry_on
+from shoal.control.submit import SubmitResult
+from shoal.errors import LimitReached
+from shoal.model.job import Job, JobOutcome
+from shoal.spec import parse_job
+from shoal.store import JobFilter, Tx
+from tests.support.lab import ANA, SPEC, USER, Lab, now
+
+NUM = 23
+
+
+class Killed(Exception):
+    """The control plane is gone, right after a commit or right before one."""
+
+
+@pytest.fixture(autouse=True)
+def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrays, "MAX_STOPPED", 5)
+    monkeypatch.setattr(arrays, "MAX_MADE", 5)
+
+
+def die_at(lab: Lab, when: str, number: int) -> None:
+    """At the write with that number from now on."""
+    left = number
+
+    def count() -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise Killed
+        lab.store.meanwhile(when, count)
+
+    lab.store.meanwhile(when, count)
+
+
+def elements(lab: Lab) -> list[Job]:
+    def find(tx: Tx) -> list[Job]:
+        return sorted((job for job, _ in tx.jobs.page(JobFilter(), None, 1000)), key=lambda job: job.number)
+
+    return lab.read(find)
+
+
+def submit(lab: Lab, key: str | None = "k", **fields: Any) -> SubmitResult:
+    return lab.submit_all(key=key, array={"indices": list(range(10, 10 + NUM))}, **fields)
+
+
+def is_done(lab: Lab) -> bool:
+    return lab.read(lambda tx: tx.array_work.all()) == []
+
+
+def test_all_elements_are_there_when_the_submission_is_answered() -> None:
+    lab = Lab()
+    result = submit(lab)
+    found = elements(lab)
+    assert result.count == NUM
+    assert [job.number for job in found] == list(range(1, NUM + 1))
+    assert [job.array.index for job in found if job.array] == list(range(10, 10 + NUM))
+    assert [job.job_id for job in found] == sorted(job.job_id for job in found)
+    assert len(lab.events("job.submitted")) == NUM
+    assert [("spec" in event.data) for event in lab.events("job.submitted")] == [True] + [False] * (NUM - 1)
+    assert is_done(lab)
+
+
+@pytest.mark.parametrize("when", ["before write", "after write"])
+@pytest.mark.parametrize("number", [1, 2, 3, 5])
+@pytest.mark.parametrize("goes_on", ["by itself", "repeated"])
+def test_submission_that_is_cut_off_is_finished_and_answers_the_same(
+    when: str, number: int, goes_on: str
+) -> None:
+    lab = Lab()
+    die_at(lab, when, number)
+    with pytest.raises(Killed):
+        submit(lab)
+    lab.store.meanwhile(when, lambda: None)
+    lab.restart()
+    is_accepted = (when, number) != ("before write", 1)
+    if goes_on == "by itself":
+        now(carry_on(lab.core))
+        assert len(elements(lab)) == (NUM if is_accepted else 0)
+    result = submit(lab)
+    assert (result.count, result.was_repeated) == (NUM, is_accepted)
+    found = elements(lab)
+    assert [job.number for job in found] == list(range(1, NUM + 1))
+    assert [job.array.index for job in found if job.array] == list(range(10, 10 + NUM))
+    assert [job.job_id for job in result.jobs] == [job.job_id for job in found]
+    assert lab.read(lambda tx: tx.jobs.count_open("lab")) == NUM
+    assert is_done(lab)
+
+
+def test_elements_that_come_later_have_their_secrets_and_the_array_keeps_none() -> None:
+    lab = Lab()
+    spec = parse_job({**SPEC, "array": NUM, "secrets": ["TOKEN"]})
+    given = {"TOKEN": "t0ps3cret"}
+    result = now(lab.plane.submit(ANA, spec, project="lab", owner=USER, secrets=given))
+    assert result.array_id is not None
+    array_id = result.array_id
+    ids = [job.job_id for job in elements(lab)]
+    sealed = lab.read(lambda tx: [tx.secrets.get(job_id) for job_id in ids])
+    assert len(sealed) == NUM
+    assert None not in sealed
+    assert lab.read(lambda tx: tx.secrets.get(array_id)) is None
+
+
+def test_a_job_after_an_array_that_is_half_recorded_waits_for_all_of_it() -> None:
+    lab = Lab()
+    die_at(lab, "after write", 2)
+    with pytest.raises(Killed):
+        submit(lab, name="many")
+    lab.restart()
+    assert len(elements(lab)) < NUM
+    job = lab.submit(after=["many"])
+    assert len(job.after) == NUM
+
+
+@pytest.mark.parametrize("when", ["before write", "after write"])
+@pytest.mark.parametrize("number", [1, 2, 3, 5])
+@pytest.mark.parametrize("goes_on", ["by itself", "repeated"])
+def test_stop_that_is_cut_off_is_finished_and_answers_the_same(when: str, number: int, goes_on: str) -> None:
+    lab = Lab()
+    array_id = submit(lab).array_id
+    assert array_id is not None
+    die_at(lab, when, number)
+    with pytest.raises(Killed):
+        now(lab.plane.stop_array(ANA, array_id, key="s"))
+    lab.store.meanwhile(when, lambda: None)
+    lab.restart()
+    is_asked = (when, number) != ("before write", 1)
+    if goes_on == "by itself":
+        now(carry_on(lab.core))
+        ended = [job for job in elements(lab) if job.outcome is JobOutcome.CANCELLED]
+        assert len(ended) == (NUM if is_asked else 0)
+    stopped = now(lab.plane.stop_array(ANA, array_id, key="s"))
+    assert stopped.count == NUM
+    assert [job.number for job in stopped.jobs] == list(range(1, NUM + 1))
+    assert {job.outcome for job in elements(lab)} == {JobOutcome.CANCELLED}
+    assert {job.because for job in elements(lab)} == {"stopped by ana"}
+    assert len(lab.events("array.stop_asked")) == 1
+    assert is_done(lab)
+    assert lab.read(lambda tx: tx.jobs.count_open("lab")) == 0
+
+
+def test_an_element_that_is_tried_again_behind_a_stop_stays_open() -> None:
+    lab = Lab()
+    result = submit(lab)
+    assert result.array_id is not None
+    die_at(lab, "after write", 3)
+    with pytest.raises(Killed):
+        now(lab.plane.stop_array(ANA, result.array_id, key="s"))
+    lab.restart()
+    now(lab.plane.retry_job(ANA, result.jobs[0].job_id))
+    now(carry_on(lab.core))
+    assert [job.outcome for job in elements(lab)] == [None] + [JobOutcome.CANCELLED] * (NUM - 1)
+
+
+@pytest.mark.parametrize("verb", ["submit", "stop"])
+def test_a_job_of_somebody_else_is_taken_between_two_batches(verb: str) -> None:
+    lab = Lab()
+    found: list[tuple[int, int]] = []
+    array_id = submit(lab).array_id if verb == "stop" else None
+    assert verb == "submit" or array_id is not None
+
+    def come_in() -> None:
+        """After the request is recorded and some of it done."""
+        lab.submit(name="other")
+        open_now = sum(job.is_open for job in elements(lab))
+        found.append((len(elements(lab)), open_now))
+
+    after_second(lab, come_in)
+    if array_id is not None:
+        now(lab.plane.stop_array(ANA, array_id))
+        assert found == [(NUM + 1, NUM + 1 - 5)]
+    else:
+        submit(lab)
+        assert found == [(5 + 5 + 1, 5 + 5 + 1)]
+
+
+def after_second(lab: Lab, do: Callable[[], None]) -> None:
+    lab.store.meanwhile("after write", lambda: lab.store.meanwhile("after write", do))
+
+
+def test_a_project_submits_so_many_jobs_a_day_and_the_next_day_again() -> None:
+    lab = Lab(max_jobs_per_day=30)
+    submit(lab)
+    with pytest.raises(LimitReached, match=r"has submitted 23 jobs today .* limit of 30 a day") as refused:
+        submit(lab, key="other")
+    assert refused.value.facts["submitted_today"] == NUM
+    assert refused.value.hint is not None
+    assert "--max-jobs-per-day" in refused.value.hint
+    lab.restart()  # counted on disk
+    assert submit(lab).was_repeated  # costs nothing
+    for _ in range(7):
+        lab.stop(lab.submit())
+    with pytest.raises(LimitReached):
+        now(lab.plane.retry_job(ANA, elements(lab)[-1].job_id))
+    lab.clock.advance(86_400)
+    now(lab.plane.retry_job(ANA, elements(lab)[-1].job_id))
+    submit(lab, key="tomorrow")
