@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from shoal.wire import Point
+from shoal.samples import Point
 
 MAX_X = (1 << 53) - 1
 """The greatest whole number that every reader of JSON takes for what it is."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from shoal.curve import single
+from shoal.samples import Axis, Point, Samples
 from shoal.store import Store
 from shoal.store.metrics import MAX_POINTS, MAX_SERIES
-from shoal.wire import Axis, Point, Samples
 
 
 def samples(*points: Point, name: str = "loss", rank: int | None = 0) -> Samples:

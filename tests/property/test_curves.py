@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.curve import MAX_X, finite, folded, merged, single, thinned, widened
-from shoal.wire import Point
+from shoal.samples import Point
 
 VALUES = st.floats(allow_nan=True, allow_infinity=True)
 CURVES = st.lists(st.tuples(st.integers(0, 500) | st.integers(0, MAX_X), VALUES), min_size=1, max_size=200)

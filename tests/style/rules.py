@@ -24,7 +24,7 @@ LEAVES = frozenset(
             "proof",
             "settings",
         ),
-        *("ownership", "site", "socket_file", "wire"),
+        *("ownership", "samples", "site", "socket_file", "wire"),
     }
 )
 BELOW_CONTROL = frozenset({"scheduler", "engines", "store", "identity", "serving"})
@@ -41,16 +41,28 @@ MAY_SEE: dict[str, frozenset[str]] = {
     "ownership": frozenset({"errors"}),
     "site": frozenset({"errors"}),
     "socket_file": frozenset(),
-    "wire": frozenset(),
+    "samples": frozenset(),
+    "wire": frozenset({"samples"}),
     "porch": frozenset({"wire"}),
     "proof": frozenset({"wire"}),
-    "curve": frozenset({"wire"}),
+    "curve": frozenset({"samples"}),
     "log": frozenset({"errors", "clock"}),
     "settings": frozenset({"errors", "home"}),
     "spec": LEAVES,
     "model": LEAVES | {"spec"},
     "runtime": frozenset(
-        {"bounded_file", "errors", "clock", "curve", "loopback", "porch", "proof", "socket_file", "wire"}
+        {
+            "bounded_file",
+            "errors",
+            "clock",
+            "curve",
+            "loopback",
+            "porch",
+            "proof",
+            "samples",
+            "socket_file",
+            "wire",
+        }
     ),
     "scheduler": LEAVES | {"spec", "model"},
     "store": LEAVES | {"spec", "model"},

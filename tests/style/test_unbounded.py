@@ -12,7 +12,7 @@ ALLOWED: dict[str, frozenset[tuple[str, str]]] = {
         {
             ("control/authority.py", "load_authority"),
             ("control/authority.py", "load_certificate"),
-            ("control/first.py", "_id_of"),
+            ("control/first.py", "home_id"),
             ("control/first.py", "load_key"),
             ("engines/cluster_id.py", "read_cluster"),
             ("engines/connection.py", "load"),
@@ -24,6 +24,7 @@ ALLOWED: dict[str, frozenset[tuple[str, str]]] = {
     "files that an operator names": frozenset(
         {
             ("control/policy_file.py", "read_policy"),
+            ("control/uids.py", "subordinate_ranges"),
             ("engines/ray/config.py", "_read"),
             ("engines/slurm/rest_place.py", "read_token"),
         }
@@ -47,7 +48,10 @@ ALLOWED: dict[str, frozenset[tuple[str, str]]] = {
             ("engines/local/book.py", "Book.prune"),
             ("engines/local/book.py", "Book.sweep"),
             ("engines/local/book.py", "_age_and_size"),
+            ("engines/set_aside.py", "outcomes_of"),
+            ("engines/set_aside.py", "set_aside"),
             ("engines/slurm/rest.py", "RestDoor.outputs"),
+            ("runtime/caches.py", "_remove_unused"),
         }
     ),
     "archives, which were measured when they were uploaded": frozenset(
@@ -63,9 +67,14 @@ ALLOWED: dict[str, frozenset[tuple[str, str]]] = {
             ("engines/ray/agent.py", "_roots"),
             ("engines/saved.py", "_names"),
             ("engines/saved.py", "_size"),
+            ("runtime/cache_trim.py", "_entries"),
+            ("runtime/cache_trim.py", "_measure"),
+            ("runtime/caches.py", "ProjectCache._make_own"),
+            ("runtime/caches.py", "_names_in"),
             ("runtime/places.py", "roots_of"),
             ("runtime/removal.py", "_Emptier._pass"),
             ("runtime/saves.py", "newest_write"),
+            ("runtime/written.py", "_Walk._go_through"),
         }
     ),
     "what the kernel writes, in a size that it bounds": frozenset(
@@ -98,8 +107,16 @@ ALLOWED: dict[str, frozenset[tuple[str, str]]] = {
             ("runtime/tree.py", "pids_in"),
         }
     ),
+    "folders of the job's user, listed by a process that runs as that user": frozenset(
+        {
+            ("runtime/cache_trim.py", "trim"),
+            ("runtime/shared_folder.py", "make"),
+        }
+    ),
     "folders of the machine that its administrator alone can write": frozenset(
         {
+            ("control/uids.py", "_forget_gone"),
+            ("control/uids.py", "_is_noted"),
             ("runtime/confine/programs.py", "edited"),
             ("runtime/confine/view.py", "_room_for"),
             ("runtime/confine/view.py", "_system"),

@@ -42,6 +42,13 @@ RerunFlag = Annotated[
     Parameter(negative="", help="With `--restored`: the original is gone, so begin open jobs again."),
 ]
 
+KeepLogs = Annotated[
+    str | None, Parameter(help="Keep logs and checkpoints of what ended so long (30d); SHOAL_KEEP_LOGS.")
+]
+MaxKeptBytes = Annotated[
+    str | None, Parameter(help="Keep so many bytes of old logs (10 GiB); SHOAL_MAX_KEPT_BYTES.")
+]
+MaxCacheBytes = Annotated[str | None, Parameter(help="Of a project's caches on a node (50 GiB, 0: none).")]
 AnchorCopy = Annotated[
     str | None,
     Parameter(help="Directory that also keeps the event log's end; `none`: no more."),
@@ -72,15 +79,9 @@ def up(
         str | None, Parameter(help="Queues beside `default`, comma-separated; SHOAL_QUEUES.")
     ] = None,
     policy: PolicyFlag = None,
-    keep_logs: Annotated[
-        str | None, Parameter(help="Keep logs and checkpoints of what ended so long (30d); SHOAL_KEEP_LOGS.")
-    ] = None,
-    max_kept_bytes: Annotated[
-        str | None, Parameter(help="Keep so many bytes of old logs (10 GiB); SHOAL_MAX_KEPT_BYTES.")
-    ] = None,
-    max_cache_bytes: Annotated[
-        str | None, Parameter(help="Of a project's caches on a node (50 GiB, 0: none).")
-    ] = None,
+    keep_logs: KeepLogs = None,
+    max_kept_bytes: MaxKeptBytes = None,
+    max_cache_bytes: MaxCacheBytes = None,
     serve_on: Annotated[str | None, Parameter(help="HOST:PORT of services (127.0.0.1:7463).")] = None,
     data_plane: Annotated[str | None, Parameter(help="`embedded` or `haproxy` serves services.")] = None,
     serve_processes: Annotated[str | None, Parameter(help="Processes that take their requests (1).")] = None,

@@ -12,8 +12,8 @@ from shoal.control.core import NEWS_PATIENCE_S, Core
 from shoal.curve import MAX_X
 from shoal.errors import StoreUnavailable
 from shoal.model.attempt import Attempt
+from shoal.samples import Samples
 from shoal.store import Tx
-from shoal.wire import Samples
 
 MAX_NAME = 100
 MAX_TOLD_SERIES, MAX_TOLD_POINTS = 256, 4096

@@ -93,8 +93,9 @@ class ProjectCache:
     def _make_own(self, own: int) -> None:
         """Give a new directory to the job's user. `PermissionError`: it is another user's."""
         if os.fstat(own).st_uid != self._uid:
-            if os.listdir(own):
-                raise PermissionError(self._root)
+            with os.scandir(own) as entries:
+                if next(entries, None) is not None:
+                    raise PermissionError(self._root)
             os.fchown(own, self._uid, self._uid)
         os.fchmod(own, 0o700)
 

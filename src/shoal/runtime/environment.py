@@ -14,23 +14,12 @@ from collections.abc import Mapping
 import msgspec
 
 from shoal.runtime import caches, flight_recorder
+from shoal.runtime.rank_names import OWN_RANK_NAMES, numbers
 from shoal.wire import Credentials, Order
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 DEVICE_NAMES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 """Set by us whatever the job says; other names of this kind can only narrow these."""
-
-OWN_RANK_NAMES = ("SHOAL_RANK", "SHOAL_LOCAL_RANK")
-"""Set in every rank, also in the only one of a job."""
-RANK_NAMES = ("RANK", "ROLE_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
-LOCAL_RANK_NAMES = (
-    "LOCAL_RANK",
-    "SLURM_LOCALID",
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "OMPI_COMM_WORLD_NODE_RANK",
-    "MPI_LOCALRANKID",
-)
-
 
 MPI_ALONE = "start_it_with_mpirun"
 _NO_MPI = {
@@ -163,13 +152,6 @@ def _base(order: Order, work: str, path: str) -> dict[str, str]:
 def _numbers(order: Order, local_rank: int) -> dict[str, str]:
     found = numbers(order.node_rank * order.ranks_per_node + local_rank, local_rank)
     return found if order.world_size > 1 else {name: found[name] for name in OWN_RANK_NAMES}
-
-
-def numbers(rank: int, local_rank: int) -> dict[str, str]:
-    """Who a rank is, in everybody's words."""
-    ours = dict.fromkeys(RANK_NAMES, str(rank))
-    own = dict(zip(OWN_RANK_NAMES, (str(rank), str(local_rank)), strict=True))
-    return {**ours, **dict.fromkeys(LOCAL_RANK_NAMES, str(local_rank)), **own}
 
 
 def _group(order: Order, generation: Generation) -> dict[str, str]:

@@ -20,7 +20,8 @@ from shoal.runtime import tree
 from shoal.runtime.confine.confinement import Confinement
 from shoal.runtime.metrics import Line
 from shoal.runtime.tally import Tally
-from shoal.wire import Order, Samples
+from shoal.samples import Samples
+from shoal.wire import Order
 
 MAX_MESSAGE = 16 << 10
 MAX_AT_ONCE = 512

@@ -20,6 +20,7 @@ from shoal.runtime.addresses import Addresses
 from shoal.runtime.environment import Generation, first_generation
 from shoal.runtime.meter import Meter
 from shoal.runtime.saves import Saves
+from shoal.samples import Samples
 from shoal.wire import (
     Credentials,
     Drilled,
@@ -31,7 +32,6 @@ from shoal.wire import (
     Recovery,
     Renewal,
     RenewalAnswer,
-    Samples,
     Serving,
     Signs,
     World,

@@ -16,7 +16,6 @@ from shoal.clock import Clock
 from shoal.errors import ShoalError
 from shoal.runtime import ending, listening, network, removal, shared_memory, spool
 from shoal.runtime.board import Request
-from shoal.runtime.confine import firewall
 from shoal.runtime.confine.confinement import Confinement
 from shoal.runtime.crew import Crew
 from shoal.runtime.drills import Driller
@@ -33,11 +32,10 @@ from shoal.runtime.kept import Kept
 from shoal.runtime.launch import Launcher, Pipes
 from shoal.runtime.logs import LogFile
 from shoal.runtime.meter import Meter
-from shoal.runtime.porch.minder import PorchMinder
-from shoal.runtime.probe import Prober
 from shoal.runtime.ready import Ready
 from shoal.runtime.reasons import Reasons
 from shoal.runtime.renewal import Renewer
+from shoal.runtime.replica_server import ReplicaServer
 from shoal.runtime.restarts import OTHERS_FAILED, RANK_FAILED, Restarts
 from shoal.runtime.rules import DEVICE_FAULTS, LogRules
 from shoal.runtime.standby.minder import Minder
@@ -55,8 +53,6 @@ SCRATCH_S = 2.0
 """How long the outcome waits for the ranks' /tmp to be removed; the engine removes what is left."""
 
 
-DEAD_GRACE_S = 3.0
-"""Who does not answer has nothing to finish, and another waits for its place."""
 SLEEP_GRACE_S = 10.0
 """For a server that is ended so that it sleeps: nobody waits for anything of it."""
 TOGETHER_S = 0.5
@@ -114,11 +110,7 @@ class ShareRun:
         self._network: dict[str, str] = {}
         self._zygote: Process | None = None
         self._minder: Minder | None = None
-        self._prober: Prober | None = None
-        self._spare: listening.OnPort | None = None
-        """A port for programs of a replica that are given no requests."""
-        self._at: listening.Listening | None = None
-        self._porch: PorchMinder | None = None
+        self._server = ReplicaServer(order, credentials, share.home, clock, self._watcher, self._renewer)
         self._driller = Driller(order, self._renewer, clock, self._log)
         self._failed: tuple[float, int] | None = (clock.now(), time.monotonic_ns())
         """When the group before failed here, or we began, until it is told how this group did."""
@@ -240,7 +232,7 @@ class ShareRun:
         self._minder = Minder(
             self._order, self._credentials, self._share, self._confinement, self._clock, self._log
         )
-        last = self._open_place(launcher) or self._warm_up(launcher, crew)
+        last = self._server.open(launcher, self._confinement) or self._warm_up(launcher, crew)
         folder = f"{self._share.work}/{install.FOLDER}"
         worlds = self._worlds = Worlds(self._order, folder, self._confinement, self._clock, self._log)
         if last is None and self._order.incarnation > 0 and self._renewer is not None:
@@ -271,7 +263,6 @@ class ShareRun:
 
     def _sleep(self, crew: Crew) -> Ending | None:
         """End the server, which has nothing to do, and keep all else. None: it may be started again."""
-        assert self._prober is not None
         for process in crew.ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
@@ -280,54 +271,13 @@ class ShareRun:
             self._watcher.turn(STOPPING_TURN_S)
         if not crew.clear():
             return Ending(kind=EndKind.LOST, message="the server could not be ended so that it sleeps")
-        self._prober.tell_ended(is_ended=True)
+        self._server.tell_ended(is_ended=True)
         reason = None
-        while self._prober.should_end and reason is None:
+        while self._server.should_end and reason is None:
             reason = self._reasons.now()
             self._watcher.turn(self._reasons.next_in(TURN_S))
-        self._prober.tell_ended(is_ended=False)
+        self._server.tell_ended(is_ended=False)
         return reason
-
-    def _open_place(self, launcher: Launcher) -> Ending | None:
-        """Where the server of a replica listens. Requests go to the first node alone; on the others $PORT is
-        a free port, so that the same line runs there.
-        """
-        order = self._order
-        if order.probe is None:
-            return None
-        if order.node_rank > 0:
-            self._spare = listening.OnPort(listening.LOOPBACK, None)
-            return None
-        tell = self._renewer.tell_serving if self._renewer is not None else None
-        papers = self._credentials.porch
-        home = os.path.realpath(self._share.home)
-        try:
-            at = listening.place_of(order, home, order.probe, has_porch=papers is not None)
-        except OSError as error:
-            told = f"{error} on {order.node}; leave `port` out and have the server listen at $PORT"
-            return Ending(kind=EndKind.SETUP_FAILED, message=told)
-        try:
-            if papers is not None and order.control_url is not None:
-                self._porch = PorchMinder(papers, order.control_url, at.address, self._watcher, self._clock)
-        except OSError as error:
-            return Ending(kind=EndKind.SETUP_FAILED, message=f"no porch on {order.node}: {error}")
-        outside = self._porch.address if self._porch is not None else ""
-        self._at, protect = at, None
-        if isinstance(at, listening.OnPort) and self._confinement and self._confinement.protects_ports:
-            protect = at.protect
-            try:
-                protect()
-            except firewall.FirewallFailed as error:
-                return Ending(kind=EndKind.SETUP_FAILED, message=f"{error.message} on {order.node}")
-        self._prober = Prober(order.probe, at, self._credentials, self._clock, tell, outside, protect)
-        if self._renewer is not None:
-            self._renewer.on_sleep = self._prober.want_sleep
-        if isinstance(at, listening.BehindDoor):
-            fd = at.listener.fileno()
-            door = launcher.start_function("shoal.runtime.door", "serve", (fd, at.port), keep=(fd,))
-            self._watcher.add(Process(door[0], None, is_needed=False), door[1])
-            at.listener.close()
-        return None
 
     def _tell_recovery(self, crew: Crew) -> None:
         if self._failed is None:
@@ -367,8 +317,7 @@ class ShareRun:
         pids = tuple(process.pid for process in self._running)
         cgroups = self._confinement.cgroups if self._confinement is not None else ()
         self._tell(Phase.RUNNING)
-        if self._prober is not None:
-            self._prober.start()
+        self._server.start()
         with contextlib.suppress(OSError):  # a full disk is no reason to end what runs
             spool.write_started(self._share, spool.Started(at=self._started_at, pids=pids, cgroups=cgroups))
 
@@ -381,15 +330,10 @@ class ShareRun:
             path=self._path,
             credentials=self._credentials,
             network=self._network,
-            service=self._service_variables(),
+            service=self._server.variables,
             cache=self._cache,
             start=f"{self._share.work}/{install.FOLDER}",
         )
-
-    def _service_variables(self) -> dict[str, str]:
-        if self._prober is not None:
-            return self._prober.variables()
-        return self._spare.variables if self._spare is not None else {}
 
     def _follow(self, launcher: Launcher, what: str, crew: Crew | None = None) -> Ending:
         """Wait until every running process ended well, one ended badly, or there is a reason to stop."""
@@ -407,7 +351,7 @@ class ShareRun:
             if all(process.status == 0 for process in self._running):
                 self._over_at = self._clock.monotonic()
                 return ending.SUCCEEDED
-            reason = self._reasons.now() or self._dead_server()
+            reason = self._reasons.now() or self._server.death
             if reason is not None:
                 return reason
             if crew is not None and self._restarts.is_wanted:
@@ -416,10 +360,9 @@ class ShareRun:
                 return ending.of_hang_elsewhere(hung, self._order.grace_s)
             if crew is not None and crew.endless_hang is not None:
                 return ending.of_endless_hang(crew.endless_hang, self._order.grace_s)
-            if crew is not None and self._prober is not None and self._prober.should_end:
+            if crew is not None and self._server.should_end:
                 return ASLEEP
-            if self._porch is not None:
-                self._porch.look()
+            self._server.look()
             if crew is not None and self._worlds is not None:
                 split = self._worlds.look(crew.generation)
                 if split is not None:
@@ -456,13 +399,6 @@ class ShareRun:
         """Ranks that save may need all of their memory, and until they train again nobody looks at it."""
         if self._minder is not None:
             self._minder.give_way()
-
-    def _dead_server(self) -> Ending | None:
-        told = self._prober.verdict if self._prober is not None else None
-        if told is None:
-            return None
-        grace_s = min(self._order.grace_s, DEAD_GRACE_S)
-        return Ending(kind=EndKind.EXITED, message=told, grace_s=grace_s, rank=0)
 
     def _end_of(self, process: Process, status: int, failure: str | None, what: str) -> Ending:
         if failure is not None:
@@ -517,8 +453,7 @@ class ShareRun:
             self._reasons.now()  # a keeper that is dead by now is seen to be: this takes as long as it takes
         if self._minder is not None:
             self._minder.end()
-        if isinstance(self._at, listening.OnPort):
-            self._at.release()
+        self._server.release()
         self._watcher.drain()
         self._meter.hear()
         shared_memory.give_back(self._order)

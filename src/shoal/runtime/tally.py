@@ -11,7 +11,7 @@ from itertools import chain
 
 from shoal.curve import MAX_X, finite, single, thinned
 from shoal.runtime.metrics import MAX_VALUES, Line, is_metric_name
-from shoal.wire import Axis, Point, Samples
+from shoal.samples import Axis, Point, Samples
 
 MAX_SERIES = 200
 MAX_WAITING = 128

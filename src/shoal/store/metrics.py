@@ -13,10 +13,10 @@ import msgspec
 from sqlalchemy import and_, bindparam, delete, func, insert, select, update
 
 from shoal.curve import folded, widened
+from shoal.samples import Axis, Point, Samples
 from shoal.store.prepared import Session
 from shoal.store.schema import metric_points as points
 from shoal.store.schema import metric_series as series
-from shoal.wire import Axis, Point, Samples
 
 MAX_SERIES = 1000
 """Of one job."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from shoal.curve import single
-from shoal.wire import Axis, Samples
+from shoal.samples import Axis, Samples
 from tests.support.world import World, open_world
 
 

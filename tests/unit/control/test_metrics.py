@@ -13,8 +13,9 @@ from shoal.control.metrics import MAX_TOLD_POINTS, sensible
 from shoal.curve import MAX_X, single
 from shoal.errors import StateError, StoreUnavailable
 from shoal.model.job import Job
+from shoal.samples import Axis, Point, Samples
 from shoal.store import Series
-from shoal.wire import Axis, EndKind, NodeOutcome, Phase, Point, Renewal, RenewalAnswer, Samples
+from shoal.wire import EndKind, NodeOutcome, Phase, Renewal, RenewalAnswer
 from tests.support.lab import Lab, now
 
 LOSS = Samples(name="loss", axis=Axis.STEP, points=(single(1, 2.0),), rank=0)

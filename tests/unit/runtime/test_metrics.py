@@ -19,7 +19,7 @@ from shoal.runtime import metrics
 from shoal.runtime.meter import MAX_AT_ONCE, Meter
 from shoal.runtime.metrics import VARIABLE, Line, Rate
 from shoal.runtime.tally import LOST, MAX_SERIES, MAX_TOLD, Tally
-from shoal.wire import Axis, Point, Samples
+from shoal.samples import Axis, Point, Samples
 from tests.support.shares import SOURCE, an_order
 
 

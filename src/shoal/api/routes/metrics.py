@@ -14,8 +14,8 @@ from shoal.api.routes.jobs import load_job
 from shoal.api.routing import Routes
 from shoal.curve import thinned
 from shoal.identity import Permission
+from shoal.samples import Point
 from shoal.store import Series, Tx
-from shoal.wire import Point
 
 routes = Routes("metrics")
 

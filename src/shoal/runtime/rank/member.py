@@ -6,8 +6,8 @@ import os
 import time
 
 from shoal.runtime.board import NAME, VARIABLE, Board, Place, Request, Standing
-from shoal.runtime.environment import numbers
 from shoal.runtime.rank.own_stacks import answer
+from shoal.runtime.rank_names import numbers
 
 POLL_S, SPARE_POLL_S = 0.002, 0.005
 PEERS_S, FAR_PEERS_S = 2.0, 10.0
