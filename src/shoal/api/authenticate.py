@@ -33,7 +33,7 @@ LOST_OF_SEVERAL = (
     "has a control plane of this cluster; who owns the cluster and has no admin token left, by `shoal down` "
     "and `shoal up --admin-token`"
 )
-"""Where several share a directory none is made at a start: the others have theirs."""
+"""Where several share a directory a start makes none unless it is asked for: the others have theirs."""
 
 
 class Known(msgspec.Struct, frozen=True):

@@ -254,6 +254,7 @@ class RenewalBody(BaseModel):
     recovery: dict[str, Any] | None = None
     metrics: list[dict[str, Any]] = []
     progress: dict[str, Any] | None = None
+    signs: dict[str, Any] | None = None
     world: dict[str, Any] | None = None
     drilled: dict[str, Any] | None = None
     serving: dict[str, Any] | None = None

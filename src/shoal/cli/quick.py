@@ -28,7 +28,7 @@ ONCE = {
     for name in (
         *("name", "project", "queue", "priority", "time_limit", "deadline", "workdir", "setup", "array"),
         *("gpus", "nodes", "cpus", "memory", "disk", "ranks_per_node", "topology"),
-        *("retry", "retry_backoff", "checkpoint", "grace", "fence", "network"),
+        *("retry", "retry_backoff", "checkpoint", "grace", "fence", "network", "world"),
     )
 }
 

@@ -5,8 +5,6 @@ CPUs, memory and disk are allocated at the lower end of their range; the number 
 
 from __future__ import annotations
 
-import re
-
 from shoal.model.job import RetryPolicy
 from shoal.model.request import GpuRequest, Request, TopologyRequest
 from shoal.spec import JobSpec
@@ -16,11 +14,6 @@ from shoal.spec.launchers import Asked, asked_in
 from shoal.spec.resources import MAX_NODES, GpuSpec
 from shoal.wire import LogRule, Mount, RuleAction
 
-_IN_ALL = re.compile(
-    r"(?:^|[\s;&|])(?:mpirun|mpiexec|orterun|prterun)(?:\.\w+)?\s+(?:-\S+\s+)*?"
-    r"(?:-n|-np|--n|--np)[= ](\d{1,6})\s"
-)
-"""No option with a value may stand before it: `-n` may as well be the program's own."""
 WHOLE = 1000
 """Parts of one GPU."""
 
@@ -32,7 +25,7 @@ def request_of(spec: JobSpec) -> Request:
     min_nodes, max_nodes = _nodes_of(spec, launched)
     started = launched.ranks_on(max_nodes)
     started = started if started is not None and started <= MAX_RANKS else None
-    ranks = spec.ranks_per_node or started or _ranks_of_mpi(spec) or (gpus.count if gpus else 1)
+    ranks = spec.ranks_per_node or started or _ranks_of_mpi(spec, launched) or (gpus.count if gpus else 1)
     return Request(
         min_nodes=min_nodes,
         max_nodes=max_nodes,
@@ -59,14 +52,12 @@ def _nodes_of(spec: JobSpec, asked: Asked) -> tuple[int, int]:
     return max(own.min, low), min(own.max, high)
 
 
-def _ranks_of_mpi(spec: JobSpec) -> int | None:
-    """How many processes on a node `mpirun -n` asks for, where a job of several nodes says no number itself.
-    On one node `mpirun` may start them in a single rank.
-    """
-    nodes, match = spec.resources.nodes, _IN_ALL.search(spec.run)
-    if match is None or nodes.min != nodes.max or nodes.min == 1:
+def _ranks_of_mpi(spec: JobSpec, asked: Asked) -> int | None:
+    """How many processes on a node `mpirun -n` asks for, where a job of several nodes says no number."""
+    nodes = spec.resources.nodes
+    if asked.mpi_in_all is None or nodes.min != nodes.max or nodes.min == 1:
         return None
-    each, rest = divmod(int(match[1]), nodes.min)
+    each, rest = divmod(asked.mpi_in_all, nodes.min)
     return each if rest == 0 and 1 <= each <= MAX_RANKS else None
 
 

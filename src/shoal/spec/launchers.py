@@ -22,6 +22,8 @@ LAUNCHERS = frozenset(
 PER_NODE = ("--nproc-per-node", "--num-gpus")
 NODES = ("--nnodes", "--num-machines", "--num-nodes")
 IN_ALL = ("--num-processes",)
+MPI_LAUNCHERS = frozenset({"mpirun", "mpiexec", "orterun", "prterun"})
+MPI_IN_ALL = ("-n", "-np", "--n", "--np")
 T = TypeVar("T")
 _COMMANDS = re.compile(r"[\n;&|]")
 _COUNT = re.compile(r"[1-9][0-9]{0,5}\Z")
@@ -36,6 +38,8 @@ class Asked(BaseModel):
     in_all: int | None = None
     nodes: tuple[int, int] | None = None
     """At least and at most: `--nnodes 2:4` is elastic."""
+    mpi_in_all: int | None = None
+    """From `mpirun -n`. On one node `mpirun` may start them all in a single rank."""
 
     def ranks_on(self, nodes: int) -> int | None:
         """How many processes there are on each of so many nodes."""
@@ -46,11 +50,13 @@ class Asked(BaseModel):
 
 def asked_in(run: str) -> Asked:
     """What the launchers in a script ask for. Takes time in proportion to the script's length."""
-    found = [_options(command.split()) for command in _COMMANDS.split(run.replace("\\\n", " "))]
+    commands = [command.split() for command in _COMMANDS.split(run.replace("\\\n", " "))]
+    found = [_options(words) for words in commands]
     return Asked(
         per_node=_only(_count(options, PER_NODE) for options in found),
         in_all=_only(_count(options, IN_ALL) for options in found),
         nodes=_only(_span(options) for options in found),
+        mpi_in_all=_only(_mpi_count(words) for words in commands),
     )
 
 
@@ -71,6 +77,23 @@ def _options(words: list[str]) -> dict[str, str]:
         elif name and not options[name]:
             options[name] = word
     return {} if any(word.startswith("#") for word in words[:at]) else options
+
+
+def _mpi_count(words: list[str]) -> int | None:
+    """How many processes an `mpirun` asks for. No option with a value may stand before the number: a later
+    `-n` may be the program's own.
+    """
+    at = next((n for n, word in enumerate(words) if word.partition(".")[0] in MPI_LAUNCHERS), len(words))
+    if any(word.startswith("#") for word in words[:at]):
+        return None
+    for position, word in enumerate(words[at + 1 :], at + 1):
+        name, _, value = word.partition("=")
+        if name in MPI_IN_ALL:
+            value = value or "".join(words[position + 1 : position + 2])
+            return int(value) if _COUNT.match(value) else None
+        if not word.startswith("-"):
+            break
+    return None
 
 
 def _count(options: dict[str, str], names: tuple[str, ...]) -> int | None:

@@ -152,7 +152,7 @@ MUTANTS = (
     Mutant(
         "what_speaks_again_on_a_node_declared_dead_is_replaced",
         "control/nodes.py",
-        "return not speaking_on(core, tx.attempts.holding(), name)",
+        "return not speaking_on(core, tx.attempts.holding_on(name), name)",
         "return True",
         "P2: what renews is not replaced, whoever has declared its node dead",
         ("control",),

@@ -112,8 +112,8 @@ MUTANTS = (
     Mutant(
         "token_for_whoever_listens",
         "serving/server.py",
-        "        if one.inode not in own:\n",
-        "        if not one.inode:\n",
+        "        if holder.inode not in own:\n",
+        "        if not holder.inode:\n",
         "the data plane's token goes to the process that holds the home",
         ("serving",),
     ),

@@ -28,5 +28,6 @@ async def test_a_way_to_another_token_is_one_that_there_is(
         one, database = plane.core.settings, "postgresql://db/shoal"
         several = replace(one, shared=tmp_path / "shared", database_url=database)
         monkeypatch.setattr(plane.core, "settings", several)
-        assert "shoal up" not in await hint(), "which makes none where several share a directory"
+        assert "--forget" not in await hint(), "a usual start makes none where several share a directory"
         assert "`shoal token create`" in await hint()
+        assert "`shoal down` and `shoal up --admin-token`" in await hint()

@@ -122,8 +122,10 @@ def test_launcher_that_contradicts_its_job_is_refused(run: str, fields: dict[str
         request(run=run, **fields)
 
 
-def test_script_of_the_largest_size_is_read_in_no_time() -> None:
-    assert asked_in("torchrun " * (28 << 10)).per_node is None
+@pytest.mark.parametrize("words", ["torchrun ", "mpirun -;", "-a;mpirun ", "mpirun -a "])
+def test_script_of_the_largest_size_is_read_in_no_time(words: str) -> None:
+    asked = asked_in(words * (28 << 10))
+    assert (asked.per_node, asked.mpi_in_all) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -135,6 +137,11 @@ def test_script_of_the_largest_size_is_read_in_no_time() -> None:
         ("mpirun -n 3 ./solver", 2, 1),
         ("mpirun -n 4 ./solver", "1..2", 1),
         ("mpirun ./solver -n 4 x", 2, 1),
+        ("mpirun.openmpi \\\n  -n 4 ./solver", 2, 2),
+        ("mpirun -np=4 ./solver; mpirun -n 4 ./solver", 2, 2),
+        ("mpirun -n 4 ./first; mpirun -n 8 ./second", 2, 1),
+        ("# mpirun -n 4 ./solver", 2, 1),
+        ("mpirun -n $N ./solver", 2, 1),
     ],
 )
 def test_processes_that_mpirun_asks_for_are_spread_over_several_nodes(
