@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.globs import Globs, problem_of
+from shoal.client.globs import Globs
+from shoal.globs import problem_of
 
 FILES = (
     *("a.py", "b.bin", "data/train.bin", "data/deep/er/x.bin", "data/[1].txt", "src/data/y.py", "src/a.py"),

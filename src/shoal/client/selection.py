@@ -17,9 +17,10 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from shoal.client.globs import Globs
 from shoal.client.left_behind import MAX_EXCLUDED_BYTES, SKIPPED, LeftBehind, left_behind, short_of
 from shoal.errors import SpecError, TooLarge
-from shoal.globs import Globs, problem_of
+from shoal.globs import problem_of
 
 TOLD_EVERY = 500
 MAX_LOOKED = 200_000

@@ -25,7 +25,7 @@ class Run:
         self.run = run
         for name in ("minder", "confinement", "crew", "restarts", "watcher", "meter", "log", "reasons"):
             setattr(run, f"_{name}", getattr(self.parts, name))
-        run._running, run._renewer = [], None
+        run._running, run._renewer, run._at = [], None, None
         run._order = SimpleNamespace(node="node-1")
         run._share = SimpleNamespace(home="/nowhere", scratch="/nowhere/scratch")
         run._clock = SimpleNamespace(monotonic=lambda: 0.0)

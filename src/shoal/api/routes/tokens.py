@@ -47,13 +47,13 @@ async def create_token(request: Request, query: Annotated[NoQuery, Query()]) -> 
     """A new token; its text is in this answer and nowhere else."""
     call = call_of(request)
     key = idempotency_key(request)
+    check_makes_tokens(call.caller)  # before the body is read: no body changes this answer
     body = await read_small_model(request, NewToken)
     owner = await _owner(call, body.user)
     call.allow(is_own=owner.user_id == call.caller.id)
     scope = role(body.scope) or call.caller.scope
     project = body.project or call.caller.only_project
     assert scope is not None
-    check_makes_tokens(call.caller)
     check_token_grant(call.caller, scope, project)
     if project is not None and owner.user_id == call.caller.id and call.caller.role_in(project) is None:
         raise NotFound("no such thing, or one you may not see")
