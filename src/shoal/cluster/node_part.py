@@ -46,7 +46,10 @@ for old in versions.iterdir():
         shutil.rmtree(old)
 """
 """Removes what nothing runs from; nothing at all where somebody may run what cannot be seen."""
-MODULES = ("__init__", "clock", "curve", "errors", "loopback", "porch", "proof", "socket_file", "wire")
+MODULES = (
+    *("__init__", "bounded_file", "clock", "curve", "errors", "loopback", "porch", "proof", "socket_file"),
+    "wire",
+)
 """All that `shoal.runtime` may import, by the rule of the house."""
 PLATFORMS = {"x86_64": "manylinux2014_x86_64", "aarch64": "manylinux2014_aarch64"}
 

@@ -41,13 +41,14 @@ def test_everything_that_runs_on_a_node_finds_what_it_imports_in_the_archive(tmp
     files = [path.relative_to(tmp_path) for path in (tmp_path / "shoal" / "runtime").rglob("*.py")]
     # What is run is no module to import.
     names = sorted(".".join(f.with_suffix("").parts) for f in files if f.stem != "__main__")
-    # Only what ranks import comes from where their own Python has it: torch, obstore.
+    # Only what ranks import comes from where their own Python has it: torch, obstore, Lightning.
     asked = """import importlib, sys
+of_ranks = ("rank", "accelerate", "lightning", "transformers")
 for name in sys.argv[1:]:
     try:
         importlib.import_module(name)
     except ModuleNotFoundError as error:
-        is_ranks = name.startswith("shoal.runtime.rank")
+        is_ranks = name.startswith(tuple(f"shoal.runtime.{part}" for part in of_ranks))
         assert is_ranks and not error.name.startswith("shoal"), (name, error.name)
 """
     done = subprocess.run(
