@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from shoal.errors import NotFound, StateError
+from shoal.loopback import FIRST_PROJECT_UID
 from shoal.model.node import Gpu, NodeState
 from shoal.model.people import Membership, Project, Role, Token, User
 from shoal.model.service import Release, Replica, Rollout, Service, Stage
@@ -185,15 +186,21 @@ class RecordsContract:
             tx.people.update_project(Project(name="vision", uid=uids[0], max_open_jobs=5))
             return uids
 
-        assert await store.write(change) == [200_000, 200_001]
-        assert await store.write(lambda tx: tx.people.next_uid()) == 200_002
-        vision = Project(name="vision", uid=200_000, max_open_jobs=5)
+        first = FIRST_PROJECT_UID
+        assert await store.write(change) == [first, first + 1]
+        assert await store.write(lambda tx: tx.people.next_uid()) == first + 2
+        vision = Project(name="vision", uid=first, max_open_jobs=5)
         assert await store.read(lambda tx: tx.people.get_project("vision")) == vision
         assert await store.read(lambda tx: tx.people.projects()) == [vision]
         with pytest.raises(StateError, match="`vision`"):
-            await store.write(lambda tx: tx.people.add_project(replace(vision, uid=200_009)))
+            await store.write(lambda tx: tx.people.add_project(replace(vision, uid=first + 9)))
         with pytest.raises(NotFound):
             await store.write(lambda tx: tx.people.update_project(replace(vision, uid=1)))
+
+    async def test_uids_begin_where_the_home_s_block_does(self, store: Store) -> None:
+        await store.write(lambda tx: tx.people.begin_uids(FIRST_PROJECT_UID + 4_096))
+        assert await store.write(lambda tx: tx.people.next_uid()) == FIRST_PROJECT_UID + 4_096
+        assert await store.write(lambda tx: tx.people.next_uid()) == FIRST_PROJECT_UID + 4_097
 
     async def test_memberships_are_set_changed_listed_and_removed(self, store: Store) -> None:
         def change(tx: Tx) -> None:
