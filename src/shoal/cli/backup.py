@@ -36,14 +36,14 @@ CHOICES = {"logs": "spool/kept", "checkpoints": "checkpoints"}
 """What is left out unless it is asked for."""
 NOT_OURS = frozenset(
     {
-        *("spool", "desk", "checkpoints", "sockets", "logs", "backup", "ray"),
+        *("spool", "desk", "checkpoints", "caches", "sockets", "logs", "backup", "ray"),
         *("server.json", "server.lock", "serving.json", "serving-table.json", "leader.json"),
         *("site.json", "restore.json", "credentials.json", "port", "own-port", ANCHOR),
     }
 )
 """What belongs to the processes of this very home, or is made anew."""
 NOT_KEYS = frozenset({"first-token", "asked-token", "data-plane.token"})
-FOR_ONE_PLACE = ("database_url", "shared")
+FOR_ONE_PLACE = ("database_url", "shared", "anchor_copy")
 """Options of a home that a restored one must not take over: they name what production has."""
 
 
@@ -102,6 +102,8 @@ def restore(
         raise SpecError(f"{target} is there and not empty", hint="name a new directory: `--home DIR`")
     if database is not None and not database.startswith("postgresql"):
         raise SpecError("`--database` is not postgresql://...", hint="leave it out for SQLite in the home")
+    if target.is_mount():
+        raise SpecError(f"{target} is a mount point", hint=f"name a directory in it: `--home {target}/shoal`")
     prepare_home(target)
     part = target.with_name(f".{target.name}.{os.urandom(6).hex()}.part")
     try:
@@ -112,7 +114,7 @@ def restore(
                 load_postgres(part / DATABASE, database, lambda done, of: say(f"table {done} of {of}"))
                 (part / DATABASE).unlink()
         _keep_options(part, database)
-        shutil.rmtree(target)
+        _make_way(target)
         part.rename(target)
     finally:
         shutil.rmtree(part, ignore_errors=True)
@@ -124,11 +126,22 @@ def restore(
     return 0
 
 
+def _make_way(target: Path) -> None:
+    """Remove the empty directory that `prepare_home` made. `StateError`: somebody has put something there."""
+    try:
+        for made in (target / "logs", target):
+            made.rmdir()
+    except OSError as error:
+        told = f"{target} cannot make way for what was restored: {error.strerror}"
+        raise StateError(told, hint="name a new directory: `--home DIR`") from error
+
+
 def _write(settings: Settings, target: Path, choices: set[str], say: Tell) -> Manifest:
     home = settings.state_dir
     with contextlib.ExitStack() as held, backup_file.writing(target) as writer:
         database, head = held.enter_context(_database(settings, target, say))
-        writer.add(DATABASE, database)
+        if not writer.add(DATABASE, database):
+            raise StateError("another backup removed the copy of the database", hint="try again")
         with tempfile.NamedTemporaryFile(dir=target.parent) as anchor:
             anchor.write(msgspec.json.encode(head))
             anchor.flush()
@@ -187,11 +200,14 @@ def _files(settings: Settings, choices: set[str]) -> Iterator[tuple[str, Path]]:
 
 
 def _below(path: Path, name: str) -> Iterator[tuple[str, Path]]:
-    """Plain files alone; no link is followed."""
+    """Plain files alone; no link is followed. Jobs and the control plane may remove any of it meanwhile."""
     if path.is_symlink():
         return
     if path.is_dir():
-        for entry in sorted(path.iterdir()):
+        entries: list[Path] = []
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            entries.extend(sorted(path.iterdir()))
+        for entry in entries:
             yield from _below(entry, f"{name}/{entry.name}")
     elif path.is_file():
         yield name, path
@@ -276,7 +292,11 @@ def _choices(text: str) -> set[str]:
 
 
 def _bytes(folder: Path) -> int:
-    return sum(path.lstat().st_size for _, path in _below(folder, "")) if folder.is_dir() else 0
+    total = 0
+    for _, path in _below(folder, ""):
+        with contextlib.suppress(FileNotFoundError):
+            total += path.lstat().st_size
+    return total
 
 
 def _size(count: int) -> str:

@@ -9,12 +9,12 @@ import contextlib
 import hashlib
 import io
 import os
-import re
 import stat
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
+from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 import msgspec
 
@@ -23,7 +23,10 @@ from shoal.errors import SpecError, StateError
 MANIFEST = "manifest.json"
 MAX_MANIFEST = 256 << 20
 PIECE = 1 << 20
-NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]*(/[A-Za-z0-9_.@+-]+)*")
+PLAIN = "/ =,:+@~"
+"""What stays as it is in a member's name beside letters, digits, `_`, `.` and `-`; the rest becomes `%XX`.
+Jobs name their checkpoints as they like, and names of files need not be text.
+"""
 Tell = Callable[[str], None]
 
 
@@ -80,8 +83,9 @@ class Writer:
             if not stat.S_ISREG(facts.st_mode):
                 return 0
             hashed = _Hashed(file, path, facts.st_size)
-            self._tar.addfile(_info(name, facts.st_size), hashed)
-        self.members[name] = Member(size=facts.st_size, sha256=hashed.digest.hexdigest())
+            stored = quote_from_bytes(os.fsencode(name), safe=PLAIN)
+            self._tar.addfile(_info(stored, facts.st_size), hashed)
+        self.members[stored] = Member(size=facts.st_size, sha256=hashed.digest.hexdigest())
         return facts.st_size
 
     def finish(self, manifest: Manifest) -> None:
@@ -132,7 +136,7 @@ def read(source: Path, take: Callable[[str, IO[bytes], int], None]) -> Manifest:
                     manifest = msgspec.json.decode(file.read(MAX_MANIFEST), type=Manifest)
                     continue
                 hashed = _Hashed(file, source, info.size)
-                take(info.name, hashed, info.size)  # type: ignore[arg-type]
+                take(_name_of(info.name), hashed, info.size)  # type: ignore[arg-type]
                 seen[info.name] = Member(size=info.size, sha256=hashed.digest.hexdigest())
     except (tarfile.TarError, msgspec.DecodeError, EOFError) as error:
         raise _damaged(source, str(error)) from error
@@ -156,8 +160,14 @@ def _info(name: str, size: int) -> tarfile.TarInfo:
     return info
 
 
-def _is_name(name: str) -> bool:
-    return bool(NAME.fullmatch(name)) and not {".", ".."} & set(name.split("/"))
+def _name_of(stored: str) -> str:
+    return os.fsdecode(unquote_to_bytes(stored))
+
+
+def _is_name(stored: str) -> bool:
+    name = _name_of(stored)
+    is_its = quote_from_bytes(os.fsencode(name), safe=PLAIN) == stored
+    return is_its and "\0" not in name and not {"", ".", ".."} & set(name.split("/"))
 
 
 def _damaged(source: Path, because: str) -> StateError:

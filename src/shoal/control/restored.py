@@ -15,6 +15,7 @@ import structlog
 
 from shoal import site
 from shoal.control.actor import SHOAL
+from shoal.control.arrays import finish_submission
 from shoal.control.core import Core
 from shoal.control.first import SITE_ID, write_private
 from shoal.control.record import note
@@ -22,7 +23,7 @@ from shoal.engines.set_aside import BECAUSE, Outcomes, outcomes_of
 from shoal.model.attempt import Attempt, EndReason
 from shoal.model.moves import NodeEnded, StopAsked
 from shoal.site import RestoreRequest, Site
-from shoal.store import Tx
+from shoal.store import ArrayVerb, Tx
 from shoal.wire import EndKind, NodeOutcome
 
 RESTORED_AT = "restored_at"
@@ -38,6 +39,9 @@ log = structlog.get_logger()
 
 async def settle_restored(core: Core, request: RestoreRequest) -> None:
     """Record what became of open work. May be repeated; `finish` makes it final."""
+    for array_id, verb in await core.store.read(lambda tx: tx.array_work.all()):
+        if verb is ArrayVerb.SUBMIT:  # else its other elements would be recorded, and begin, afterwards
+            await finish_submission(core, array_id)
     settled = 0
     while batch := await core.store.read(partial(_open_attempts, runs_again=request.runs_again)):
         outcomes = await anyio.to_thread.run_sync(_read_outcomes, core.settings.state_dir, batch)

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from shoal import site
+from shoal.control import arrays
 from shoal.control.first import SITE_ID, home_id_path
 from shoal.control.restored import settle_restored
 from shoal.engines.set_aside import outcomes_of, set_aside
 from shoal.model.service import Service
 from shoal.runtime import spool
 from shoal.site import RestoreRequest
-from shoal.store import Tx
+from shoal.store import JobFilter, Tx
 from shoal.wire import EndKind, NodeOutcome
 from tests.support.lab import Lab
 from tests.support.shares import an_order
@@ -61,6 +62,27 @@ async def test_what_ran_begins_again_and_what_waited_waits_where_the_original_is
     assert [attempt.reason for attempt in lab.attempts(ran)] == ["lost", None]
     assert (lab.status(ran), lab.status(waits)) == ("queued", "queued")
     assert lab.job(ran).failures == 0
+
+
+@pytest.mark.parametrize(("runs_again", "status"), [(False, "cancelled"), (True, "queued")])
+async def test_no_element_of_an_array_that_was_half_recorded_begins_unasked(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, *, runs_again: bool, status: str
+) -> None:
+    class Killed(Exception):
+        pass
+
+    def die() -> None:
+        raise Killed
+
+    monkeypatch.setattr(arrays, "MAX_MADE", 2)
+    lab.store.meanwhile("after write", die)
+    with pytest.raises(Killed):
+        lab.submit_all(array={"indices": list(range(5))})
+    lab.store.meanwhile("after write", lambda: None)
+    await settle_restored(lab.core, word(lab, runs_again=runs_again))
+    await arrays.carry_on(lab.core)
+    found = lab.read(lambda tx: [job for job, _ in tx.jobs.page(JobFilter(), None, 10)])
+    assert [lab.status(job) for job in found] == [status] * 5
 
 
 @pytest.mark.parametrize("runs_again", [True, False])

@@ -1,0 +1,102 @@
+"""What a backup takes, leaves out and gives back, whatever jobs do in the home meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from shoal.cli import backup, backup_file
+from shoal.cli.backup_file import Manifest
+from shoal.cli.home import REMEMBERED
+from shoal.errors import SpecError, StateError
+from shoal.settings import load_settings
+from shoal.store import Head
+
+NAMES = ("epoch=3-step=100.ckpt", "a b,c:d.pt", "ünï.pt", "100%.pt", "x\ny", os.fsdecode(b"\xff.pt"))
+
+
+def packed(folder: Path, names: tuple[str, ...]) -> Path:
+    target = folder / "made.tar"
+    with backup_file.writing(target) as writer:
+        for name in names:
+            (folder / "content").write_bytes(os.fsencode(name))
+            writer.add(f"checkpoints/job_1/{name}", folder / "content")
+        writer.finish(Manifest(shoal="0", made_at=0.0, seq=0, head="", left_out={}, members=writer.members))
+    return target
+
+
+def test_checkpoints_come_back_under_whatever_names_a_job_gave_them(tmp_path: Path) -> None:
+    found: dict[str, bytes] = {}
+
+    def take(name: str, file: IO[bytes], size: int) -> None:
+        found[name] = file.read(size)
+
+    backup_file.read(packed(tmp_path, NAMES), take)
+    assert found == {f"checkpoints/job_1/{name}": os.fsencode(name) for name in NAMES}
+
+
+@pytest.mark.parametrize("name", ["../../out", "a/../../../out", ".", "", "a//b"])
+def test_a_name_that_leads_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(StateError, match="has no place in it"):
+        backup_file.read(packed(tmp_path, (name,)), lambda _name, _file, _size: None)
+
+
+def test_caches_are_no_part_of_a_backup(tmp_path: Path) -> None:
+    cache = tmp_path / "caches" / "default-1000" / "huggingface"
+    cache.mkdir(parents=True)
+    (cache / "model.bin").write_text("many bytes")
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "keys" / "signing").write_text("key")
+    names = [name for name, _ in backup._files(replace(load_settings({}), home=tmp_path), set())]
+    assert names == ["keys/signing"]
+
+
+def test_a_backup_without_its_database_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextlib.contextmanager
+    def removed(*_: object) -> Iterator[tuple[Path, Head]]:
+        yield tmp_path / "removed.copy", Head(1, "x")
+
+    monkeypatch.setattr(backup, "_database", removed)
+    settings = replace(load_settings({}), home=tmp_path / "home")
+    (tmp_path / "home").mkdir()
+    with pytest.raises(StateError, match="copy of the database"):
+        backup._write(settings, tmp_path / "made.tar", set(), lambda _: None)
+    assert not (tmp_path / "made.tar").exists()
+
+
+def test_what_a_job_removes_meanwhile_does_not_fail_a_backup(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text("x")
+    walk = backup._below(tmp_path, "")
+    assert next(walk)[0] == "/a/file"
+    (tmp_path / "b" / "file").unlink()
+    (tmp_path / "b").rmdir()
+    assert list(walk) == []
+
+
+def test_restored_home_writes_no_anchor_where_the_original_does(tmp_path: Path) -> None:
+    told = {"anchor_copy": "/mnt/second", "listen": "127.0.0.1:1"}
+    (tmp_path / REMEMBERED).write_text(json.dumps(told))
+    backup._keep_options(tmp_path, None)
+    assert json.loads((tmp_path / REMEMBERED).read_text()) == {"listen": "127.0.0.1:1"}
+
+
+def test_restore_removes_nothing_that_was_put_into_the_new_home_meanwhile(tmp_path: Path) -> None:
+    (tmp_path / "home" / "logs").mkdir(parents=True)
+    (tmp_path / "home" / "precious").write_text("x")
+    with pytest.raises(StateError, match="cannot make way"):
+        backup._make_way(tmp_path / "home")
+    assert (tmp_path / "home" / "precious").read_text() == "x"
+
+
+def test_restore_refuses_a_mount_point_before_it_unpacks() -> None:
+    with pytest.raises(SpecError):
+        backup.restore(Path("/nowhere.tar"), home=Path("/proc"))
