@@ -121,6 +121,9 @@ def _shared() -> Iterator[str]:
     yield f"add rule {TABLE} out tcp flags & (syn | ack) == (syn | ack) meta skuid vmap @answering"
     yield f"add rule {TABLE} asks meta skuid != {os.geteuid()} tcp dport @replica_ports reject with tcp reset"
     yield f"add rule {TABLE} asks meta skuid vmap @asking"
+    for name, asked, _ in FAMILIES:
+        # A user who is no project's asks from where a project asked just now: it is not refused for that.
+        yield f"add rule {TABLE} asks {asked} @any{name} delete @any{name} {{ {asked} }}"
 
 
 def _of_project(uid: int) -> Iterator[str]:
@@ -134,7 +137,9 @@ def _of_project(uid: int) -> Iterator[str]:
         yield f"add chain {TABLE} {chain}"
         yield f"flush chain {TABLE} {chain}"
     for name, asked, _ in FAMILIES:
-        yield f"add rule {TABLE} {asks} {asked} @refused{name} reject with tcp reset"
+        # Only of its own: what another project was refused from the same port says nothing of this one.
+        own = f"{asked} @noted{name}_{uid} {asked}"
+        yield f"add rule {TABLE} {asks} {own} @refused{name} reject with tcp reset"
     yield f"add rule {TABLE} {asks} limit rate over {RATE}/second burst {BURST} packets drop"
     for name, asked, _ in FAMILIES:
         noted = f"update @noted{name}_{uid} {{ {asked} }} update @any{name} {{ {asked} }}"
@@ -142,7 +147,9 @@ def _of_project(uid: int) -> Iterator[str]:
     yield f"add rule {TABLE} {asks} drop"  # what cannot be noted could not be refused
     yield f"add rule {TABLE} {answers} meta skgid {OPEN_GID} accept"
     for name, _, answered in FAMILIES:
-        yield f"add rule {TABLE} {answers} {answered} @noted{name}_{uid} accept"
+        # A note is good for one answer: else the next to ask from this port passes for the one before.
+        spent = f"delete @noted{name}_{uid} {{ {answered} }} delete @any{name} {{ {answered} }}"
+        yield f"add rule {TABLE} {answers} {answered} @noted{name}_{uid} {spent} accept"
         yield (
             f"add rule {TABLE} {answers} {answered} @any{name} update @refused{name} {{ {answered} }} "
             "reject with tcp reset"
