@@ -23,6 +23,7 @@ pytestmark = [
 ]
 WALLS = (CGROUP, "bubblewrap", "uid", "nftables")
 OTHER_UID = JOB_UID + 1
+NOBODY_UID = 65_534
 SERVER = """
 import os, socket
 family = socket.AF_INET6 if os.environ["HOST"] == "::1" else socket.AF_INET
@@ -40,6 +41,24 @@ try:
     print("answered" if link.recv(5) == b"hello" else "cut off")
 except OSError as error:
     print(type(error).__name__)
+"""
+
+
+FROM_PORTS = """
+import socket, sys
+answers = []
+for port in range(int(sys.argv[3]), int(sys.argv[3]) + int(sys.argv[4])):
+    link = socket.socket()
+    link.settimeout(20)
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    link.bind(("127.0.0.1", port))
+    try:
+        link.connect((sys.argv[1], int(sys.argv[2])))
+        answers.append("answered" if link.recv(5) == b"hello" and not link.recv(1) else "cut off")
+    except OSError as error:
+        answers.append(type(error).__name__)
+    link.close()
+print(*sorted(set(answers)))
 """
 
 
@@ -83,6 +102,29 @@ def test_server_is_reached_by_its_own_project_and_by_no_other(start: Start, host
     assert asked_by_a_job(start, OTHER_UID, host, port) == "ConnectionRefusedError"
     assert asked_by_a_job(start, JOB_UID, host, port) == "answered"
     assert asked_by_us(host, port) == "answered"
+
+
+def as_user(uid: int, server: int, first: int) -> str:
+    command = ["/usr/bin/python3", "-c", FROM_PORTS, "127.0.0.1", str(server), str(first), "20"]
+    return subprocess.check_output(command, text=True, user=uid, group=uid, extra_groups=[]).strip()
+
+
+def test_another_project_does_not_pass_from_a_port_that_the_own_one_has_just_asked_from(start: Start) -> None:
+    _, port = a_server(start)
+    firewall.close(OTHER_UID)
+    assert as_user(JOB_UID, port, 21_000) == "answered"
+    assert as_user(OTHER_UID, port, 21_000) == "ConnectionRefusedError"
+
+
+def test_what_another_project_was_refused_keeps_neither_its_own_nor_people_from_a_server(
+    start: Start,
+) -> None:
+    _, port = a_server(start)
+    firewall.close(OTHER_UID)
+    assert as_user(OTHER_UID, port, 22_000) == "ConnectionRefusedError"
+    assert as_user(JOB_UID, port, 22_000) == "answered"
+    assert as_user(OTHER_UID, port, 23_000) == "ConnectionRefusedError"
+    assert as_user(NOBODY_UID, port, 23_000) == "answered"
 
 
 def test_server_whose_owner_opened_its_ports_is_reached_by_every_project(start: Start) -> None:
@@ -146,13 +188,17 @@ def source() -> int:
         return int(free.getsockname()[1])
 
 
-def test_port_that_the_projects_own_client_has_just_let_go_lets_no_other_in(start: Start, source: int) -> None:
+def test_port_that_the_projects_own_client_has_just_let_go_lets_no_other_in(
+    start: Start, source: int
+) -> None:
     _, port = a_server(start)
     assert asked_from(source, JOB_UID, port) == "answered"
     assert asked_from(source, OTHER_UID, port) == "ConnectionRefusedError"
 
 
-def test_port_from_which_another_project_was_refused_serves_the_servers_own(start: Start, source: int) -> None:
+def test_port_from_which_another_project_was_refused_serves_the_servers_own(
+    start: Start, source: int
+) -> None:
     _, port = a_server(start)
     assert asked_from(source, OTHER_UID, port) == "ConnectionRefusedError"
     assert asked_from(source, JOB_UID, port) == "answered"

@@ -2,7 +2,7 @@
 
 Every project has a user of its own, and the kernel knows whose process sends a packet. A connection between
 two projects is found when the server's kernel side answers it: the user that answers is then compared with
-the one that asked last from that port: a process may take the port that another project's process has just let go.
+the one that asked last from that port, because a process may take a port that another one has just let go.
 Connections of other users (people, root, the data plane) are left alone, but only Shoal's own user reaches
 the port of a replica. Nothing is tracked for longer than a handshake takes.
 
