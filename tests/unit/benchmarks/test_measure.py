@@ -97,7 +97,7 @@ def test_load_stops_at_an_answer_that_was_not_expected(port: int) -> None:
 def test_stop_ends_a_process_that_ignores_sigterm(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("stubborn")
     ready = folder / "ready"
-    script = f"trap '' TERM; sleep 600 & touch {ready}; wait; wait"
+    script = f"trap '' TERM; sleep 600 & : > {ready}; wait; wait"
     process = spawn(["sh", "-c", script], log=folder / "log")
     while not ready.exists():
         time.sleep(0.01)
