@@ -37,5 +37,10 @@ LISTENERS: dict[str, Row] = {
     "runtime/door.py": Row(OURS, "the socket of runtime/listening.py; runs as the job, which it serves"),
     "runtime/standby/process.py": Row(OURS, "a socket in a folder of the supervisor's"),
     "runtime/warm/zygote.py": Row(OURS, "a socket in a folder of the supervisor's"),
+    "runtime/warm/mpi_meeting.py": Row(
+        NODES,
+        "64 guests, each with 10 s to prove that it is of this job: tests/unit/runtime/test_mpi_channel.py",
+    ),
+    "runtime/warm/mpi_host.py": Row(OURS, "a socket in a folder that only the job's user may enter"),
     "engines/ray/head.py": Row(HELD, "it keeps ports free until Ray takes them"),
 }

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from shoal.control.policy import declare_policy
+from shoal.loopback import FIRST_PROJECT_UID
 from shoal.settings import ServerLimits
 from tests.support.world import World, open_world
 
@@ -77,7 +78,7 @@ CASES: dict[str, tuple[Tamper, str, str, str, str]] = {
     ),
     "another project's Unix user": (
         sql("update projects set uid = 1 where name = 'vision'"),
-        *("projects", "column uid", "1", "200000"),
+        *("projects", "column uid", "1", str(FIRST_PROJECT_UID)),
     ),
     "a token of one's own": (
         sql(f"insert into tokens select 'tok_x', {BEN}, body, null, null from tokens limit 1"),

@@ -101,15 +101,15 @@ class Guard:
     async def _admit(self, scope: Scope, request_id: str, *, has_body: bool) -> None:
         """Raise unless the request may go on; put its `Call` into the scope."""
         self._hosts.check(scope["headers"])
-        if has_body and scope["method"] in BODILESS:
-            raise BadRequest(f"a {scope['method']} request has no body here", hint="send it without one")
         path = scope.get("raw_path") or scope["path"].encode()
         if (scope["method"], path.decode("latin-1")) in OPEN:
+            _check_body(scope["method"], has_body=has_body)
             return
         token = bearer(scope["headers"])
         known = await self._known(scope, token)
         assert token is not None
         _sign(scope, known.caller)
+        _check_body(scope["method"], has_body=has_body)
         _check_shape(scope, path, self._body_limit(scope))
         scope[SCOPE_KEY] = Call(self._services, known, token, request_id)
 
@@ -168,6 +168,11 @@ def _has_body(scope: Scope) -> bool:
         name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
         for name, value in scope["headers"]
     )
+
+
+def _check_body(method: str, *, has_body: bool) -> None:
+    if has_body and method in BODILESS:
+        raise BadRequest(f"a {method} request has no body here", hint="send it without one")
 
 
 def _check_shape(scope: Scope, path: bytes, max_body: int | None) -> None:
