@@ -39,14 +39,22 @@ class CanCopy(Protocol):
 
 
 async def serve_requests(home: Path, store: CanCopy) -> None:
-    """Make one copy at a time, until cancelled. What nobody has fetched goes with the next request."""
-    folder = home / FOLDER
-    folder.mkdir(mode=0o700, exist_ok=True)
-    _clear(folder)
+    """Make one copy at a time, until cancelled. What nobody has fetched goes with the next request.
+
+    Without a descriptor or room on the disk there is no backup for now; the control plane goes on.
+    """
+    folder, is_told = home / FOLDER, False
     while True:
-        for request in sorted(folder.glob("*.asked")):
-            _clear(folder)
-            await anyio.to_thread.run_sync(_answer, request, store)
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            for request in sorted(folder.glob("*.asked")):
+                _clear(folder)
+                await anyio.to_thread.run_sync(_answer, request, store)
+            is_told = False
+        except OSError as error:
+            if not is_told:
+                log.warning("backup.cannot_look", error=str(error))
+            is_told = True
         await anyio.sleep(LOOK_EVERY_S)
 
 
