@@ -15,7 +15,7 @@ from shoal.engines.base import Sight
 from shoal.engines.slurm import SlurmConfig, SlurmEngine
 from shoal.engines.slurm.render import job_name
 from shoal.errors import EngineRefused, EngineUnreachable
-from shoal.wire import EndKind, Limits
+from shoal.wire import EndKind, Limits, Order
 from tests.contract.desk_world import DeskWorld
 from tests.contract.engine_contract import EngineContract, Program
 from tests.contract.test_engine_local import SkewedClock
@@ -168,7 +168,7 @@ class TestSlurm:
         submission = world.submission()
         await world.started(submission)
         await anyio.to_thread.run_sync(world.lab.kill_daemon, "n0")
-        await anyio.to_thread.run_sync(_until_failed, world.lab, submission.attempt_id)
+        await anyio.to_thread.run_sync(_until_failed, world.lab, submission.orders[0])
         await world.until_running(submission.attempt_id)
         [seen] = (await world.look(submission.attempt_id)).values()
         assert seen.sight is Sight.ALIVE
@@ -182,7 +182,7 @@ class TestSlurm:
         submission = world.submission()
         await world.started(submission)
         await anyio.to_thread.run_sync(world.lab.crash_node, "n0")
-        await anyio.to_thread.run_sync(_until_failed, world.lab, submission.attempt_id)
+        await anyio.to_thread.run_sync(_until_failed, world.lab, submission.orders[0])
         world.clock.ahead += 120.0
         [seen] = (await world.look(submission.attempt_id)).values()
         assert seen.sight is Sight.UNKNOWN
@@ -230,7 +230,7 @@ async def lose_a_submission(world: OnSlurm) -> None:
     await anyio.to_thread.run_sync(world.lab.until_saved)
     submission = world.submission(Program(lines=("once",)))
     await world.engine.submit(submission)
-    name = job_name(submission.attempt_id, 0)
+    name = job_name(submission.orders[0], 0)
     listed = ("squeue", "-h", "-t", "all", "-n", name, "-o", "%i")
     number = (await world.slurm(*listed)).strip()
     await anyio.to_thread.run_sync(lambda: world.lab.kill_controller(is_forgetful=True))
@@ -291,8 +291,8 @@ async def fill(world: OnSlurm, node: str) -> None:
     await anyio.to_thread.run_sync(lambda: world.lab.until(is_running, "the filler runs"))
 
 
-def _until_failed(lab: SlurmLab, attempt_id: str) -> None:
-    words = ("squeue", "-h", "-t", "all", "-o", "%T", "-n", job_name(attempt_id, 0))
+def _until_failed(lab: SlurmLab, order: Order) -> None:
+    words = ("squeue", "-h", "-t", "all", "-o", "%T", "-n", job_name(order, 0))
     lab.until(lambda: "NODE_FAIL" in lab.run(*words), "Slurm believes that the node failed")
 
 

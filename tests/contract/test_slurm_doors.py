@@ -22,7 +22,7 @@ from shoal.engines.slurm.partitions import Partition, partition_for
 from shoal.engines.slurm.render import comment, job_name, request
 from shoal.engines.slurm.rights import parts_of, rights_of
 from shoal.engines.slurm.states import SETTLE_S
-from shoal.wire import EndKind, Fetch
+from shoal.wire import EndKind, Fetch, Order
 from tests.contract.test_engine_local import SkewedClock
 from tests.support import slurm_accounting, slurm_rest
 from tests.support.host import PATH
@@ -53,6 +53,19 @@ ACCOUNTS = (
     "add user root account=vision partition=gpu qos=high,normal",
     "add user root account=nlp qos=normal",
 )
+
+
+def named(attempt_id: str) -> Order:
+    """A job whose name means much to a shell, and to a list of names."""
+    return order(
+        attempt_id=attempt_id, nodes=("n0",), job_name="Train, $(7B)'%j\n", project="Vision", owner="ana"
+    )
+
+
+def name_of(attempt_id: str) -> str:
+    return job_name(named(attempt_id), 0)
+
+
 FORGOTTEN_S = 120.0
 """slurmctld looks for what it may forget about every half minute."""
 
@@ -64,7 +77,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmLab]:
         pytest.skip(missing)
     with slurm_lab(tmp_path_factory.mktemp("slurm"), SHAPE) as lab:
         for attempt_id, run in {"att_well": "true", "att_ill": "exit 3"}.items():
-            name, said = f"--job-name={job_name(attempt_id, 0)}", f"--comment={comment(attempt_id, 0)}"
+            name, said = f"--job-name={name_of(attempt_id)}", f"--comment={comment(named(attempt_id))}"
             lab.run("sbatch", name, said, "--output=/dev/null", f"--wrap={run}")
         for words in ACCOUNTS:
             lab.run("sacctmgr", "-i", *words.split())
@@ -74,7 +87,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmLab]:
 @pytest.fixture
 def forgetful(lab: SlurmLab) -> None:
     """The first jobs are over, and Slurm knows nothing of them."""
-    names = {job_name(attempt_id, 0) for attempt_id in ("att_well", "att_ill")}
+    names = {name_of(attempt_id) for attempt_id in ("att_well", "att_ill")}
 
     def listed() -> set[str]:
         return set(lab.run("squeue", "-h", "-t", "all", "-o", "%j").split())
@@ -132,7 +145,7 @@ async def test_a_job_that_waits_in_a_hidden_partition_is_shown_to_who_submitted_
     config: SlurmConfig, lab: SlurmLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Root sees everything anyway: somebody else asks."""
-    name = job_name("att_quiet", 0)
+    name = name_of("att_quiet")
     words = ("--partition=quiet", "--hold", f"--job-name={name}", "--output=/dev/null", "--wrap=true")
     lab.run("sbatch", "--uid=nobody", "--chdir=/", *words)
     if config.rest:
@@ -202,7 +215,7 @@ async def test_a_job_gets_the_partition_and_the_gres_that_it_asks_for(
 @pytest.mark.usefixtures("forgetful")
 async def test_a_job_that_slurm_has_forgotten_has_an_end(config: SlurmConfig) -> None:
     door = open_door(config)
-    names = [job_name("att_well", 0), job_name("att_ill", 0), job_name("att_none", 0)]
+    names = [name_of("att_well"), name_of("att_ill"), name_of("att_none")]
     assert not {job.name for job in door.jobs()} & set(names)
     assert {job.name: job.state for job in door.past(names)} == {names[0]: "COMPLETED", names[1]: "FAILED"}
     assert door.past(names[2:]) == []
@@ -215,7 +228,7 @@ async def test_a_share_whose_job_is_forgotten_says_how_it_ended_and_is_over_wher
 ) -> None:
     clock, reach = SkewedClock(), Reach(urls=("https://login:1",), ca="ca")
     engine = SlurmEngine(tmp_path / "home", clock=clock, reach=reach, config=config)
-    engine.desk.add((order(nodes=("n0",), attempt_id="att_ill"),), None)
+    engine.desk.add((named("att_ill"),), None)
     engine.desk.take(Fetch(attempt_id="att_ill", node="n0", process="one"))
     clock.ahead += SETTLE_S
     [early] = await engine.list_owned()

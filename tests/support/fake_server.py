@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -42,6 +43,8 @@ class FakeServer:
     seen: list[Seen] = field(default_factory=list)
     archives: dict[str, bytes] = field(default_factory=dict)
     jobs_by_key: dict[str, dict[str, Any]] = field(default_factory=dict)
+    ahead_s: float = 0.0
+    """Its clock, before that of this machine."""
     url: str = ""
 
     def problem(self, status: int, code: str, detail: str, **more: Any) -> tuple[int, dict[str, Any]]:
@@ -59,7 +62,13 @@ class FakeServer:
         if known is not None:
             return known
         if request.path == "/v1/me":
-            return {"user": "ana", "actor": "user:ana", "projects": [{"name": "vision", "role": "member"}]}
+            projects = [{"name": "vision", "role": "member"}]
+            return {
+                "user": "ana",
+                "actor": "user:ana",
+                "projects": projects,
+                "now": time.time() + self.ahead_s,
+            }
         if request.path.startswith("/v1/archives/"):
             return self._archive(request)
         if (request.method, request.path) == ("POST", "/v1/jobs"):

@@ -96,7 +96,7 @@ class CancelledJob(PaperSlurm):
     word = "CANCELLED"
 
     def jobs(self) -> list[Job]:
-        return [Job(job_id="1", state=self.word, name=job_name("att_1", 0), user=self.user)]
+        return [Job(job_id="1", state=self.word, name=job_name(order(), 0), user=self.user)]
 
 
 def engine_on(

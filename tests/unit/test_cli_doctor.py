@@ -20,6 +20,7 @@ from shoal.cli.checkup_server import (
     check_nodes,
     check_policy,
     check_server,
+    check_server_clock,
 )
 from shoal.cli.home import remember
 from shoal.client.credentials import LOCAL, Credentials, Endpoint
@@ -127,6 +128,31 @@ def test_a_token_the_server_does_not_know_is_broken(shell: Shell) -> None:
         found = check_server()
     assert found.level is Level.BROKEN
     assert "shoal login" in found.hint
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "level", "words"),
+    [
+        (0.0, Level.OK, "of this machine's"),
+        (3600.0, Level.WARN, "ahead of this machine's"),
+        (-3600.0, Level.WARN, "behind this machine's"),
+    ],
+)
+def test_a_servers_clock_is_compared_with_this_machines(
+    shell: Shell, ahead_s: float, level: Level, words: str
+) -> None:
+    with running_fake() as fake:
+        shell.talk_to(fake)
+        fake.ahead_s = ahead_s
+        found = check_server_clock()
+    assert (found.level, words in found.told) == (level, True)
+
+
+def test_a_server_that_does_not_know_us_is_asked_for_no_clock(shell: Shell) -> None:
+    with running_fake() as fake:
+        shell.talk_to(fake)
+        fake.answers["GET", "/v1/me"] = fake.problem(401, "unauthenticated", "expired")
+        assert check_server_clock().told == "not asked: see `server`"
 
 
 def test_whoever_is_not_known_is_told_of_a_way_that_there_is(

@@ -34,6 +34,15 @@ def rollout(stage: str, because: str = "") -> dict[str, Any]:
     return {"old": 1, "new": 2, "stage": stage, "step": 0, "share": None, "because": because, "waits": ""}
 
 
+def answer_job(fake: FakeServer, **more: Any) -> str:
+    """Answers for `vision/3`. Returns its path."""
+    job = job_view(3, "failed", **{"replica": None, **more})
+    path = f"/v1/jobs/{job['job_id']}"
+    fake.answers["GET", "/v1/jobs"] = {"items": [job], "next": None}
+    fake.answers["GET", path] = job
+    return path
+
+
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(services, "POLL_S", 0.001)
@@ -157,6 +166,24 @@ def test_serve_that_waits_says_what_a_release_died_of(shell: Shell, fake: FakeSe
     )
 
 
+@pytest.mark.parametrize(
+    ("exit_code", "release", "is_told"), [(127, 2, True), (127, 1, False), (1, 2, False), (None, 2, False)]
+)
+def test_serve_that_waits_says_at_once_that_a_program_is_not_there(
+    shell: Shell, fake: FakeServer, file: str, exit_code: int | None, release: int, is_told: bool
+) -> None:
+    because = "rank 0 exited with code 127: program `vllm` not found"
+    made = view(newest_release=2, failure={"ref": "vision/3", "at": 0.0, "because": because})
+    place = {"service_id": "svc_1", "service": "chat", "release": release, "slot": 0}
+    path = answer_job(fake, exit_code=exit_code, replica=place)
+    fake.answers["POST", "/v1/services"] = 201, made
+    fake.answers["GET", SHOWN] = [made, made, view(release=2, newest_release=2, ready=1)]
+    result = shell("serve", file, "--wait", "60")
+    assert (result.code == 3) is is_told
+    assert (f"release 2 of vision/chat cannot start: {because}" in " ".join(result.err.split())) is is_told
+    assert fake.paths("GET").count(path) == 1, "one failure is looked at once"
+
+
 def test_serve_that_waits_fails_when_another_release_comes(shell: Shell, fake: FakeServer, file: str) -> None:
     fake.answers["POST", "/v1/services"] = 201, view(newest_release=2, rollout=rollout("rolling"))
     fake.answers["GET", SHOWN] = view(newest_release=3, ready=1, rollout={**rollout("rolling"), "new": 3})
@@ -175,6 +202,7 @@ def test_serve_that_waited_long_enough_says_why_it_is_not_ready(
         "at": 0.0,
         "because": "exit code 1 on vm\nModuleNotFoundError: no module named flask",
     }
+    answer_job(fake, exit_code=1)
     fake.answers["POST", "/v1/services"] = 201, view()
     fake.answers["GET", SHOWN] = view(failure=failure, servers=[])
     result = shell("serve", file, "--wait", "0.01")

@@ -531,11 +531,14 @@ class TokenFactsView(TypedDict):
 
 
 class MeView(TypedDict):
+    """`now`: the clock of the control plane."""
+
     actor: str
     user: str
     cluster_role: str | None
     projects: list[RoleView]
     token: TokenFactsView
+    now: float
 
 
 class RenewalView(TypedDict):

@@ -20,6 +20,8 @@ from shoal.home import holder, home_from_env
 from shoal.settings import merge_options
 
 SOON_S = 7 * 86400
+SKEW_S = 5.0
+"""Clocks that differ by more make ages, deadlines and the lifetimes of tokens wrong to the eye."""
 
 
 def check_database() -> Finding:
@@ -104,6 +106,29 @@ def _about_token(told: str, token: dict[str, object]) -> Finding:
             "server", Level.WARN, told, "`shoal token create --lifetime 30d`, then `shoal login URL`"
         )
     return Finding("server", Level.OK, told)
+
+
+def check_server_clock() -> Finding:
+    """Whether the clock of the control plane and of this machine agree, as far as one request can tell."""
+    try:
+        with Connection(patience_s=2.0) as shoal:
+            asked_at, began = time.time(), time.monotonic()
+            server = float(shoal.me()["now"])
+            took_s = time.monotonic() - began
+    except ShoalError:
+        return Finding("server clock", Level.OK, "not asked: see `server`")
+    return _about_clock(asked_at, server, took_s)
+
+
+def _about_clock(asked_at: float, server: float, took_s: float) -> Finding:
+    """The server looked at its clock at some moment of the `took_s` seconds after `asked_at`."""
+    ahead_s = server - asked_at - min(max(server - asked_at, 0.0), took_s)
+    if abs(ahead_s) <= SKEW_S:
+        told = f"within {max(abs(ahead_s) + took_s, 0.1):.1f} s of this machine's"
+        return Finding("server clock", Level.OK, told)
+    told = f"{duration(abs(ahead_s))} {'ahead of' if ahead_s > 0 else 'behind'} this machine's"
+    hint = "`timedatectl set-ntp true` on the machine that is wrong; `date -u` on both tells which"
+    return Finding("server clock", Level.WARN, told, hint)
 
 
 def check_loops() -> Finding:
@@ -233,6 +258,7 @@ SERVER_CHECKS = (
     check_database,
     check_credentials,
     check_server,
+    check_server_clock,
     check_loops,
     check_nodes,
     check_policy,

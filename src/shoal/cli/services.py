@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -17,8 +18,13 @@ from shoal.cli.submit import is_served, start_server
 from shoal.cli.text import duration, in_one_breath, lines_of, one_line, utc
 from shoal.errors import LimitReached, ShoalError, SpecError, StateError
 
+if TYPE_CHECKING:
+    from shoal.client.handles import JobHandle
+
 ServiceRef = Annotated[str, Parameter(help="A service: `NAME`, `PROJECT/NAME` or `svc_...`.")]
 POLL_S = 0.2
+NOT_FOUND = 127
+"""A shell's exit code for a program, or a library of it, that is not there."""
 URL_S = 10.0
 """How long who started the server waits to be told where its service is called: a data plane starts, too."""
 RESIZES_SHOWN = 6
@@ -81,7 +87,7 @@ def serve(
             if is_new or wait is not None:
                 made = _located(shoal.services.show, made)
             if wait is not None:
-                made = _wait(shoal.services.show, made, wait)
+                made = _wait(shoal.services.show, shoal.job, made, wait)
     if json:
         print_json(made)
         return 0
@@ -119,11 +125,22 @@ def _located(show: Any, made: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-def _wait(show: Any, made: dict[str, Any], for_s: float) -> dict[str, Any]:
-    """Until the release that was made serves alone. `StateError`: it was taken back, or another came."""
-    deadline, release = time.monotonic() + for_s, made["newest_release"]
+def _wait(
+    show: Callable[[str], dict[str, Any]],
+    find_job: Callable[[str], JobHandle],
+    made: dict[str, Any],
+    for_s: float,
+) -> dict[str, Any]:
+    """Until the release that was made serves alone. `StateError`: it was taken back, another came, or its
+    program is not there.
+    """
+    deadline, release, looked_at = time.monotonic() + for_s, made["newest_release"], ""
     while not _is_settled(made):
         _check_kept(made, release)
+        failed_ref = (made.get("failure") or {}).get("ref", "")
+        if failed_ref != looked_at:
+            looked_at = failed_ref
+            _check_program(made, find_job(failed_ref).data, release)
         if time.monotonic() > deadline:
             why = last_words(made)
             raise LimitReached(
@@ -151,6 +168,17 @@ def _check_kept(service: dict[str, Any], release: int) -> None:
             f"release {release} of {ref} was overtaken by release {service['newest_release']}",
             hint=f"`shoal rollout {ref}` says how far that one is",
         )
+
+
+def _check_program(service: dict[str, Any], failed: dict[str, Any], release: int) -> None:
+    """`failed`: the job of the replica that failed last. It may be of an older release."""
+    if failed["exit_code"] != NOT_FOUND or (failed["replica"] or {}).get("release") != release:
+        return
+    ref = service["ref"]
+    raise StateError(
+        f"release {release} of {ref} cannot start: {last_words(service)}",
+        hint=f"mend the file and `shoal serve` it again; until then {ref} is tried again and again",
+    )
 
 
 def last_words(service: dict[str, Any]) -> str:

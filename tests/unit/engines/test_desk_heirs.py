@@ -90,4 +90,4 @@ async def test_slurm_is_asked_for_another_keeper_only_if_nobody_came(
     assert slurm.names == []
     clock.advance(HEIR_S + 1.0)
     await engine.submit(asked)
-    assert slurm.names == ["shoal-att_1.1"]
+    assert slurm.names == ["train.default-7.shoal-att_1.1"]

@@ -65,7 +65,7 @@ async def test_what_was_given_to_a_node_that_stays_mute_goes_elsewhere(
     with pytest.raises(StateError):
         bench.engine.desk.take(Fetch(attempt_id="att_1", node="n0", process="late"))
     await bench.engine.forget("att_1")
-    assert bench.slurm.cancelled == ([job_name("att_1", 0)], ""), "it would hold what others could have"
+    assert bench.slurm.cancelled == ([job_name(order(), 0)], ""), "it would hold what others could have"
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ async def test_what_slurm_did_not_answer_is_not_asked_by_everybody(tmp_path: Pat
 
 
 ATTEMPTS = tuple(f"att_{number}" for number in range(64))
-ALL = sorted(job_name(own, 0) for own in ATTEMPTS)
+ALL = sorted(job_name(order(attempt_id=own), 0) for own in ATTEMPTS)
 
 
 def with_many(home: Path) -> tuple[SlurmEngine, VirtualClock, AwaySlurm]:

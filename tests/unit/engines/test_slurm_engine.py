@@ -142,7 +142,7 @@ class CountingSlurm(PaperSlurm):
         self.asked += 1
         if self.is_away:
             raise EngineUnreachable("squeue: away")
-        return [Job(job_id="1", state="PENDING", name=job_name("att_1", 0), reason="Priority")]
+        return [Job(job_id="1", state="PENDING", name=job_name(order(), 0), reason="Priority")]
 
 
 async def test_squeue_is_asked_once_a_second_however_much_is_submitted_meanwhile(tmp_path: Path) -> None:

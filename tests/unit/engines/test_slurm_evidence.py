@@ -357,7 +357,7 @@ class TwinJobs(PaperSlurm):
 
     def jobs(self) -> list[Job]:
         return [
-            Job(job_id=str(number), state=state, name=job_name("att_1", 0))
+            Job(job_id=str(number), state=state, name=job_name(order(), 0))
             for number, state in enumerate(self.states, 9)
         ]
 
@@ -401,7 +401,7 @@ class RememberingSlurm(PaperSlurm):
         self.asked.append(set(names))
         if self.is_away:
             raise EngineUnreachable("slurmdbd is away")
-        return [Job(job_id="7", state=self.job_state, name=job_name("att_1", 0), is_past=True)]
+        return [Job(job_id="7", state=self.job_state, name=job_name(order(), 0), is_past=True)]
 
 
 @pytest.mark.parametrize(
@@ -437,7 +437,7 @@ async def test_accounting_is_asked_seldom_and_only_about_what_began_and_left_no_
     for _ in range(120):
         clock.advance(1.0)
         await engine.list_owned()
-    assert slurm.asked == [{job_name("att_1", 0)}] * 2
+    assert slurm.asked == [{job_name(order(), 0)}] * 2
     slurm.job_state, slurm.state = "FAILED", "DOWN"
     for _ in range(3):
         clock.advance(PAST_S)

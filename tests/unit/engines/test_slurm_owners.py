@@ -55,7 +55,7 @@ async def test_a_job_is_submitted_and_cancelled_as_its_owners_and_its_folders_ar
     assert slurm.request.output == "/shared/slurm/ana/shoal-att_1.0.out"
     engine.desk.add((mine,), None)
     await engine.end("att_1")
-    assert slurm.cancelled == (["shoal-att_1.0"], "ana")
+    assert slurm.cancelled == (["train.default-7.shoal-att_1.0"], "ana")
 
 
 @pytest.mark.parametrize("owner", ["root", "ghost", ""])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -21,7 +22,15 @@ from shoal.engines.slurm.parse import (
     parse_topology,
 )
 from shoal.engines.slurm.partitions import Partition
-from shoal.engines.slurm.render import batch_script, request, sbatch_arguments, sbatch_environment
+from shoal.engines.slurm.render import (
+    batch_script,
+    comment,
+    is_name_of,
+    job_name,
+    request,
+    sbatch_arguments,
+    sbatch_environment,
+)
 from shoal.engines.slurm.rights import parts_of
 from shoal.engines.slurm.states import OVER, Job, glimpse, stage_of
 from shoal.errors import EngineRefused, SpecError
@@ -45,6 +54,66 @@ def test_what_slurm_is_told_is_the_golden_file() -> None:
         GOLDEN.mkdir(exist_ok=True)
         (GOLDEN / "two-nodes.txt").write_text(text)
     assert text == (GOLDEN / "two-nodes.txt").read_text()
+
+
+ODD = "-a,b %j\n$(touch x)'\"\x00*[1-9];\u202e\u00e9"
+
+
+@pytest.mark.parametrize(
+    ("job_name_given", "begins"),
+    [
+        ("train-7b", "train-7b.default-7.shoal-att_1."),
+        (ODD, "-a_b__j___touch_x"),
+        ("x" * 100, "x" * 48 + "."),
+    ],
+)
+def test_a_slurm_job_is_called_what_people_call_the_job(job_name_given: str, begins: str) -> None:
+    ours = order(job_name=job_name_given, project="p" * 100 if job_name_given == "x" * 100 else "default")
+    name = job_name(ours, 12)
+    assert name.startswith(begins)
+    assert name.endswith(".shoal-att_1.12")
+    assert re.fullmatch(r"[A-Za-z0-9_.@-]{1,200}", name), "a comma parts names; `%` is a pattern"
+
+
+def test_the_comment_names_the_job_for_people_and_is_one_line() -> None:
+    told = comment(order(job_name="train-7b", owner="ana", incarnation=2))
+    assert told == "Shoal job default/7 train-7b of ana, attempt att_1, incarnation 2"
+    assert comment(order(job_name=ODD, owner="a\nb")).isprintable()
+    assert comment(order(job_name="x")).startswith("Shoal job default/7 x, attempt")
+
+
+def test_nothing_that_people_write_is_in_the_batch_script_but_its_sealed_summons() -> None:
+    summons = Summons(attempt_id="att_1", urls=(), ca="PEM", ticket="t")
+    script = batch_script(SlurmConfig(), summons, 1, 1)
+    asked = request(SlurmConfig(), (order(job_name="x\nrm -rf /"),), {}, "/dev/null", script)
+    assert "rm -rf" not in asked.script
+
+
+@pytest.mark.parametrize(
+    "stranger",
+    [
+        "train.default-7.shoal-att_1.",
+        "train.default-7.shoal-att_1.0.1",
+        "train.default-7.shoal-att_1.00",
+        "train.default-7.shoal-att_1.0-copy",
+        "train.default-7.shoal-att_1.\u0663",
+        "train.default-7.shoal-att_1.0\n",
+        "train.default-7.shoal-att_12.0",
+        "train.default-8.shoal-att_1.0",
+        "mine.default-7.shoal-att_1.0",
+        "x.train.default-7.shoal-att_1.0",
+        "shoal-att_1.0",
+        "",
+    ],
+)
+def test_a_strangers_job_that_looks_like_ours_is_not_taken_for_it(stranger: str) -> None:
+    assert not is_name_of(order(), stranger)
+
+
+@pytest.mark.parametrize("incarnation", [0, 1, 10, 123])
+def test_every_incarnation_of_an_attempt_is_known_by_its_name(incarnation: int) -> None:
+    again = order(node="n1", node_rank=1, incarnation=incarnation)
+    assert is_name_of(order(), job_name(again, incarnation))
 
 
 @pytest.mark.parametrize(("given", "got"), [("{0}/link", "{0}/v1"), ("{0}/v1:{0}/link", "{0}/v1:{0}/link")])

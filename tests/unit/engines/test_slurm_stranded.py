@@ -35,7 +35,7 @@ class FullSlurm(PaperSlurm):
         self.cancelled: tuple[list[str], str] = [], ""
 
     def jobs(self) -> list[Job]:
-        job = Job(job_id="7", state=self.job_state, name=job_name("att_1", 0), reason=self.reason)
+        job = Job(job_id="7", state=self.job_state, name=job_name(order(), 0), reason=self.reason)
         return [job] if self.is_listed else []
 
     def nodes(self) -> list[RawNode]:
@@ -70,7 +70,7 @@ async def test_what_waits_for_a_drained_node_is_lost_there_before_it_began(tmp_p
     alive = {facts.name for facts in await bench.engine.nodes() if facts.is_alive}
     assert alive == {"n1", "n2"}, "whoever places it anew knows it, too"
     await bench.engine.forget("att_1")
-    assert bench.slurm.cancelled == ([job_name("att_1", 0)], "")
+    assert bench.slurm.cancelled == ([job_name(order(), 0)], "")
 
 
 async def test_what_was_given_up_is_taken_out_of_slurms_queue_also_where_slurm_does_not_list_it(
@@ -81,7 +81,7 @@ async def test_what_was_given_up_is_taken_out_of_slurms_queue_also_where_slurm_d
     [share] = bench.engine.desk.find("att_1").values()
     bench.engine.desk.close(share, EndKind.LOST, "no supervisor fetched the order in 6 tries")
     await bench.engine.forget("att_1")
-    assert bench.slurm.cancelled == ([job_name("att_1", 0)], "")
+    assert bench.slurm.cancelled == ([job_name(order(), 0)], "")
 
 
 async def test_what_was_seen_in_the_queue_and_has_ended_well_since_is_not_cancelled(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ async def test_a_gang_that_lost_a_node_and_went_on_leaves_no_job_that_waits_for_
     assert bench.slurm.cancelled == ([], ""), "one of them runs on"
     desk.bury(desk.find("att_1")["n2"], EndKind.SUCCEEDED, "")
     await bench.engine.forget("att_1")
-    assert bench.slurm.cancelled == ([job_name("att_1", 0)], "")
+    assert bench.slurm.cancelled == ([job_name(order(), 0)], "")
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
@@ -127,7 +127,7 @@ async def test_a_gang_that_went_on_after_the_restart_of_a_node_leaves_no_job_eit
     for share in desk.find("att_1").values():
         desk.bury(share, EndKind.SUCCEEDED, "")
     await bench.engine.forget("att_1")
-    assert bench.slurm.cancelled == (([], "") if is_kept else ([job_name("att_1", 0)], ""))
+    assert bench.slurm.cancelled == (([], "") if is_kept else ([job_name(order(), 0)], ""))
 
 
 async def test_whom_slurm_starts_after_it_was_taken_back_gets_no_order(tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ async def show_me(request: Request, query: Annotated[NoQuery, Query()]) -> Respo
             "project": caller.only_project,
             "expires_at": caller.expires_at,
         },
+        "now": call.plane.core.clock.now(),
     }
     return answer(view)
 

@@ -2,7 +2,7 @@
 
 Slurm is told what was decided: which nodes, how much of them. It is believed when it explains and never when
 it says that something has ended: see `states`. Its ids are used again after a crash of slurmctld, so jobs are
-known by the attempt in their name and comment.
+known by their name, which ends with the attempt.
 """
 
 from shoal.engines.slurm.config import SlurmConfig

@@ -30,10 +30,10 @@ from shoal.engines.slurm.nodes import (
     what_changed,
     what_shuts,
 )
-from shoal.engines.slurm.outputs import unneeded
+from shoal.engines.slurm.outputs import output_name, unneeded
 from shoal.engines.slurm.parse import SlurmFacts
 from shoal.engines.slurm.partitions import Parts, is_asked, limit_for, partition_for
-from shoal.engines.slurm.render import batch_script, job_name, job_prefix, num_cpus, request
+from shoal.engines.slurm.render import batch_script, is_name_of, job_name, num_cpus, request
 from shoal.engines.slurm.rights import parts_of, rights_of
 from shoal.engines.slurm.states import (
     BELIEFS,
@@ -67,7 +67,7 @@ SLOW_S = 5.0
 
 
 Key = tuple[str, str]
-"""A job's name, which holds the attempt's id, and whose it is; empty: ours, where all are."""
+"""A job's name (`render.job_name`), and whose it is; empty: ours, where all are."""
 
 
 class SlurmEngine(RemoteEngine):
@@ -139,13 +139,13 @@ class SlurmEngine(RemoteEngine):
         self._asking = anyio.Lock()
 
     async def start(self, summons: Summons, orders: tuple[Order, ...]) -> None:
-        name = job_name(summons.attempt_id, summons.incarnation)
         async with self._asking:
             await self._refresh_nodes()
         shared = self._config.shared
         folder = Path(self._outputs) / self._user(orders[0])
         # Below /tmp of a node anybody could lay a link with that name.
-        output = f"{folder}/{name}.out" if shared else "/dev/null"
+        output_path = str(folder / output_name(summons.attempt_id, summons.incarnation))
+        output = output_path if shared else "/dev/null"
         kinds = {name: node.gpu_kinds for name, node in self._nodes.items()}
         nodes_of = {name: node.partitions for name, node in self._nodes.items()}
         rights = rights_of(self._config, self._facts, orders[0].project)
@@ -280,7 +280,7 @@ class SlurmEngine(RemoteEngine):
 
     async def end(self, attempt_id: str) -> None:
         shares = self.desk.find(attempt_id).values()
-        names = {job_name(attempt_id, number) for s in shares for number in (s.order.incarnation, s.launch)}
+        names = {job_name(s.order, number) for s in shares for number in (s.order.incarnation, s.launch)}
         await self._cancel(names, attempt_id)
 
     async def as_given(self, order: Order) -> Order:
@@ -308,20 +308,27 @@ class SlurmEngine(RemoteEngine):
     async def take_back(self, attempt_id: str) -> None:
         async with self._asking:
             await self._refresh_jobs(QUIET_S)
-        prefix, shares = job_prefix(attempt_id), self.desk.find(attempt_id).values()
-        closed = {job_name(attempt_id, share.order.incarnation) for share in shares if share.is_closed}
+        shares = self.desk.find(attempt_id).values()
+        closed = {job_name(share.order, share.order.incarnation) for share in shares if share.is_closed}
         # What Slurm calls running and nobody had an order of is on a node that does not answer; and what it
         # does not list may be in its queue all the same.
-        unbegun = closed - {job_name(attempt_id, share.launch) for share in shares if not share.is_closed}
-        if self._queued(prefix):  # half a minute ago: it may have begun since, and ended well
+        unbegun = closed - {job_name(share.order, share.launch) for share in shares if not share.is_closed}
+        if self._queued(attempt_id):  # half a minute ago: it may have begun since, and ended well
             async with self._asking:
                 await self._refresh_jobs(JOBS_S)
-        await self._cancel(self._queued(prefix) | unbegun | self._unfinished(attempt_id), attempt_id)
+        await self._cancel(self._queued(attempt_id) | unbegun | self._unfinished(attempt_id), attempt_id)
 
-    def _queued(self, prefix: str) -> set[str]:
-        """Of the jobs whose names begin so those that were in Slurm's queue when it was asked."""
-        known = ((name, job) for (name, _), job in self._jobs.items() if name.startswith(prefix))
-        return {name for name, job in known if stage_of(job.state) is Stage.QUEUED}
+    def _queued(self, attempt_id: str) -> set[str]:
+        """Names of the attempt's jobs that were in Slurm's queue when it was asked."""
+        return {job.name for job in self._jobs_of(attempt_id) if stage_of(job.state) is Stage.QUEUED}
+
+    def _jobs_of(self, attempt_id: str) -> list[Job]:
+        """The attempt's jobs of every incarnation that Slurm listed when it was asked."""
+        order = next((share.order for share in self.desk.find(attempt_id).values()), None)
+        if order is None:
+            return []
+        user = self._user(order)
+        return [job for (name, of), job in self._jobs.items() if of == user and is_name_of(order, name)]
 
     def _unfinished(self, attempt_id: str) -> set[str]:
         """The jobs that Slurm still has of it, where a share was begun anew by another job of Slurm's, on
@@ -332,8 +339,7 @@ class SlurmEngine(RemoteEngine):
         is_of_one_job = all(share.launch == 0 for share in shares)  # keepers that stay take the next order
         if is_of_one_job or any(share.outcome is None for share in shares):
             return set()
-        prefix = job_prefix(attempt_id)
-        return {name for (name, _), job in self._jobs.items() if name.startswith(prefix) and job.is_active}
+        return {job.name for job in self._jobs_of(attempt_id) if job.is_active}
 
     async def _cancel(self, names: Collection[str], attempt_id: str) -> None:
         """Not more often than now and then: what does not end by it is asked about again and again.
@@ -371,7 +377,7 @@ class SlurmEngine(RemoteEngine):
                 raise failed.with_traceback(None)
 
     def _key(self, order: Order, incarnation: int) -> Key:
-        return job_name(order.attempt_id, incarnation), self._user(order)
+        return job_name(order, incarnation), self._user(order)
 
     def _key_of(self, job: Job) -> Key:
         return job.name, job.user if self._owners is not None else ""

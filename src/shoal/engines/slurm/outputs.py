@@ -1,7 +1,7 @@
 """The files that Slurm writes for its jobs on the directory that all nodes share: which may go. Pure.
 
-One for each job, named after attempt and incarnation (`render.job_name`); in it is what a keeper said that
-could not say it to us, and mostly nothing.
+One for each Slurm job; in it is what a keeper said that could not say it to us, and mostly nothing. Its name
+is of attempt and incarnation alone: Slurm replaces `%` and a letter in such a name.
 """
 
 from __future__ import annotations
@@ -26,6 +26,10 @@ DROP = """\
 exec xargs -0 -r rm -f --
 """
 """For `sh -c`, with their folder, and paths that were told on standard input: removes these."""
+
+
+def output_name(attempt_id: str, incarnation: int) -> str:
+    return f"shoal-{attempt_id}.{incarnation}.out"
 
 
 def parse_outputs(told: str) -> dict[str, int]:

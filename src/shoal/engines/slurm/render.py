@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections import Counter
 from collections.abc import Mapping
@@ -20,20 +21,44 @@ GpuKinds = Mapping[str, tuple[str, ...]]
 """By node: of each GPU, by its index, as Slurm spells it."""
 FOLLOWED = 'path=$(readlink -e -- "$PYTHONPATH") && PYTHONPATH=$path; exec "$@"'
 """Where it is a link, what it leads to on that node now: a keeper stays with one version of Shoal."""
+UNPLAIN = re.compile(r"[^A-Za-z0-9_.@-]")
+INCARNATION = re.compile(r"0|[1-9][0-9]*")
+MAX_PART = 48
+"""Characters of a job's or project's name in the name of a Slurm job: slurmdbd keeps 255 bytes of it."""
 EXPORTED = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ")
 
 
-def job_prefix(attempt_id: str) -> str:
-    return f"shoal-{attempt_id}."
+def job_name(order: Order, incarnation: int) -> str:
+    """Return the name of a Slurm job: what people call the job, then the attempt and the incarnation.
+
+    The engine knows its jobs by this exact name, whatever became of the id, and of the comment, which plugins
+    of sites rewrite. `squeue` shows the first 8 characters unless it is told otherwise. No part of an order
+    that the name is made of changes while its attempt lives.
+    """
+    job = f"{_plain(order.job_name)}.{_plain(order.project)}-{order.job_number}"
+    return f"{job}.shoal-{order.attempt_id}.{incarnation}"
 
 
-def job_name(attempt_id: str, incarnation: int) -> str:
-    """How we know it again, whatever became of its id, and of its comment, which plugins of sites rewrite."""
-    return f"{job_prefix(attempt_id)}{incarnation}"
+def is_name_of(order: Order, name: str) -> bool:
+    """Whether this is the name of a Slurm job of the order's attempt, of any incarnation."""
+    begin = job_name(order, 0).removesuffix("0")
+    return name.startswith(begin) and INCARNATION.fullmatch(name.removeprefix(begin)) is not None
 
 
-def comment(attempt_id: str, incarnation: int) -> str:
-    return f"shoal attempt {attempt_id} incarnation {incarnation}"
+def comment(order: Order) -> str:
+    """Return a sentence for people. Nothing of ours reads it."""
+    whose = f" of {_plain(order.owner)}" if order.owner else ""
+    return (
+        f"Shoal job {_plain(order.project)}/{order.job_number} {_plain(order.job_name)}{whose}, "
+        f"attempt {order.attempt_id}, incarnation {order.incarnation}"
+    )
+
+
+def _plain(text: str) -> str:
+    """Return at most `MAX_PART` characters that mean nothing to a shell or terminal, in a path, or in a list
+    of `scancel --name`, where a comma separates.
+    """
+    return UNPLAIN.sub("_", text)[:MAX_PART]
 
 
 def sbatch_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -91,8 +116,8 @@ def request(
         )
     memory = max((order.limits.memory_bytes or 0 for order in orders), default=0)
     return Request(
-        name=job_name(first.attempt_id, first.incarnation),
-        comment=comment(first.attempt_id, first.incarnation),
+        name=job_name(first, first.incarnation),
+        comment=comment(first),
         nodes=tuple(order.node for order in orders),
         cpus=num_cpus(orders),
         memory_mb=max(memory >> 20, 1) if memory else 0,
@@ -173,7 +198,7 @@ def batch_script(
         keeper = ["sh", "-c", FOLLOWED, "keeper", *keeper]
     return (
         "#!/bin/sh\n"
-        f"# {comment(summons.attempt_id, summons.incarnation)}\n"
+        f"# Shoal attempt {summons.attempt_id}, incarnation {summons.incarnation}\n"
         "umask 077\n"
         "unset SLURM_EXPORT_ENV\n"
         f"{path}"
