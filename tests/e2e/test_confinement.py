@@ -23,7 +23,7 @@ FULL = (CGROUP, "bubblewrap", "uid")
 def test_what_is_in_force_is_said_in_words() -> None:
     words = detect()
     assert any(word in words for word in ("cgroup1", "cgroup2", "rlimits"))
-    assert set(words) <= {"cgroup1", "cgroup2", "rlimits", "affinity", "bubblewrap", "uid"}
+    assert set(words) <= {"cgroup1", "cgroup2", "rlimits", "affinity", "bubblewrap", "uid", "nftables"}
 
 
 @pytest.mark.parametrize("confinement", MODES)

@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import structlog
+
 from shoal import site
 from shoal.control.actor import SHOAL
 from shoal.control.core import Core
 from shoal.control.record import note
-from shoal.control.uids import claim_block
+from shoal.control.uids import claim_block, keep_block
 from shoal.errors import HomeMissing, StateError
 from shoal.identity import mint_token
 from shoal.model.people import Membership, Project, Role, Token, User
 from shoal.site import RestoreRequest, Site
 from shoal.store import Store, Tx
 
+log = structlog.get_logger()
 DEFAULT_PROJECT = "default"
 HOME_ID = "home_id"
 SITE_ID = "site_id"
@@ -129,6 +132,7 @@ async def prepare(core: Core, admin_name: str) -> None:
     """
     users = await core.store.read(lambda tx: tx.people.users())
     if users:
+        await _keep_uids(core)
         await _replace_lost(core, admin_name, users)
         return
     token = _laid_down(core, core.new_id("usr"), "first admin token")
@@ -148,6 +152,15 @@ async def prepare(core: Core, admin_name: str) -> None:
 
     await core.store.write(change)
     _forget_asked(core.settings.home)
+
+
+async def _keep_uids(core: Core) -> None:
+    """Note on this machine that the uids of the projects are taken, and by the home at this path."""
+    home = core.settings.state_dir
+    projects = await core.store.read(lambda tx: tx.people.projects())
+    uids = [project.uid for project in projects]
+    if uids and not keep_block(min(uids), home, home_id(home) or ""):
+        log.warning("another home on this machine has the users of these projects", first_uid=min(uids))
 
 
 async def _replace_lost(core: Core, admin_name: str, users: list[User]) -> None:

@@ -44,6 +44,14 @@ def claim_block(home: Path, home_id: str, registry: Path = REGISTRY) -> int:
     )
 
 
+def keep_block(uid: int, home: Path, home_id: str, registry: Path = REGISTRY) -> bool:
+    """Note where the home is whose project has `uid`: it may have been moved, or restored on this machine.
+
+    False: the block of `uid` is noted as another home's.
+    """
+    return os.geteuid() != 0 or _is_noted(registry, _first_of(uid), home, home_id)
+
+
 def blocks(home_id: str, taken: Collection[range] = ()) -> Iterator[int]:
     """First uids of the blocks that the home may have, the one it should have in front. Pure."""
     begin = int.from_bytes(hashlib.sha256(home_id.encode()).digest()[:8], "big")
@@ -55,8 +63,12 @@ def blocks(home_id: str, taken: Collection[range] = ()) -> Iterator[int]:
 
 def overlapping(uid: int, taken: Collection[range]) -> range | None:
     """The range, of those handed out as subordinate ids, that has part of the uid's block."""
-    first = uid - (uid - FIRST_PROJECT_UID) % BLOCK
+    first = _first_of(uid)
     return next((one for one in taken if one.start < first + BLOCK and first < one.stop), None)
+
+
+def _first_of(uid: int) -> int:
+    return uid - (uid - FIRST_PROJECT_UID) % BLOCK
 
 
 def subordinate_ranges(files: Collection[Path] = SUBORDINATE) -> Iterator[range]:
@@ -70,16 +82,18 @@ def subordinate_ranges(files: Collection[Path] = SUBORDINATE) -> Iterator[range]
 
 
 def _is_noted(registry: Path, first: int, home: Path, home_id: str) -> bool:
-    """Whether the block is this home's, noted just now or before."""
+    """Whether the block is this home's, which is noted with the path that the home has now."""
     registry.mkdir(mode=0o755, parents=True, exist_ok=True)
     note, new = registry / str(first), registry / f".{first}.{os.getpid()}"
     new.write_text(f"{home_id}\n{home}\n", encoding="utf-8")
     try:
         os.link(new, note)  # whole, and by one home alone
     except FileExistsError:
-        return note.read_text(encoding="utf-8").startswith(f"{home_id}\n")
+        if not note.read_text(encoding="utf-8").startswith(f"{home_id}\n"):
+            return False
+        new.replace(note)  # the home may lie elsewhere now
     finally:
-        new.unlink()
+        new.unlink(missing_ok=True)
     return True
 
 

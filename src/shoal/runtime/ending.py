@@ -25,6 +25,7 @@ _NO_LIBRARY = re.compile(r"error while loading shared libraries: ([^\s:]+):")
 _NO_MPI = re.compile(
     r"An error occurred in MPI_Init|\*\*\* on a NULL communicator|MPI_INIT failed|PMI_Init returned -1"
     r"|before MPI_INIT completed|orte/util/show_help\.c|error has occurred in ORTE|start_it_with_mpirun"
+    r"|connection back\s+to mpirun"
 )
 """MPI could not begin, as Open MPI and MPICH say it, with the last of their lines."""
 _MPI_REMEDY = (

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from shoal.control.uids import BLOCK, NUM_BLOCKS, blocks, claim_block, overlapping, subordinate_ranges
+from shoal.control.uids import (
+    BLOCK,
+    NUM_BLOCKS,
+    blocks,
+    claim_block,
+    keep_block,
+    overlapping,
+    subordinate_ranges,
+)
 from shoal.loopback import FIRST_PROJECT_UID
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root's homes are noted")
@@ -57,3 +65,24 @@ def test_block_of_a_home_that_was_removed_is_given_again(tmp_path: Path) -> None
     (registry / str(one)).write_text(f"other\n{first}\n")
     first.rmdir()
     assert claim_block(second, "same", registry) == one
+
+
+@needs_root
+def test_home_that_was_moved_keeps_its_block(tmp_path: Path) -> None:
+    first, other = homes(tmp_path, "first", "other")
+    registry = tmp_path / "uids"
+    one = claim_block(first, "same", registry)
+    moved = first.rename(tmp_path / "moved")
+    assert keep_block(one + 7, moved, "same", registry)
+    claim_block(other, "other", registry)  # gives back the blocks of homes that are gone
+    assert (registry / str(one)).read_text() == f"same\n{moved}\n"
+
+
+@needs_root
+def test_home_that_was_restored_on_another_machine_has_its_block_there(tmp_path: Path) -> None:
+    restored, other = homes(tmp_path, "restored", "other")
+    one = claim_block(restored, "same", tmp_path / "old")
+    registry = tmp_path / "new"
+    assert keep_block(one, restored, "same", registry)
+    assert not keep_block(one, other, "another", registry)
+    assert {*registry.iterdir()} == {registry / str(one)}

@@ -93,6 +93,7 @@ def test_program_whose_environment_lacks_shoal_is_told_what_to_install(module: s
         "MPIR_pmi_init(101)...: PMI_Init returned -1",
         "[mpiexec@vm] HYDT_bsci_init (bsci_init.c:173): unrecognized RMK: start_it_with_mpirun",
         "An internal error has occurred in ORTE:",
+        "of factors, including an inability to create a connection back\nto mpirun due to a lack of common",
     ],
 )
 def test_rank_that_begins_mpi_by_itself_is_told_what_to_write(last_words: str) -> None:
