@@ -12,7 +12,7 @@ import pytest
 
 from shoal.client import Shoal
 from shoal.client.handles import JobHandle
-from shoal.engines.slurm.render import comment, job_name
+from shoal.engines.slurm.render import job_name
 from tests.support import owners_plane
 from tests.support.owners_plane import OwnersPlane, accounts, as_user, name_of, reachable_folder
 from tests.support.real_plane import until
@@ -119,7 +119,10 @@ def test_jobs_of_another_user_named_like_ours_are_neither_believed_nor_cancelled
     attempt_id = plane.attempts(job)[-1]["attempt_id"]
     name = job_name(attempt_id, 0)
     forged = f"mine\n99999|RUNNING|{ana.name}|N/A|{name}|Forged"
-    twins = [_twin(plane, bob, one, comment(attempt_id, 0)) for one in (name, forged)]
+    twins = [
+        _twin(plane, bob, one, f"Shoal job default/1, attempt {attempt_id}, incarnation 0")
+        for one in (name, forged)
+    ]
     number = _job_id(plane, ana, name)
     plane.lab.run("scontrol", "hold", number)  # so that what is told afterwards was seen after the twins came
     held = f"Slurm job {number} is PENDING (JobHeldAdmin)"

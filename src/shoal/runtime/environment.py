@@ -83,6 +83,8 @@ def rank_environment(
         **({} if is_alone else _torchrun(order, generation)),
         **_slurm(order, work),
         **({} if is_alone else {**_slurm_step(order), **_mpi(order)}),
+        # Where this is set Open MPI looks for an allocation, with names that only several ranks have.
+        **({} if is_alone else {"SLURM_JOBID": str(order.job_number)}),
         **({} if is_alone else _jax(order, local_rank, generation)),
         **(_numbers(order, local_rank) if local_rank is not None else {}),
         **_shoal(order, credentials),
@@ -198,7 +200,6 @@ def _slurm(order: Order, work: str) -> dict[str, str]:
         "SLURM_NODELIST": node_list,
         "SLURMD_NODENAME": order.node,
         "SLURM_JOB_ID": number,
-        "SLURM_JOBID": number,
         "SLURM_JOB_NAME": order.job_name,
         "SLURM_JOB_ACCOUNT": order.project,
         "SLURM_CLUSTER_NAME": "shoal",
