@@ -16,6 +16,7 @@ import anyio
 import anyio.to_thread
 import structlog
 
+from shoal import site
 from shoal.control.core import Core
 from shoal.control.first import home_id
 from shoal.errors import StateError
@@ -44,9 +45,17 @@ def anchor_path(core: Core) -> Path:
 
 
 def copy_path(core: Core) -> Path | None:
-    """By the home's id, since several homes may have one second place. None: there is none."""
-    folder = core.settings.anchor_copy
-    return folder / f"shoal-{home_id(core.settings.state_dir) or 'home'}.anchor" if folder else None
+    """Return the file in the second place, or None if there is no such place.
+
+    Several homes may share one second place, also a home and its restored copy. A copy has the `home_id` of
+    its original, but a `site_id` of its own.
+    """
+    folder, home = core.settings.anchor_copy, core.settings.state_dir
+    if folder is None:
+        return None
+    known = site.read_site(home)
+    names = (home_id(home) or "home", *([known.site_id] if known is not None else []))
+    return folder / f"shoal-{'-'.join(names)}.anchor"
 
 
 async def drop_anchor(core: Core) -> None:
@@ -72,13 +81,17 @@ async def drop_anchor(core: Core) -> None:
     core.turns.went_well(COPY)
 
 
-async def check_anchor(core: Core) -> None:
+async def check_anchor(core: Core, *, is_restored: bool = False) -> None:
     """Refuse a database that ends before what this home, or its second place, remembers of it.
 
     Going on with one put back from a backup would give numbers out again and know nothing of what was
-    started since.
+    started since. `is_restored`: the home is a copy that is not settled yet. The file in the second place is
+    its original's, which may have gone on, so only the home's own anchor counts.
     """
+    own = anchor_path(core)
     for known in await known_anchors(core):
+        if is_restored and known.path != own:
+            continue
         if known.problem:
             _tell_away(core, known.path, OSError(known.problem))
         if known.head is None:

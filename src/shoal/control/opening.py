@@ -68,7 +68,7 @@ async def open_core(settings: Settings) -> AsyncIterator[Core]:
         if settings.has_other_machines:
             core.porches = Porches(load_authority(settings.state_dir, clock), clock)
         try:
-            await check_anchor(core)
+            await check_anchor(core, is_restored=request is not None)
             await prepare(core, getpass.getuser())
             if request is not None:
                 await settle_restored(core, request)

@@ -17,8 +17,9 @@ from shoal import site
 from shoal.control.actor import SHOAL
 from shoal.control.arrays import finish_submission
 from shoal.control.core import Core
-from shoal.control.first import SITE_ID, write_private
+from shoal.control.first import SITE_ID, home_id, write_private
 from shoal.control.record import note
+from shoal.control.uids import claim_block
 from shoal.engines.set_aside import BECAUSE, Outcomes, outcomes_of
 from shoal.model.attempt import Attempt, EndReason
 from shoal.model.moves import NodeEnded, StopAsked
@@ -56,6 +57,7 @@ async def finish(core: Core, request: RestoreRequest, jobs: int, services: int) 
     home = core.settings.state_dir
     before = site.read_site(home)
     new = Site(site_id=core.random(16).hex(), directory=site.identify(home))
+    first_uid = await _claim_uids(core, new.site_id)
     facts = {
         "path": str(home),
         "copied_from": before.directory.path if before is not None else None,
@@ -68,12 +70,21 @@ async def finish(core: Core, request: RestoreRequest, jobs: int, services: int) 
         now = core.clock.now()
         tx.meta.set(SITE_ID, new.site_id)
         tx.meta.set(RESTORED_AT, str(now))
+        tx.people.begin_uids(first_uid)
         note(tx, "home.restored", now, SHOAL, data=facts)
 
     await core.store.write(change)
     write_private(home / site.FILE, site.encoded(new))
     (home / site.REQUEST).unlink(missing_ok=True)
     log.warning("home.restored", **facts)
+
+
+async def _claim_uids(core: Core, site_id: str) -> int:
+    """Return where the uids of new projects begin: original and copy would count on from the same one."""
+    home = core.settings.state_dir
+    used = [project.uid for project in await core.store.read(lambda tx: tx.people.projects())]
+    key = f"{home_id(home)}:{site_id}"
+    return await anyio.to_thread.run_sync(partial(claim_block, home, key, used=used))
 
 
 def _open_attempts(tx: Tx, *, runs_again: bool) -> list[Attempt]:

@@ -27,14 +27,16 @@ REGISTRY = Path("/var/lib/shoal/uids")
 home's id and path."""
 
 
-def claim_block(home: Path, home_id: str, registry: Path = REGISTRY) -> int:
-    """The first uid of this home's block, which no other home on this machine gets from now on.
+def claim_block(home: Path, home_id: str, registry: Path | None = None, used: Collection[int] = ()) -> int:
+    """Return the first uid of this home's block, which no other home on this machine gets from now on.
 
     May be repeated: a home keeps its block. Without root nothing is noted, since no job runs as another user.
+    `used`: uids of projects that the home has already. A block with one of them is passed over.
     """
+    registry = registry or REGISTRY
     if os.geteuid() == 0:
         _forget_gone(registry)
-    taken = tuple(subordinate_ranges())
+    taken = (*subordinate_ranges(), *(range(uid, uid + 1) for uid in used))
     for first in blocks(home_id, taken):
         if os.geteuid() != 0 or _is_noted(registry, first, home, home_id):
             return first

@@ -120,7 +120,7 @@ class People:
         self._changes.put_project(project)
 
     def begin_uids(self, first: int) -> None:
-        """Give projects users from this uid on. Once, before there is a project."""
+        """Give new projects uids from this one on, which begins a block that no project has a uid of."""
         self._meta.set(NEXT_UID, str(first))
 
     def next_uid(self) -> int:

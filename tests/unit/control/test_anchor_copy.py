@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from shoal import site
 from shoal.clock import SystemClock
 from shoal.control import anchor
 from shoal.control.anchor import anchor_path, check_anchor, copy_path, drop_anchor
@@ -43,6 +44,11 @@ def core_with(home: Path, store: Store, elsewhere: Path | None) -> Core:
         settings=dataclasses.replace(Settings(home=home), anchor_copy=elsewhere),
         key=KEY,
     )
+
+
+def mark(home: Path, site_id: str) -> None:
+    made = site.Site(site_id=site_id, directory=site.identify(home))
+    (home / site.FILE).write_bytes(site.encoded(made))
 
 
 async def add_events(core: Core, count: int) -> None:
@@ -89,6 +95,24 @@ async def test_log_written_anew_to_the_same_length_is_refused_at_start(
         await other.store.write(lambda tx: note(tx, "job.ended", 2.0, ANA))
     with pytest.raises(StateError, match="event 3 is not the one that"):
         await check_anchor(other)
+
+
+async def test_restored_copy_leaves_the_file_of_its_original_alone(tmp_path: Path, elsewhere: Path) -> None:
+    original = core_with(tmp_path / "home", open_memory_store(), elsewhere)
+    mark(tmp_path / "home", "11aa")
+    await add_events(original, 5)
+    await drop_anchor(original)
+    written = copy_of(original).read_bytes()
+    restored = core_with(tmp_path / "copy", open_memory_store(), elsewhere)
+    mark(tmp_path / "copy", "11aa")
+    await add_events(restored, 3)
+    await check_anchor(restored, is_restored=True)  # the original has gone on since the copy was made
+    mark(tmp_path / "copy", "22bb")
+    await drop_anchor(restored)
+    assert copy_of(original).read_bytes() == written
+    assert copy_of(restored) == elsewhere / "shoal-0123abcd-22bb.anchor"
+    assert copy_of(original) == elsewhere / "shoal-0123abcd-11aa.anchor"
+    await check_anchor(restored)
 
 
 @pytest.mark.parametrize("is_copy", [False, True])

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from shoal import site
-from shoal.control import arrays
+from shoal.control import arrays, uids
 from shoal.control.first import SITE_ID, home_id_path
 from shoal.control.restored import settle_restored
+from shoal.control.uids import BLOCK, blocks
 from shoal.engines.set_aside import outcomes_of, set_aside
+from shoal.loopback import FIRST_PROJECT_UID
 from shoal.model.service import Service
 from shoal.runtime import spool
 from shoal.site import RestoreRequest
@@ -21,7 +23,8 @@ from tests.support.shares import an_order
 
 
 @pytest.fixture
-def lab(tmp_path: Path) -> Lab:
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
+    monkeypatch.setattr(uids, "REGISTRY", tmp_path / "uids")
     home_id_path(tmp_path).write_text("x\n")
     return Lab(home=tmp_path)
 
@@ -103,6 +106,21 @@ async def test_an_end_that_the_copy_knows_of_counts(lab: Lab, *, runs_again: boo
     set_aside(lab.settings.home, 2.0)
     await settle_restored(lab.core, word(lab, runs_again=runs_again))
     assert lab.status(job) == "succeeded"
+
+
+async def test_new_projects_of_a_restored_home_have_uids_that_the_original_never_gives(lab: Lab) -> None:
+    def begin(tx: Tx) -> int:
+        tx.people.begin_uids(FIRST_PROJECT_UID)
+        return tx.people.next_uid()
+
+    first = await lab.store.write(begin)
+    await settle_restored(lab.core, word(lab, runs_again=True))
+    of_copy = await lab.store.write(lambda tx: tx.people.next_uid())
+    assert not FIRST_PROJECT_UID <= of_copy < FIRST_PROJECT_UID + BLOCK
+    recorded = site.read_site(lab.settings.home)
+    assert recorded is not None
+    assert of_copy in blocks(f"x:{recorded.site_id}")
+    assert first == FIRST_PROJECT_UID
 
 
 async def test_services_keep_their_releases_and_have_no_replicas(lab: Lab) -> None:

@@ -46,6 +46,12 @@ def test_block_that_overlaps_a_subordinate_range_is_passed_over(tmp_path: Path) 
     assert overlapping(second + 7, taken) is None
 
 
+def test_block_in_which_the_home_has_a_project_already_is_passed_over(tmp_path: Path) -> None:
+    (home,) = homes(tmp_path, "home")
+    wanted = claim_block(home, "a", tmp_path / "uids")
+    assert claim_block(home, "a", tmp_path / "uids", used=[wanted + 7]) != wanted
+
+
 @needs_root
 def test_two_homes_that_want_one_block_get_two_and_keep_them(tmp_path: Path) -> None:
     first, second = homes(tmp_path, "first", "second")
