@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -115,3 +116,49 @@ def protected() -> str:
     return subprocess.check_output(
         [program, "list", "set", *firewall.TABLE.split(), "replica_ports"], text=True
     )
+
+
+FROM_PORT = """
+import socket, sys
+link = socket.socket()
+link.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+try:
+    link.bind(("127.0.0.1", int(sys.argv[2])))
+    link.settimeout(20)
+    link.connect(("127.0.0.1", int(sys.argv[1])))
+    print("answered" if link.recv(5) == b"hello" else "cut off")
+except OSError as error:
+    print(type(error).__name__)
+"""
+
+
+def asked_from(source: int, uid: int, port: int) -> str:
+    """Quicker than a job: what counts is the user."""
+    if uid:
+        firewall.close(uid)
+    command = ["/usr/bin/python3", "-c", FROM_PORT, str(port), str(source)]
+    return subprocess.check_output(command, text=True, user=uid, group=uid, extra_groups=[]).strip()
+
+
+@pytest.fixture
+def source() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+def test_port_that_the_projects_own_client_let_go_lets_no_other_in(start: Start, source: int) -> None:
+    _, port = a_server(start)
+    assert asked_from(source, JOB_UID, port) == "answered"
+    assert asked_from(source, OTHER_UID, port) == "ConnectionRefusedError"
+
+
+def test_port_from_which_another_was_refused_serves_the_servers_own(start: Start, source: int) -> None:
+    _, port = a_server(start)
+    assert asked_from(source, OTHER_UID, port) == "ConnectionRefusedError"
+    assert asked_from(source, JOB_UID, port) == "answered"
+
+
+def test_port_from_which_a_project_asked_serves_people_at_once(start: Start, source: int) -> None:
+    _, port = a_server(start)
+    assert asked_from(source, OTHER_UID, port) == "ConnectionRefusedError"
+    assert asked_from(source, 0, port) == "answered"

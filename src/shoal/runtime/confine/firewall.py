@@ -2,8 +2,9 @@
 
 Every project has a user of its own, and the kernel knows whose process sends a packet. A connection between
 two projects is found when the server's kernel side answers it: the user that answers is then compared with
-the one that asked. Connections of other users (people, root, the data plane) are left alone, but only Shoal's
-own user reaches the port of a replica. Nothing is tracked for longer than a handshake takes.
+the one that asked last from that port: a process may take the port that another project's process has let go.
+Connections of other users (people, root, the data plane) are left alone, but only Shoal's own user reaches
+the port of a replica. Nothing is tracked for longer than a handshake takes.
 
 Not covered: UDP, sockets in the abstract Unix namespace, connections that arrive from other machines.
 """
@@ -55,7 +56,8 @@ FAMILIES = (
         "ip6 daddr . tcp dport . ip6 saddr . tcp sport",
     ),
 )
-PROTOCOL = {"4": "ipv4", "6": "ipv6"}
+LAST_ASKED, LAST_ANSWERED = "tcp sport . tcp dport", "tcp dport . tcp sport"
+"""The key of who asked last. Ports alone: nft 1.0 writes no longer key into a map from a rule."""
 
 
 def find_nft() -> str | None:
@@ -107,9 +109,10 @@ def _shared() -> Iterator[str]:
     yield f"add map {TABLE} asking {{ type uid : verdict; }}"
     yield f"add map {TABLE} answering {{ type uid : verdict; }}"
     yield f"add set {TABLE} replica_ports {{ type inet_service; flags timeout; }}"
+    last = f"typeof {LAST_ASKED} : meta mark; flags dynamic,timeout; size {MOST_IN_ALL}"
+    yield f"add map {TABLE} last {{ {last}; timeout {HANDSHAKE_S}s; }}"
     for name, asked, _ in FAMILIES:
         noted = f"typeof {asked}; flags dynamic,timeout; size {MOST_IN_ALL}"
-        yield f"add set {TABLE} any{name} {{ {noted}; timeout {HANDSHAKE_S}s; }}"
         yield f"add set {TABLE} refused{name} {{ {noted}; timeout {REFUSED_S}s; }}"
     for chain in ("out { type filter hook output priority filter; policy accept; }", "asks", "answers"):
         yield f"add chain {TABLE} {chain}"
@@ -121,6 +124,7 @@ def _shared() -> Iterator[str]:
     yield f"add rule {TABLE} out tcp flags & (syn | ack) == (syn | ack) meta skuid vmap @answering"
     yield f"add rule {TABLE} asks meta skuid != {os.geteuid()} tcp dport @replica_ports reject with tcp reset"
     yield f"add rule {TABLE} asks meta skuid vmap @asking"
+    yield f"add rule {TABLE} asks delete @last {{ {LAST_ASKED} : 0 }}"
 
 
 def _of_project(uid: int) -> Iterator[str]:
@@ -134,19 +138,27 @@ def _of_project(uid: int) -> Iterator[str]:
         yield f"add chain {TABLE} {chain}"
         yield f"flush chain {TABLE} {chain}"
     for name, asked, _ in FAMILIES:
-        yield f"add rule {TABLE} {asks} {asked} @refused{name} reject with tcp reset"
+        # Only who asks again: another project may have been refused with the same port.
+        again = f"{asked} @refused{name} {asked} @noted{name}_{uid}"
+        yield f"add rule {TABLE} {asks} {again} reject with tcp reset"
     yield f"add rule {TABLE} {asks} limit rate over {RATE}/second burst {BURST} packets drop"
+    # An update of what is there changes its time alone.
+    last = f"delete @last {{ {LAST_ASKED} : {uid} }} update @last {{ {LAST_ASKED} : {uid} }}"
     for name, asked, _ in FAMILIES:
-        noted = f"update @noted{name}_{uid} {{ {asked} }} update @any{name} {{ {asked} }}"
-        yield f"add rule {TABLE} {asks} {noted} accept"
+        noted = f"delete @refused{name} {{ {asked} }} update @noted{name}_{uid} {{ {asked} }}"
+        yield f"add rule {TABLE} {asks} {noted} {last} accept"
     yield f"add rule {TABLE} {asks} drop"  # what cannot be noted could not be refused
     yield f"add rule {TABLE} {answers} meta skgid {OPEN_GID} accept"
+    # A rule can compare what a map holds by way of the mark, which is 0 again before anybody else sees it.
+    yield f"add rule {TABLE} {answers} meta mark set 0"
+    yield f"add rule {TABLE} {answers} meta mark set {LAST_ANSWERED} map @last"
+    yield f"add rule {TABLE} {answers} meta mark 0 accept"
     for name, _, answered in FAMILIES:
-        yield f"add rule {TABLE} {answers} {answered} @noted{name}_{uid} accept"
-        yield (
-            f"add rule {TABLE} {answers} {answered} @any{name} update @refused{name} {{ {answered} }} "
-            "reject with tcp reset"
-        )
+        own = f"meta mark {uid} {answered} @noted{name}_{uid} meta mark set 0 accept"
+        yield f"add rule {TABLE} {answers} {own}"
+    for name, _, answered in FAMILIES:
+        yield f"add rule {TABLE} {answers} update @refused{name} {{ {answered} }} reject with tcp reset"
+    yield f"add rule {TABLE} {answers} drop"
     yield f"add element {TABLE} asking {{ {uid} : jump {asks} }}"
     yield f"add element {TABLE} answering {{ {uid} : jump {answers} }}"
 
