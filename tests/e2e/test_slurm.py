@@ -10,7 +10,6 @@ from contextlib import contextmanager
 import pytest
 
 from shoal.client.handles import JobHandle
-from shoal.engines.slurm.render import job_name
 from shoal.home import holder
 from tests.contract.cluster_cuts import CutOff, PartitionContract
 from tests.contract.cluster_drills import DrillContract
@@ -21,6 +20,7 @@ from tests.support.knock import CLOSED, NO_TLS, SILENT
 from tests.support.listeners import Listener
 from tests.support.real_plane import until
 from tests.support.slurm_lab import SlurmLab
+from tests.support.slurm_names import slurm_name
 from tests.support.slurm_ports import (
     FOREIGN,
     NOISE,
@@ -132,7 +132,7 @@ class TestCuts(PartitionContract):
 @pytest.fixture
 def full(plane: ClusterPlane, slurm: SlurmLab, cut_off: CutOff, bereft: Bereft) -> Iterator[None]:
     """All that is free of the cluster is somebody else's: what is submitted waits in Slurm's queue."""
-    lost = job_name(plane.attempts(bereft.job)[0]["attempt_id"], 0)
+    lost = slurm_name(bereft.job, plane.attempts(bereft.job)[0]["attempt_id"])
     # A slurmctld that forgets its end would have it run for ever, and there would be no room.
     until(lambda: not slurm.run("squeue", "-h", "-n", lost), "what lost its keeper is over for Slurm")
     slurm.fill(*slurm.names)
@@ -164,7 +164,7 @@ def held(slurm: SlurmLab, name: str) -> str:
 def waiting(plane: ClusterPlane, slurm: SlurmLab) -> tuple[JobHandle, str]:
     """A job that waits in Slurm's queue, which is full, and its name there."""
     job = plane.submitted({"cpus": 2})
-    name = job_name(plane.attempt(plane.until_status(job, "starting"))["attempt_id"], 0)
+    name = slurm_name(job, plane.attempt(plane.until_status(job, "starting"))["attempt_id"])
     waits = ("squeue", "-h", "-n", name, "-o", "%T")
     until(lambda: slurm.run(*waits) == "PENDING\n", "it waits in Slurm's queue")
     return job, name
@@ -231,7 +231,7 @@ class TestSlurm:
         request.getfixturevalue("full")
         slurm.until_saved()
         waits = plane.submitted({"cpus": 2})
-        name = job_name(plane.attempt(plane.until_status(waits, "starting"))["attempt_id"], 0)
+        name = slurm_name(waits, plane.attempt(plane.until_status(waits, "starting"))["attempt_id"])
         listed = ("squeue", "-h", "-t", "all", "-n", name, "-o", "%i")
         number = until(lambda: slurm.run(*listed).strip(), "Slurm has accepted it")
         slurm.kill_controller(is_forgetful=True)

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from shoal.client.handles import JobHandle
-from shoal.engines.slurm.render import job_name
 from tests.support.cluster_plane import ClusterPlane, cluster_plane
 from tests.support.real_plane import until
 from tests.support.slurm_lab import Shape, SlurmLab, slurm_lab, what_is_missing
+from tests.support.slurm_names import slurm_name
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow, pytest.mark.timeout(400)]
 SHAPE = Shape(
@@ -60,7 +60,7 @@ def is_ended_by_slurm(plane: ClusterPlane, lab: SlurmLab, job: JobHandle, word: 
     """Slurm ends it, with that word: its attempt is lost, and a second one is there."""
     until(lambda: len(plane.attempts(job)) == 2, f"Slurm has ended {job.ref}", within_s=within_s)
     lost = plane.attempts(job)[0]
-    asked = ("--noheader", "--states=all", "--format=%T", f"--name={job_name(lost['attempt_id'], 0)}")
+    asked = ("--noheader", "--states=all", "--format=%T", f"--name={slurm_name(job, lost['attempt_id'])}")
     until(lambda: lab.run("squeue", *asked).strip() == word, f"Slurm calls it {word}", within_s=60.0)
     assert (lost["state"], lost["reason"]) == ("ended", "lost"), lost
 

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from shoal.engines.slurm.render import job_name
 from tests.support.cluster_plane import ONE, TWO, ClusterPlane, cluster_plane, is_running, parent_of
 from tests.support.owners_plane import reachable_folder
 from tests.support.real_plane import until
 from tests.support.slurm_lab import Shape, SlurmLab, slurm_lab, what_is_missing
+from tests.support.slurm_names import slurm_name
 from tests.support.witness import since_boot
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -48,7 +48,7 @@ def test_scancel_is_no_failure_of_jobs_without_a_retry(plane: ClusterPlane, lab:
     jobs += [plane.submit(runs[number % len(runs)], resources=ONE, grace="5s") for number in range(NUM_JOBS)]
     for job in jobs:
         plane.until_status(job, "running")
-    lab.cancel(*(job_name(plane.attempt(job)["attempt_id"], 0) for job in jobs))
+    lab.cancel(*(slurm_name(job, plane.attempt(job)["attempt_id"]) for job in jobs))
     until(lambda: all(plane.attempts(job)[0]["reason"] for job in jobs), "each of them has ended")
     assert {plane.attempts(job)[0]["reason"] for job in jobs} == {"lost"}
     until(lambda: all(len(plane.attempts(job)) == 2 for job in jobs), "each of them is begun anew")

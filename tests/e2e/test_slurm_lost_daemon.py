@@ -8,12 +8,12 @@ import pytest
 
 from shoal.client.handles import JobHandle
 from shoal.engines.sightings import SILENT_S
-from shoal.engines.slurm.render import job_name
 from tests.contract.cluster_survival import declared
 from tests.support.cluster_plane import ONE, TWO, ClusterPlane, cluster_plane
 from tests.support.owners_plane import reachable_folder
 from tests.support.real_plane import until
 from tests.support.slurm_lab import Shape, SlurmLab, slurm_lab, what_is_missing
+from tests.support.slurm_names import slurm_name
 from tests.support.witness import since_boot
 
 pytestmark = [pytest.mark.engines, pytest.mark.soak, pytest.mark.timeout(400)]
@@ -65,7 +65,7 @@ def test_what_runs_there_runs_on_until_the_slurmd_is_back_and_what_waits_goes_el
     elsewhere_s = plane.witness.lines(waits.job_id, "start")[0].at - killed_at
     print(f"what waited for a node whose slurmd is dead began elsewhere after {elsewhere_s:.1f} s")
     went_elsewhere(plane, waits)
-    name = job_name(plane.attempt(runs)["attempt_id"], 0)
+    name = slurm_name(runs, plane.attempt(runs)["attempt_id"])
     listed = ("squeue", "-h", "-t", "all", "-n", name, "-o", "%T")
     until(lambda: lab.run(*listed) == "NODE_FAIL\n", "Slurm believes that it failed")
     plane.goes_on(runs)

@@ -12,11 +12,11 @@ import pytest
 
 from shoal.client import Shoal
 from shoal.client.handles import JobHandle
-from shoal.engines.slurm.render import job_name
 from tests.support import owners_plane
 from tests.support.owners_plane import OwnersPlane, accounts, as_user, name_of, reachable_folder
 from tests.support.real_plane import until
 from tests.support.slurm_lab import SlurmLab
+from tests.support.slurm_names import slurm_name
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -62,7 +62,7 @@ def test_jobs_of_two_people_run_under_two_accounts(plane: OwnersPlane, people: t
         plane.until_status(job, "succeeded")
         until(lambda one=one, job=job: log_of(one, job) == [f"uid={one.uid} groups={one.uid}"], "its log")  # type: ignore[misc]
     for one, job in zip(people, jobs, strict=True):
-        named = ("-n", job_name(plane.attempt(job)["attempt_id"], 0))
+        named = ("-n", slurm_name(job, plane.attempt(job)["attempt_id"]))
         assert plane.lab.run("squeue", "-h", "--states=all", *named, "-o", "%u").split() == [one.name]
 
 
@@ -74,7 +74,7 @@ def test_nobody_reads_what_is_another_persons(plane: OwnersPlane, people: tuple[
     until(lambda: log_of(ana, hers) == ["saved"], "it has saved")
     [attempt] = plane.attempts(hers)
     kept = plane.shared / "checkpoints" / hers.job_id
-    said = plane.shared / "slurm" / ana.name / f"{job_name(attempt['attempt_id'], 0)}.out"
+    said = plane.shared / "slurm" / ana.name / f"{slurm_name(hers, attempt['attempt_id'])}.out"
     share = plane.spool / f"shoal-{ana.uid}" / "spool" / "live" / attempt["attempt_id"] / attempt["nodes"][0]
     for path in (kept, kept / "model", said.parent, said, share, share / "work"):
         assert path.stat().st_uid == ana.uid, path
@@ -96,7 +96,7 @@ def test_nobody_reads_what_is_another_persons(plane: OwnersPlane, people: tuple[
     assert log_of(bob, spying) == ["looked"]
     # And without the walls of a job, as he is when he logs in.
     assert as_user(bob.uid, "sh", "-c", look, lab=plane.lab).stdout == "looked\n"
-    number = _job_id(plane, ana, job_name(attempt["attempt_id"], 0))
+    number = _job_id(plane, ana, slurm_name(hers, attempt["attempt_id"]))
     script = as_user(bob.uid, "scontrol", "write", "batch_script", number, "-", lab=plane.lab)
     assert ("Invalid user id" in script.stderr, script.stdout) == (True, "")
     assert "denied" in as_user(bob.uid, "scancel", number, lab=plane.lab).stderr
@@ -117,7 +117,7 @@ def test_jobs_of_another_user_named_like_ours_are_neither_believed_nor_cancelled
     job = plane.run_as(ana.shoal, "true")
     plane.until_said(job, "is PENDING (")
     attempt_id = plane.attempts(job)[-1]["attempt_id"]
-    name = job_name(attempt_id, 0)
+    name = slurm_name(job, attempt_id)
     forged = f"mine\n99999|RUNNING|{ana.name}|N/A|{name}|Forged"
     twins = [
         _twin(plane, bob, one, f"Shoal job default/1, attempt {attempt_id}, incarnation 0")

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from shoal.client.handles import JobHandle
-from shoal.engines.slurm.render import job_name
 from tests.support.cluster_plane import ClusterPlane, cluster_plane
 from tests.support.real_plane import until
 from tests.support.slurm_lab import Shape, SlurmLab, slurm_lab, what_is_missing
+from tests.support.slurm_names import slurm_name
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow, pytest.mark.timeout(300)]
 SHAPE = Shape(
@@ -45,7 +45,7 @@ def went_to(plane: ClusterPlane, lab: SlurmLab, job: JobHandle) -> str:
     """The partition of a job that has run, as Slurm lists it."""
     plane.until_status(job, "succeeded", "failed")
     assert job.status == "succeeded", plane.command("why", job.ref).stdout
-    name = f"--name={job_name(plane.attempt(job)['attempt_id'], 0)}"
+    name = f"--name={slurm_name(job, plane.attempt(job)['attempt_id'])}"
     return lab.run("squeue", "--noheader", "--states=all", "--format=%P", name).strip()
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from shoal.engines.slurm.render import job_name
 from shoal.engines.slurm.states import SETTLE_S
 from tests.contract.cluster_survival import PAST_FENCE_S, go_on, nothing_begins, stuck
 from tests.support.cluster_plane import ClusterPlane, cluster_plane
@@ -14,6 +13,7 @@ from tests.support.deaf_disk import DeafDisk
 from tests.support.owners_plane import reachable_folder
 from tests.support.real_plane import until
 from tests.support.slurm_lab import Shape, SlurmLab, slurm_lab, what_is_missing
+from tests.support.slurm_names import slurm_name
 from tests.support.witness import since_boot
 
 pytestmark = [pytest.mark.engines, pytest.mark.soak, pytest.mark.timeout(600)]
@@ -47,7 +47,7 @@ def test_what_slurm_has_ended_and_could_not_kill_is_not_replaced_until_somebody_
 ) -> None:
     jobs = stuck(plane, disk)
     nodes = {node for job in jobs for node in plane.attempt(job)["nodes"]}
-    lab.cancel(*(job_name(plane.attempt(job)["attempt_id"], 0) for job in jobs))
+    lab.cancel(*(slurm_name(job, plane.attempt(job)["attempt_id"]) for job in jobs))
     ended_at = since_boot()
     until(lambda: drained(lab) == nodes, "Slurm drains their nodes", within_s=150.0)
     print(f"Slurm gave up what does not die {since_boot() - ended_at:.1f} s after scancel")
