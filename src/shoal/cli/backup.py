@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import IO, Annotated
 
 import anyio
-import msgspec
 from cyclopts import Parameter
 
 from shoal import __version__
@@ -27,7 +26,7 @@ from shoal.clock import SystemClock
 from shoal.errors import SpecError, StateError
 from shoal.home import holder, home_from_env
 from shoal.settings import Settings
-from shoal.store import Head, open_store
+from shoal.store import Head, open_store, write_anchor
 from shoal.store.copying import copy_of_postgres, copy_of_sqlite, load_postgres
 
 DATABASE, ANCHOR = "shoal.db", "events.anchor"
@@ -137,15 +136,17 @@ def _make_way(target: Path) -> None:
 
 
 def _write(settings: Settings, target: Path, choices: set[str], say: Tell) -> Manifest:
+    from shoal.control.first import load_key
+
     home = settings.state_dir
     with contextlib.ExitStack() as held, backup_file.writing(target) as writer:
         database, head = held.enter_context(_database(settings, target, say))
         if not writer.add(DATABASE, database):
             raise StateError("another backup removed the copy of the database", hint="try again")
-        with tempfile.NamedTemporaryFile(dir=target.parent) as anchor:
-            anchor.write(msgspec.json.encode(head))
-            anchor.flush()
-            writer.add(ANCHOR, Path(anchor.name))
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
+            anchor = Path(folder) / ANCHOR
+            write_anchor(anchor, head, load_key(home))
+            writer.add(ANCHOR, anchor)
         # After the database: what it refers to is there by then.
         for name, path in _files(settings, choices):
             say(f"packing {name}")
