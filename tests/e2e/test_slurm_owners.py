@@ -74,7 +74,7 @@ def test_nobody_reads_what_is_another_persons(plane: OwnersPlane, people: tuple[
     until(lambda: log_of(ana, hers) == ["saved"], "it has saved")
     [attempt] = plane.attempts(hers)
     kept = plane.shared / "checkpoints" / hers.job_id
-    said = plane.shared / "slurm" / ana.name / f"{slurm_name(hers, attempt['attempt_id'])}.out"
+    said = plane.shared / "slurm" / ana.name / f"shoal-{attempt['attempt_id']}.0.out"
     share = plane.spool / f"shoal-{ana.uid}" / "spool" / "live" / attempt["attempt_id"] / attempt["nodes"][0]
     for path in (kept, kept / "model", said.parent, said, share, share / "work"):
         assert path.stat().st_uid == ana.uid, path

@@ -96,7 +96,8 @@ class Confinement:
     @property
     def protects_ports(self) -> bool:
         """Whether a replica's port can be closed to all but the data plane."""
-        return "nftables" in self.words and not self._order.has_open_network
+        is_walled = self.uid is not None and "nftables" in self.words
+        return is_walled and not self._order.has_open_network
 
     def settle(self, order: Order) -> None:
         """The share is there, and ours: its directories take their places, its limits hold."""
