@@ -179,12 +179,17 @@ class ShareRun:
         )
         return ground.unpack() or ground.link_checkpoint() or ground.set_up(setup)
 
-    def _first(self, launcher: Launcher, what: str, started: tuple[int, Pipes]) -> Ending | None:
-        """Wait for a process that comes before the ranks. None: it went well."""
+    def _first(
+        self, launcher: Launcher, what: str, started: tuple[int, Pipes], *, is_quick: bool = False
+    ) -> Ending | None:
+        """Wait for a process that comes before the ranks. None: it went well. `is_quick`: the ranks start within
+        milliseconds, so no renewal is spent on this.
+        """
         process = Process(started[0], None)
         self._watcher.add(process, started[1])
         self._running = [process]
-        self._tell(Phase.PREPARING)
+        if not is_quick:
+            self._tell(Phase.PREPARING)
         end = self._follow(launcher, what)
         return None if end.kind is EndKind.SUCCEEDED else end
 
@@ -199,7 +204,7 @@ class ShareRun:
         zygote = self._environment(None, self._restarts.generation) if is_warm else None
         told = (own_path(order, self._path), zygote)
         installing = launcher.start_function("shoal.runtime.warm.install", "install", told, keep=())
-        end = self._first(launcher, "preparing the stand-ins for launchers", installing)
+        end = self._first(launcher, "preparing the stand-ins for launchers", installing, is_quick=True)
         if end is not None or zygote is None:
             return end
         script = install.zygote_script(work, order.run)
