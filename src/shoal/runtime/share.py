@@ -182,8 +182,9 @@ class ShareRun:
     def _first(
         self, launcher: Launcher, what: str, started: tuple[int, Pipes], *, is_quick: bool = False
     ) -> Ending | None:
-        """Wait for a process that comes before the ranks. None: it went well. `is_quick`: the ranks start within
-        milliseconds, so no renewal is spent on this.
+        """Wait for a process that comes before the ranks. None: it went well.
+
+        `is_quick`: the ranks start within milliseconds, so no renewal is spent on this.
         """
         process = Process(started[0], None)
         self._watcher.add(process, started[1])
