@@ -253,6 +253,7 @@ async def test_processes_stay_while_their_successors_cannot_start(running: Runni
     running.serve(service(await running.replica()))
     token, log = tmp_path / "token", tmp_path / "log"
     token.write_text("plane")
+    token.chmod(0o600)
     with log.open("wb") as running.log:
         await running.start("--processes", "2", "--token-file", str(token))
     before = set(children_of(running.process.pid))
@@ -267,6 +268,7 @@ async def test_processes_stay_while_their_successors_cannot_start(running: Runni
         assert (await running.ask(get())).status == 200
     assert before <= set(children_of(running.process.pid))
     token.write_text("plane")
+    token.chmod(0o600)
     running.process.send_signal(signal.SIGHUP)
 
     async def are_replaced() -> bool:
@@ -421,6 +423,7 @@ async def test_bad_table_changes_nothing(running: Running) -> None:
 async def test_what_happens_is_reported(running: Running, tmp_path: Path) -> None:
     running.serve(service(await running.replica()))
     (tmp_path / "token").write_text("operator\n")
+    (tmp_path / "token").chmod(0o600)
     door = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
     admin = door.sockets[0].getsockname()[1]
     door.close()
@@ -468,6 +471,7 @@ async def test_table_comes_from_the_control_plane_and_outlives_it(running: Runni
     server = await asyncio.start_server(control, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/table"
     (tmp_path / "token").write_text("plane")
+    (tmp_path / "token").chmod(0o600)
     running.table = Path("unused")
     options = ("--table", url, "--cache", str(tmp_path / "cache"), "--token-file", str(tmp_path / "token"))
     await running.start(*options, "--report", url)

@@ -166,6 +166,6 @@ class ServiceSpec(BaseModel):
     def replica_job(self) -> JobSpec:
         """What each replica runs. One that failed is replaced by the service, and not tried again."""
         shared = {name: getattr(self, name) for name in JobSpec.model_fields.keys() & type(self).model_fields}
-        return JobSpec.model_construct(
-            **{**shared, "ranks_per_node": 1, "retry": RetrySpec.model_construct()}
-        )
+        network = "open" if self.network == "open" else "closed"  # a network of its own is the probe's affair
+        fixed = {"ranks_per_node": 1, "retry": RetrySpec.model_construct(), "network": network}
+        return JobSpec.model_construct(**{**shared, **fixed})

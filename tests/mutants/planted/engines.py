@@ -297,8 +297,8 @@ MUTANTS = (
     Mutant(
         "what_is_not_listed_stays_in_the_queue",
         "engines/slurm/engine.py",
-        "await self._cancel(self._queued(prefix) | unbegun | self._unfinished(attempt_id), attempt_id)",
-        "await self._cancel(self._queued(prefix) | self._unfinished(attempt_id), attempt_id)",
+        "await self._cancel(self._queued(attempt_id) | unbegun | self._unfinished(attempt_id), attempt_id)",
+        "await self._cancel(self._queued(attempt_id) | self._unfinished(attempt_id), attempt_id)",
         "P2: what was given up does not come later",
         ("engine",),
     ),

@@ -25,7 +25,8 @@ class Run:
         self.run = run
         for name in ("minder", "confinement", "crew", "restarts", "watcher", "meter", "log", "reasons"):
             setattr(run, f"_{name}", getattr(self.parts, name))
-        run._running, run._renewer, run._at = [], None, None
+        run._running, run._renewer = [], None
+        run._server = SimpleNamespace(death=None, should_end=False, look=lambda: None, release=lambda: None)
         run._order = SimpleNamespace(node="node-1")
         run._share = SimpleNamespace(home="/nowhere", scratch="/nowhere/scratch")
         run._clock = SimpleNamespace(monotonic=lambda: 0.0)
@@ -75,7 +76,7 @@ def test_share_whose_rank_does_not_die_does_not_run_for_ever() -> None:
     made = Run()
     made.run._running = [SimpleNamespace(status=None)]
     made.run._order.grace_s = 30.0
-    made.run._driller, made.run._prober, made.run._porch = MagicMock(), None, None
+    made.run._driller = MagicMock()
     made.parts.watcher.first_failed = made.parts.reasons.now.return_value = None
     made.parts.restarts.is_wanted = False
     hung = Hang(told="no step for 9 s", rank=3, place="read (data.py:7)")

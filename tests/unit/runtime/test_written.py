@@ -64,7 +64,7 @@ def test_links_lead_nowhere_and_what_is_kept_by_one_is_not_lost(work: Path, tmp_
     began = written.mark(str(tmp_path))
     assert began is not None
     (work / "ckpt").symlink_to(tmp_path / "kept")
-    (work / "passwd").symlink_to("/etc/passwd")
+    (work / "users").symlink_to("/etc/passwd")
     (work / "loop").symlink_to(".")
     assert written.count(str(work), began) is None
     work.rename(tmp_path / "moved")
