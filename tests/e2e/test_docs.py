@@ -49,7 +49,8 @@ SAME = (
     (r"\bstarting\b|\brunning\b", "HOLDING"),
     (r"after step [1-9]\d*", "after step N"),
     (
-        r"(?:cgroup\d|rlimits|affinity|bubblewrap|uid)(?: (?:cgroup\d|rlimits|affinity|bubblewrap|uid))*",
+        r"(?:cgroup\d|rlimits|affinity|bubblewrap|uid|nftables)"
+        r"(?: (?:cgroup\d|rlimits|affinity|bubblewrap|uid|nftables))*",
         "WALLS",
     ),
     (r"^vm default ready .*", "vm default ready THIS MACHINE"),
