@@ -49,8 +49,7 @@ SAME = (
     (r"\bstarting\b|\brunning\b", "HOLDING"),
     (r"after step [1-9]\d*", "after step N"),
     (
-        r"(?:cgroup\d|rlimits|affinity|bubblewrap|uid|nftables)"
-        r"(?: (?:cgroup\d|rlimits|affinity|bubblewrap|uid|nftables))*",
+        r"(?:cgroup\d|rlimits|affinity|bubblewrap|uid)(?: (?:affinity|bubblewrap|uid|nftables|[a-z]*~))*",
         "WALLS",
     ),
     (r"^vm default ready .*", "vm default ready THIS MACHINE"),
