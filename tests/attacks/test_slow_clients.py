@@ -99,6 +99,15 @@ def test_a_head_that_drips_is_hung_up_on_also_on_a_kept_connection(hasty: tuple[
             drip(link, for_s=5)
 
 
+@pytest.mark.parametrize("begin", [b"\x16\x03\x01\x02\x00\x01\x00", b"\r\n\0", b"get / HTTP/1.1\r\n"])
+def test_what_begins_as_no_request_does_is_answered_400_without_its_end(tmp_path: Path, begin: bytes) -> None:
+    """A greeting of TLS has no end of a head: who waits for it holds a connection for nothing."""
+    with open_server(tmp_path, ConnectionLimits(head_s=3600.0)) as (_, port), connect(port, 20) as link:
+        link.sendall(begin)
+        assert link.recv(65536).startswith(b"HTTP/1.1 400 ")
+        assert closes(link)
+
+
 @pytest.mark.parametrize("what", ["one endless header", "endless headers", "an endless line"])
 def test_an_endless_head_is_hung_up_on(server: tuple[World, int], what: str) -> None:
     flood = {

@@ -34,6 +34,8 @@ BODY_IS_HERE = "shoal.body_is_here"
 CONNECTION = "shoal.connection"
 """Where a request's scope names its connection."""
 ABSOLUTE = re.compile(rb"https?://([^/?#]*)(?:[/?][^#]*)?", re.IGNORECASE)
+METHOD_BEGINS = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+"""What begins otherwise, as a greeting of TLS does, is no HTTP, and never ends as a head does."""
 FREE_CHUNKS = 4096
 MIN_CHUNK_BYTES = 24
 """On average, framing included, of a body in more than `FREE_CHUNKS`: each chunk costs about 2 µs."""
@@ -168,6 +170,9 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self._buffer:
             self._head_bytes += len(data)
             data = data.lstrip(b"\r\n") if data[0] in b"\r\n" else data
+            if data and data[0] not in METHOD_BEGINS:
+                self._refuse("no method begins so")
+                return b""
             end = data.find(b"\r\n\r\n") + 4
             if 3 < end <= self._limits.head_bytes:
                 self._begin(data[:end])
