@@ -44,6 +44,29 @@ except OSError as error:
 """
 
 
+ALONE_ON_A_NODE = """
+import socket, subprocess, sys, threading
+from shoal.runtime.confine import firewall
+subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+server = socket.create_server(("127.0.0.1", 0))
+port = server.getsockname()[1]
+def serve():
+    while True:
+        link = server.accept()[0]
+        link.sendall(b"hello")
+        link.close()
+threading.Thread(target=serve, daemon=True).start()
+def asked(*who):
+    words = [*who, "/usr/bin/python3", "-c", sys.argv[1], "127.0.0.1", str(port)]
+    return subprocess.run(words, capture_output=True, text=True).stdout
+other = ("setpriv", f"--reuid={sys.argv[2]}", "--clear-groups")
+for _ in range(2):
+    firewall.protect(port)
+print(asked(*other), asked())
+for _ in range(2):
+    firewall.release(port)
+print(asked(*other))
+"""
 FROM_PORTS = """
 import socket, sys
 answers = []
@@ -146,6 +169,18 @@ def test_replica_is_reached_by_nobody_but_us_while_it_runs(start: Start) -> None
 def test_replica_whose_owner_opened_its_port_is_reached_by_its_project(start: Start) -> None:
     _, port = a_server(start, probe=Probe(interval_s=0.1), has_open_network=True)
     assert asked_by_a_job(start, JOB_UID, "127.0.0.1", port) == "answered"
+
+
+def test_port_is_protected_on_a_node_where_no_project_has_a_user_of_its_own() -> None:
+    """A node of Slurm or Ray: all jobs are one user's, so nothing was closed between projects before."""
+    told = subprocess.run(
+        ["unshare", "--net", sys.executable, "-c", ALONE_ON_A_NODE, CLIENT, str(NOBODY_UID)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert told.stdout.split() == ["ConnectionRefusedError", "answered", "answered"]
 
 
 def test_protection_of_a_port_is_renewed_long_before_it_ends() -> None:

@@ -85,9 +85,14 @@ def close(uid: int) -> None:
 
 
 def protect(port: int) -> None:
-    """For `PORT_S` from now only Shoal's own user may connect to this port. May be repeated."""
+    """For `PORT_S` from now only Shoal's own user may connect to this port. May be repeated.
+
+    The rules need not be there: where projects have no users of their own, as on a node of Slurm, `close` is
+    never called, and an administrator may have flushed them since.
+    """
     element = f"element {TABLE} replica_ports {{ {port}"
-    _apply(f"add {element} timeout {PORT_S}s }}\ndelete {element} }}\nadd {element} timeout {PORT_S}s }}\n")
+    renewed = (f"add {element} timeout {PORT_S}s }}", f"delete {element} }}")
+    _apply("\n".join([*_shared(), *renewed, renewed[0]]) + "\n")
 
 
 def release(port: int) -> None:
