@@ -131,7 +131,7 @@ def test_job_cannot_read_shoals_home_nor_another_jobs_directory(start: Start) ->
     )
     share = start(an_order(run=run, confinement=FULL, uid=JOB_UID))
     share.run()
-    assert share.texts() == ["spool", "work", str(JOB_UID)]
+    assert share.texts() == ["spool", "stand-ins", "work", str(JOB_UID)]
     assert len(share.texts("e")) == 2
     assert (share.directory / "work" / "mine").stat().st_uid == JOB_UID
 
@@ -210,7 +210,7 @@ def test_jobs_preloaded_library_is_used_by_the_job_alone(start: Start) -> None:
     env = {"LD_PRELOAD": "/no/such/library.so", "PYTHONPATH": "/nowhere"}
     share = start(an_order(run="echo $PYTHONPATH", env=env, confinement=FULL, uid=JOB_UID))
     assert share.run().kind is EndKind.SUCCEEDED
-    assert share.texts() == [f"{share.share.work}/.shoal/hook:/nowhere"]
+    assert share.texts() == [f"{share.share.stand_ins}/hook:/nowhere"]
     assert "ld.so" in share.texts("e")[0]
     assert Path(share.share.errors).read_text() == ""
 

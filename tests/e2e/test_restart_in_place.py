@@ -86,7 +86,7 @@ def test_zygote_that_is_killed_takes_its_ranks_with_it_and_the_next_ones_start_c
     share = start(order("pass", lived_s=3.0))
     share.spawn()
     until(lambda: len(begins(share)) == 2, describe=share.describe)
-    (zygote,) = processes_with(f"zygote.main('{share.share.work}")
+    (zygote,) = processes_with(f"zygote.main('{share.share.stand_ins}")
     os.kill(zygote, signal.SIGKILL)
     outcome = share.outcome(60)
     assert (outcome.kind, outcome.restarts) == (EndKind.SUCCEEDED, 1), share.describe()

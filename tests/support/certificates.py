@@ -39,4 +39,5 @@ def write_pair(place: Path) -> tuple[Path, Path]:
     files = place / "cert.pem", place / "key.pem"
     for file, content in zip(files, pair("shoal.test"), strict=True):
         file.write_bytes(content)
+        file.chmod(0o600)
     return files

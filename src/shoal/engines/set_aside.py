@@ -62,7 +62,7 @@ def _end(share: spool.Share, now: float, trash: Path) -> None:
         order = spool.read_order(share)
         if order is not None and spool.read_outcome(share) is None:
             spool.write_outcome(share, _lost(order, now))
-    for path in (share.work, share.scratch, share.archive):
+    for path in (share.work, share.scratch, share.stand_ins, share.archive):
         _move(Path(path), trash)
 
 

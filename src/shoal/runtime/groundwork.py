@@ -19,8 +19,8 @@ Wait = Callable[[str, tuple[int, Pipes]], Ending | None]
 
 
 def make_directories(share: Share, uid: int | None) -> None:
-    """Where the job works, and its /tmp: the job's own. May be repeated."""
-    for path in (share.work, share.scratch):
+    """Where the job works, its /tmp, and its stand-ins: the job's own. May be repeated."""
+    for path in (share.work, share.scratch, share.stand_ins):
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700)
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

@@ -196,19 +196,19 @@ class ShareRun:
 
     def _warm_up(self, launcher: Launcher, crew: Crew) -> Ending | None:
         """Have later starts of the ranks cost no imports, where a failure or a sleep is followed by one."""
-        order, work = self._order, self._share.work
+        order = self._order
         if self._ready is not None:
             self._adopt(self._ready.zygote)
             return None
         may_begin_again = order.max_restarts > 0 or (order.probe is not None and order.probe.can_sleep)
         is_warm = may_begin_again and install.is_python(order.run)
         zygote = self._environment(None, self._restarts.generation) if is_warm else None
-        told = (own_path(order, self._path), zygote)
+        told = (self._share.stand_ins, own_path(order, self._path), zygote)
         installing = launcher.start_function("shoal.runtime.warm.install", "install", told, keep=())
         end = self._first(launcher, "preparing the stand-ins for launchers", installing, is_quick=True)
         if end is not None or zygote is None:
             return end
-        script = install.zygote_script(work, order.run)
+        script = install.zygote_script(self._share.stand_ins, self._share.work, order.run)
         self._adopt(launcher.start_script(script, zygote, keep=crew.kept_fds))
         return None
 
@@ -239,8 +239,9 @@ class ShareRun:
             self._order, self._credentials, self._share, self._confinement, self._clock, self._log
         )
         last = self._server.open(launcher, self._confinement) or self._warm_up(launcher, crew)
-        folder = f"{self._share.work}/{install.FOLDER}"
-        worlds = self._worlds = Worlds(self._order, folder, self._confinement, self._clock, self._log)
+        worlds = self._worlds = Worlds(
+            self._order, self._share.stand_ins, self._confinement, self._clock, self._log
+        )
         if last is None and self._order.incarnation > 0 and self._renewer is not None:
             self._tell(Phase.PREPARING)
             last = self._regroup(OTHERS_FAILED, None)
@@ -338,7 +339,7 @@ class ShareRun:
             network=self._network,
             service=self._server.variables,
             cache=self._cache,
-            start=f"{self._share.work}/{install.FOLDER}",
+            start=self._share.stand_ins,
         )
 
     def _follow(self, launcher: Launcher, what: str, crew: Crew | None = None) -> Ending:
@@ -465,6 +466,7 @@ class ShareRun:
         shared_memory.give_back(self._order)
         listening.give_back(self._order, os.path.realpath(self._share.home))
         removal.remove(self._share.scratch, timeout_s=SCRATCH_S)
+        removal.remove(self._share.stand_ins, timeout_s=SCRATCH_S)
 
     def _in_hindsight(self, end: Ending) -> Ending:
         """One that saves and ends well when it is told to has not done what it was started for. A signal to

@@ -91,6 +91,8 @@ class Share:
         self.work = f"{self.directory}/work"
         self.scratch = f"{self.directory}/scratch"
         """The ranks' private /tmp; the supervisor removes it before it writes the outcome."""
+        self.stand_ins = f"{self.directory}/stand-ins"
+        """What stands in front on the ranks' PATH. Not in `work`: `git clone` wants that to be empty."""
         self.archive = f"{self.directory}/archive.tar"
         """The workdir's snapshot: the engine links or copies it here before it writes an order that has
         an `archive_digest`. The supervisor checks the digest and lets the job's user unpack it."""

@@ -223,6 +223,7 @@ def test_directory_closed_to_the_job_is_hidden_and_the_interpreter_put_back(
         home="/root/.shoal",
         work="/root/.shoal/spool/live/a/n/work",
         scratch="/s",
+        stand_ins="/root/.shoal/spool/live/a/n/stand-ins",
         keep=(interpreter,),
         gpu_devices=(),
         mounts=(),

@@ -282,8 +282,8 @@ def test_stand_ins_and_start_hook_go_before_what_the_job_puts_on_its_paths() -> 
         credentials=CREDENTIALS,
         network={},
         service={},
-        start="/w/.shoal",
+        start="/w/stand-ins",
     )
-    assert found["PATH"] == "/w/.shoal/bin:/my/env/bin:/bin"
-    assert found["PYTHONPATH"] == "/w/.shoal/hook:src"
-    assert (found["BASH_ENV"], found["SHOAL_BASH_ENV"]) == ("/w/.shoal/bash_env", "/my/rc")
+    assert found["PATH"] == "/w/stand-ins/bin:/my/env/bin:/bin"
+    assert found["PYTHONPATH"] == "/w/stand-ins/hook:src"
+    assert (found["BASH_ENV"], found["SHOAL_BASH_ENV"]) == ("/w/stand-ins/bash_env", "/my/rc")

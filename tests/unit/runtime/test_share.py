@@ -28,7 +28,9 @@ class Run:
         run._running, run._renewer = [], None
         run._server = SimpleNamespace(death=None, should_end=False, look=lambda: None, release=lambda: None)
         run._order = SimpleNamespace(node="node-1")
-        run._share = SimpleNamespace(home="/nowhere", scratch="/nowhere/scratch")
+        run._share = SimpleNamespace(
+            home="/nowhere", scratch="/nowhere/scratch", stand_ins="/nowhere/stand-ins"
+        )
         run._clock = SimpleNamespace(monotonic=lambda: 0.0)
         run._over_at = 0.0
 

@@ -20,7 +20,7 @@ from shoal.runtime import removal, spool
 from shoal.runtime.confine.confinement import Confinement
 from shoal.runtime.logs import LogFile
 from shoal.runtime.standby import minder, place, process
-from shoal.runtime.warm import imports, install, names
+from shoal.runtime.warm import imports, names
 from shoal.wire import Credentials, Limits, Order
 from tests.support.real_plane import until
 from tests.support.shares import SOURCE, an_order
@@ -106,7 +106,7 @@ def test_standby_fits_the_same_share_with_other_peers_and_no_other() -> None:
 @pytest.fixture
 def share(tmp_path: Path) -> spool.Share:
     directory = tmp_path / "spool" / "live" / "att_1" / "node-1"
-    folder = directory / "work" / install.FOLDER
+    folder = directory / "stand-ins"
     folder.mkdir(parents=True)
     image = folder / names.IMAGE
     image.write_text(json.dumps(IMAGE))
@@ -119,34 +119,34 @@ def age(image: Path) -> None:
 
 
 def test_image_is_read_when_it_has_been_the_same_for_a_while(share: spool.Share) -> None:
-    assert minder.read_image(share.work, None) == minder.Image(**IMAGE)
-    Path(share.work, install.FOLDER, names.IMAGE).touch()
-    assert minder.read_image(share.work, None) is None
+    assert minder.read_image(share.stand_ins, None) == minder.Image(**IMAGE)
+    Path(share.stand_ins, names.IMAGE).touch()
+    assert minder.read_image(share.stand_ins, None) is None
 
 
 def test_image_is_never_read_through_a_link_or_from_anothers_file(share: spool.Share, tmp_path: Path) -> None:
-    folder = Path(share.work, install.FOLDER)
+    folder = Path(share.stand_ins)
     secret = tmp_path / "secret"
     secret.write_text(json.dumps(IMAGE))
     age(secret)
     (folder / names.IMAGE).unlink()
     (folder / names.IMAGE).symlink_to(secret)
-    assert minder.read_image(share.work, None) is None
+    assert minder.read_image(share.stand_ins, None) is None
     (folder / names.IMAGE).unlink()
     secret.rename(folder / names.IMAGE)
-    assert minder.read_image(share.work, None) is not None
-    assert minder.read_image(share.work, os.geteuid() + 1) is None
+    assert minder.read_image(share.stand_ins, None) is not None
+    assert minder.read_image(share.stand_ins, os.geteuid() + 1) is None
     folder.rename(tmp_path / "elsewhere")
     folder.symlink_to(tmp_path / "elsewhere")
-    assert minder.read_image(share.work, None) is None
+    assert minder.read_image(share.stand_ins, None) is None
 
 
 @pytest.mark.parametrize("nonsense", ["[]", "{", '{"a": 1}', '{"modules": {"a": 1}, "memory_bytes": 1}', ""])
 def test_image_that_makes_no_sense_is_none(share: spool.Share, nonsense: str) -> None:
-    image = Path(share.work, install.FOLDER, names.IMAGE)
+    image = Path(share.stand_ins, names.IMAGE)
     image.write_text(nonsense)
     age(image)
-    assert minder.read_image(share.work, None) is None
+    assert minder.read_image(share.stand_ins, None) is None
 
 
 class Kept:
@@ -294,7 +294,7 @@ def test_place_of_a_standby_that_lives_is_not_buried(tmp_path: Path) -> None:
 def settling(tmp_path: Path) -> tuple[Confinement, spool.Share, spool.Share]:
     """Walls with a place, and the share that they are to become."""
     share, at = spool.Share(tmp_path / "live" / "att_1" / "node-1"), spool.Share(tmp_path / "att_1.node-1")
-    for directory in (share.directory, at.directory, at.work, at.scratch):
+    for directory in (share.directory, at.directory, at.work, at.scratch, at.stand_ins):
         Path(directory).mkdir(parents=True)
     walls = Confinement(an_order(confinement=()), share, "/usr/bin", at)
     groups = SimpleNamespace(paths=("/sys/fs/cgroup/nowhere",), limit_memory=print, weigh=print)

@@ -52,13 +52,13 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         script.write_text(f"#!{sys.executable}\nimport sys; print({module!r}, *sys.argv[1:])\n")
         script.chmod(0o755)
     (work / "train.py").write_text("import os, sys; print('rank', os.environ['SHOAL_RANK'], *sys.argv[1:])")
-    install.install(str(Path(sys.executable).parent), None)
+    install.install(f"{work}/stand-ins", str(Path(sys.executable).parent), None)
     return tmp_path
 
 
 def shell(job: Path, line: str, **changes: str) -> str:
     """What a line of a rank's script prints."""
-    start = f"{Path.cwd()}/.shoal"
+    start = f"{Path.cwd()}/stand-ins"
     variables = {
         "PATH": f"{start}/bin:{Path(sys.executable).parent}:/usr/bin:/bin",
         "PYTHONPATH": f"{start}/hook:{job}/own",
@@ -75,7 +75,7 @@ def shell(job: Path, line: str, **changes: str) -> str:
 
 
 def worlds() -> list[str]:
-    return Path(".shoal/worlds").read_text().splitlines()
+    return Path("stand-ins/worlds").read_text().splitlines()
 
 
 def test_each_group_that_a_program_forms_is_reported(job: Path) -> None:
@@ -107,12 +107,12 @@ def test_processes_outside_of_a_rank_report_nothing(job: Path) -> None:
 
 def test_program_that_removed_the_folder_runs_on(job: Path) -> None:
     form = "import torch.distributed.distributed_c10d as c; c.init_process_group('gloo', 2, 0); print('on')"
-    assert shell(job, f'rm .shoal/worlds; python -c "{form}"') == "on\n"
+    assert shell(job, f'rm stand-ins/worlds; python -c "{form}"') == "on\n"
 
 
 def test_sitecustomize_of_the_job_is_loaded_as_without_us(job: Path) -> None:
     (job / "own" / "sitecustomize.py").write_text("import sys; sys.told = __file__")
-    code = "import sys, sitecustomize as s; print(sys.told == s.__file__, '.shoal' in str(sys.path))"
+    code = "import sys, sitecustomize as s; print(sys.told == s.__file__, 'stand-ins' in str(sys.path))"
     assert shell(job, f'python -c "{code}"') == "True False\n"
 
 

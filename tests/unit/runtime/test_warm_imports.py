@@ -79,11 +79,10 @@ def test_a_request_is_read_as_it_was_written() -> None:
 
 
 def test_every_start_waits_for_the_stand_in_so_it_loads_nothing_that_takes_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    install.install(str(Path(sys.executable).parent), None)
-    code = "import sys; sys.path.append('.shoal/lib'); import shoal_warm.stand_in; print(*sys.modules)"
+    install.install(str(tmp_path), str(Path(sys.executable).parent), None)
+    code = f"import sys; sys.path.append('{tmp_path}/lib'); import shoal_warm.stand_in; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-IS", "-c", code], capture_output=True, text=True, check=True)
     assert not {"enum", "re", "json", "socket", "signal", "typing", "collections"} & set(
         loaded.stdout.split()

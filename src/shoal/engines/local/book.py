@@ -236,7 +236,8 @@ class Book:
         """Move it from `live` to `kept` and throw away what its ranks worked in. May be repeated."""
         rubbish = []
         for node, view in self.find(attempt_id).items():
-            for path in (view.share.work, view.share.scratch, view.share.archive):
+            share = view.share
+            for path in (share.work, share.scratch, share.stand_ins, share.archive):
                 thrown = self.trash / f"{attempt_id}.{node}.{os.urandom(6).hex()}"
                 with contextlib.suppress(FileNotFoundError):
                     os.rename(path, thrown)

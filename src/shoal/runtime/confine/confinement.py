@@ -108,6 +108,7 @@ class Confinement:
         )  # what runs in them is the share's now: whoever buries that place must not kill it
         os.rename(at.work, self._share.work)
         os.rename(at.scratch, self._share.scratch)
+        os.rename(at.stand_ins, self._share.stand_ins)
         if order.limits.memory_bytes is not None:
             self.limit_memory(order.limits.memory_bytes)
         self.weigh(FULL_WEIGHT)
@@ -292,6 +293,8 @@ class Confinement:
             work=self._share.work,
             work_source=self._at.work,
             scratch=self._at.scratch,
+            stand_ins=self._share.stand_ins,
+            stand_ins_source=self._at.stand_ins,
             keep=self._keep,
             gpu_devices=gpu_devices(self._order),
             mounts=self._mounts.open(),

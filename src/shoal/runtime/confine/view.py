@@ -50,14 +50,16 @@ def view_arguments(
     home: str,
     work: str,
     scratch: str,
+    stand_ins: str,
     keep: tuple[str, ...],
     gpu_devices: tuple[str, ...],
     mounts: tuple[BindMount, ...],
     work_source: str | None = None,
+    stand_ins_source: str | None = None,
 ) -> list[str]:
     """The mounts, outermost first. `keep` are directories that must stay readable though their parents
-    are not: the interpreter and the programs on the node's own PATH. `work_source`: where the directory lies
-    that ranks find at `work`, if that is not where it lies yet.
+    are not: the interpreter and the programs on the node's own PATH. `work_source`, `stand_ins_source`: where
+    the directories lie that ranks find at `work` and `stand_ins`, if that is not where they lie yet.
     """
     arguments = _system()
     for path in PRIVATE:
@@ -74,6 +76,7 @@ def view_arguments(
         how = "--ro-bind" if mount.is_read_only else "--bind"
         arguments += [*_room_for(mount.target, empty), how, mount.source, mount.target]
     arguments += [*_way_to(work, empty), "--bind", work_source or work, work]
+    arguments += ["--bind", stand_ins_source or stand_ins, stand_ins]
     arguments += ["--dev", "/dev", "--perms", "1777", "--tmpfs", "/dev/shm"]  # noqa: S108
     for device in gpu_devices:
         arguments += ["--dev-bind", device, device]

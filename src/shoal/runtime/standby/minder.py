@@ -24,7 +24,7 @@ from shoal.runtime import spool
 from shoal.runtime.confine.confinement import Confinement
 from shoal.runtime.logs import LogFile
 from shoal.runtime.standby import place
-from shoal.runtime.warm import install, names
+from shoal.runtime.warm import names
 from shoal.wire import Credentials, Order
 
 NAME_ROOM = 1024
@@ -190,7 +190,7 @@ class Minder:
 
     def _begin(self, directory: str) -> None:
         limit = self._order.limits.memory_bytes
-        image = read_image(self._share.work, self._confinement.uid)
+        image = read_image(self._share.stand_ins, self._confinement.uid)
         memory_bytes = self._room_for(image) if image is not None else None
         if image is None or (memory_bytes is None and limit is not None):
             return
@@ -262,16 +262,16 @@ def command(directory: str) -> list[str]:
     return [sys.executable, "-P", "-s", "-m", "shoal.runtime.standby", directory, "." * NAME_ROOM]
 
 
-def read_image(work: str, uid: int | None) -> Image | None:
+def read_image(stand_ins: str, uid: int | None) -> Image | None:
     """What the zygote says that it has imported; None: it has not, or not for long enough, or says nonsense.
 
     The directory is the job's: no link is followed, and nothing is read that is not the job's own file.
     """
     opened: list[int] = []
     try:
-        opened.append(os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW))
-        for name, flags in ((install.FOLDER, os.O_DIRECTORY), (names.IMAGE, os.O_NONBLOCK)):
-            opened.append(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | flags, dir_fd=opened[-1]))
+        opened.append(os.open(stand_ins, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW))
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+        opened.append(os.open(names.IMAGE, flags, dir_fd=opened[-1]))
         facts = os.fstat(opened[-1])
         owner = os.geteuid() if uid is None else uid
         if not stat.S_ISREG(facts.st_mode) or facts.st_uid != owner or facts.st_size > MAX_IMAGE:

@@ -123,17 +123,18 @@ class Standby:
             network={},
             service={},
             cache=confinement.cache.directory,
-            start=f"{self._share.work}/{install.FOLDER}",
+            start=self._share.stand_ins,
         )
         # What dies with the share that is now is found by its marks and by where it works: not so this one.
         del environment["SHOAL_NODE"]
-        told = (own_path(self._order, confinement.path), environment, self._brief.expected)
+        own = own_path(self._order, confinement.path)
+        told = (self._share.stand_ins, own, environment, self._brief.expected)
         installing = launcher.start_function("shoal.runtime.warm.install", "install", told, keep=())
         end = _finish(launcher, "preparing the stand-ins for launchers", installing)
         if end is not None:
             raise CannotStandBy(end.message)
         page, meter = Board.make(), Meter(self._brief.order, self._clock)
-        script = "cd /; " + install.zygote_script(self._share.work, self._order.run)
+        script = "cd /; " + install.zygote_script(self._share.stand_ins, self._share.work, self._order.run)
         zygote = launcher.start_script(script, environment, keep=(page[0], meter.fd))
         self._zygote = os.pidfd_open(zygote[0])
         self._ready = Ready(

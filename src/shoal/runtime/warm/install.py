@@ -11,7 +11,6 @@ import re
 
 from shoal.runtime.warm import launchers, mpirun, names, slurm, stand_in
 
-FOLDER = ".shoal"
 NAMES = ("python", "python3", *launchers.NAMES, *mpirun.NAMES, *slurm.NAMES)
 _PARTS = (
     *("accelerate", "imports", "launchers", "mpi_channel", "mpi_host", "mpi_line", "mpi_meeting", "mpi_rank"),
@@ -58,14 +57,15 @@ def is_python(run: str) -> bool:
     return _PYTHON.search(run) is not None
 
 
-def install(path: str, environment: dict[str, str] | None, expected: dict[str, str] | None = None) -> None:
-    """Write everything below the current directory. `path`: the rank's, without us. The Python on it runs
-    the stand-ins; where it has none there is no launcher either. `environment`: the zygote's, if there will
-    be one; `expected`: the modules, and their files, that it should import, where that is known.
+def install(
+    folder: str, path: str, environment: dict[str, str] | None, expected: dict[str, str] | None = None
+) -> None:
+    """Write everything below `folder`. `path`: the rank's, without us. The Python on it runs the stand-ins;
+    where it has none there is no launcher either. `environment`: the zygote's, if there will be one;
+    `expected`: the modules, and their files, that it should import, where that is known.
     """
     # Looked for here, as the job's user inside the sandbox: the supervisor sees other files.
     interpreter = stand_in.find("python", path, "") or stand_in.find("python3", path, "")
-    folder = os.path.abspath(FOLDER)
     for name in ("bin", "hook", "lib/shoal_warm"):
         os.makedirs(f"{folder}/{name}", exist_ok=True)
     for name, text in _SOURCES.items():
@@ -90,9 +90,8 @@ def install(path: str, environment: dict[str, str] | None, expected: dict[str, s
         os.chmod(f"{folder}/bin/{name}", 0o700)
 
 
-def zygote_script(work: str, run: str) -> str:
+def zygote_script(folder: str, work: str, run: str) -> str:
     """The shell script that becomes the zygote of these ranks; it ends where `install` found no Python."""
-    folder = os.path.join(work, FOLDER)
     scripts = [os.path.join(work, name) for name in _SCRIPT.findall(run)]
     code = (
         _START.format(lib=f"{folder}/lib", part="zygote") + f"sys.exit(zygote.main({folder!r}, {scripts!r}))"
