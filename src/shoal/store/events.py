@@ -1,7 +1,7 @@
 """The event log: entries are added at the end, without gaps, and never changed or taken out.
 
-Triggers in the database refuse UPDATE and DELETE; the chain of hashes shows what was done to the
-file behind the database's back.
+Triggers in the database refuse UPDATE and DELETE; the chain of keyed hashes shows what was done to it by
+others than a control plane of this home.
 """
 
 from __future__ import annotations
@@ -49,9 +49,10 @@ AFTER = (
 
 
 class Events:
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, key: bytes) -> None:
         self._session = session
         self._run = session.run
+        self._key = key
         self._head: Head | None = None
 
     def append(
@@ -70,7 +71,8 @@ class Events:
         """Add one entry after the newest. If the transaction is undone, its number is used again."""
         before = self.head()
         seq, at, body = before.seq + 1, float(at), encode(data or {})
-        digest = link(before.hash, seq, at, kind, actor, project, job_id, attempt_id, node, body, request_id)
+        texts = (kind, actor, project, job_id, attempt_id, node, body, request_id)
+        digest = link(self._key, before.hash, seq, at, *texts)
         row: dict[str, Any] = {
             "seq": seq,
             "hash": digest,
@@ -114,8 +116,8 @@ class Events:
     ) -> Flaw | None:
         """Walk the log after `from_seq`, whose hash is trusted; return the first bad entry, or None.
 
-        Without an anchor a missing tail cannot be seen, nor a whole log that was put in place of
-        ours, nor entries whose followers were all hashed anew. `see` is shown each entry that follows.
+        Without an anchor a missing tail cannot be seen, nor an earlier copy of the log that was put in its
+        place. `see` is shown each entry that follows.
         """
         flaw = self.verify_anchor(anchor) if anchor is not None else None
         return self._verify_chain(from_seq, see) or flaw
@@ -128,7 +130,7 @@ class Events:
                 return Flaw(from_seq, "the entry is missing")
             before = Head(found[0], found[1])
         for row in self._walk(from_seq):
-            flaw = _flaw(before, row)
+            flaw = _flaw(self._key, before, row)
             if flaw is not None:
                 return flaw
             before = Head(row[0], row[1])
@@ -157,12 +159,13 @@ class Events:
             after = rows[-1][0]
 
 
-def _flaw(before: Head, row: tuple[Any, ...]) -> Flaw | None:
+def _flaw(key: bytes, before: Head, row: tuple[Any, ...]) -> Flaw | None:
     seq, digest, at, *texts = row
     if seq != before.seq + 1:
         return Flaw(before.seq + 1, f"the entry is missing; the next one is {seq}")
-    if link(before.hash, seq, at, *texts) != digest:
-        return Flaw(seq, "the entry does not follow from the one before it: one of them was changed")
+    if link(key, before.hash, seq, at, *texts) != digest:
+        told = "the entry does not follow from the one before it: one of them was changed, or it was added"
+        return Flaw(seq, f"{told} without the home's key")
     return None
 
 

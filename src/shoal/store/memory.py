@@ -55,7 +55,7 @@ class MemoryStore:
         self._database.begin_read(connection)
         connection.exec_driver_sql("PRAGMA query_only = ON")
         try:
-            return ask(connection, fn)
+            return ask(connection, fn, self._database.chain_key)
         except DBAPIError as error:
             raise unavailable(error) from error
         finally:
@@ -78,6 +78,7 @@ class MemoryDatabase:
     """One connection, which is the database: losing it loses everything, so it is never replaced."""
 
     term = 0
+    chain_key = b""
 
     def __init__(self) -> None:
         self._connection = _copies().connect()

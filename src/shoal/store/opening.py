@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from sqlalchemy import Connection
@@ -17,18 +18,23 @@ from shoal.store.threaded import ThreadedStore
 from shoal.store.transaction import Tx
 from shoal.store.urls import parse_url, unknown
 
+ChainKey = Callable[[Tx], bytes]
 
-def open_store(url: str, *, clock: Clock, leader: str | None = None) -> ThreadedStore:
+
+def open_store(
+    url: str, *, clock: Clock, leader: str | None = None, chain_key: ChainKey | None = None
+) -> ThreadedStore:
     """Open what `url` names, creating or upgrading its tables. Blocks until that is done.
 
     `sqlite:///relative`, `sqlite:////absolute` or `postgresql+psycopg://user@host/name`.
     `leader`: the address of a control plane that leads from now on, where others may wait to; it has to write
-    something every second. `StateError`: another control plane has it, or a newer Shoal wrote it.
-    `StoreUnavailable`: the disk or the server does not answer. Nothing is held after either.
+    something every second. `chain_key` looks whose database it is and returns what its event log is chained
+    with; where it raises, nothing was changed. `StateError`: another control plane has it, or a newer Shoal
+    wrote it. `StoreUnavailable`: the disk or the server does not answer. Nothing is held after either.
     """
     database = _database(url, is_watched=leader is not None)
     try:
-        return ThreadedStore(database, _connect(database, clock, leader), clock)
+        return ThreadedStore(database, _connect(database, clock, leader, chain_key), clock)
     except DBAPIError as error:
         database.close()
         raise unavailable(error) from error
@@ -37,14 +43,16 @@ def open_store(url: str, *, clock: Clock, leader: str | None = None) -> Threaded
         raise
 
 
-def _connect(database: Database, clock: Clock, leader: str | None) -> Connection:
+def _connect(database: Database, clock: Clock, leader: str | None, chain_key: ChainKey | None) -> Connection:
     """The writer's connection, its tables up to date. It is open before any reader's."""
     connection = database.connect_writer()
     try:
         database.begin_write(connection)
         migrate(connection)
+        if chain_key is not None:
+            database.chain_key = chain_key(Tx(connection))
         has_terms = leader is not None and isinstance(database, PostgresDatabase)
-        term = take_lead(Tx(connection), clock.now(), leader or "") if has_terms else 0
+        term = take_lead(Tx(connection, database.chain_key), clock.now(), leader or "") if has_terms else 0
         connection.commit()
     except BaseException:
         connection.close()

@@ -60,6 +60,7 @@ class PostgresDatabase:
     def __init__(self, url: URL, *, is_watched: bool = False) -> None:
         """`is_watched`: something is written every second; a session that is silent has lost its owner."""
         self.term = 0
+        self.chain_key = b""
         self.on_deposed: Callable[[], None] | None = None
         """Called once, on whichever thread finds out."""
         self._is_deposed = False

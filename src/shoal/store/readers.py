@@ -53,7 +53,7 @@ class Readers:
         try:
             self._database.begin_read(connection)
             try:
-                return ask(connection, fn)
+                return ask(connection, fn, self._database.chain_key)
             finally:
                 connection.rollback()
         except DBAPIError:
@@ -64,8 +64,8 @@ class Readers:
                 self._idle.put(connection)
 
 
-def ask(connection: Connection, fn: Callable[[Tx], T]) -> T:
+def ask(connection: Connection, fn: Callable[[Tx], T], chain_key: bytes) -> T:
     try:
-        return fn(Tx(connection))
+        return fn(Tx(connection, chain_key))
     except OWN_FAULT as error:
         refused(error)

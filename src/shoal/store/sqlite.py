@@ -33,6 +33,7 @@ class SqliteDatabase:
     """Opening it takes the lock; `StateError` names the process that has it."""
 
     term = 0
+    chain_key = b""
 
     def __init__(self, path: Path) -> None:
         self._path = path

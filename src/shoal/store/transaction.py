@@ -28,7 +28,7 @@ from shoal.store.windows import Windows
 class Tx:
     """Good for one transaction on one thread; using it afterwards is a mistake."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, chain_key: bytes = b"") -> None:
         self.session = session = Session(connection)
         """For the store itself, and for tests that reach below the repositories."""
         self.jobs = Jobs(session)
@@ -39,7 +39,7 @@ class Tx:
         self.nodes = Nodes(session)
         self.services = Services(session)
         self.windows = Windows(session)
-        self.events = Events(session)
+        self.events = Events(session, chain_key)
         self.keys = Keys(session)
         self.people_changes = changes = PeopleChanges()
         """Of people and tokens, until an event takes them along."""
