@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import shutil
 import time
@@ -26,9 +27,12 @@ from shoal.cli.home import remember
 from shoal.client.credentials import LOCAL, Credentials, Endpoint
 from shoal.control.authority import load_authority, load_certificate
 from shoal.engines.fake import VirtualClock
+from shoal.runtime import spool
+from shoal.runtime.confine import firewall
 from shoal.settings import Settings
 from tests.support.cli import Shell
 from tests.support.fake_server import running_fake
+from tests.support.shares import an_order
 
 
 @pytest.fixture
@@ -197,6 +201,24 @@ def test_what_the_engine_says_about_its_nodes_is_told(shell: Shell) -> None:
     assert f"box: {told}; jobs start on box all the same" in found.told
     assert there.level is Level.OK
     assert there.told == "1 known; what confines jobs there each supervisor finds out where it starts"
+
+
+def test_network_of_a_running_job_whose_rules_were_flushed_is_open(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SHOAL_HOME", str(tmp_path))
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(firewall, "find_nft", lambda: "/usr/sbin/nft")
+    monkeypatch.setattr(firewall, "works", lambda: True)
+    monkeypatch.setattr(firewall, "closed_uids", lambda: {1_900_000_001})
+    assert checkup_machine.check_network().level is Level.OK
+    for attempt, uid in (("att_1", 1_900_000_001), ("att_2", 1_900_000_002)):
+        place = tmp_path / "spool" / "live" / attempt / "node-1"
+        place.mkdir(parents=True)
+        spool.write_order(spool.Share(place), an_order(attempt_id=attempt, uid=uid))
+    found = checkup_machine.check_network()
+    assert found.level is Level.WARN
+    assert "user 1900000002" in found.told
 
 
 def test_simulated_gpus_are_no_advice_where_jobs_run_elsewhere(

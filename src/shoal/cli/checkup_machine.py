@@ -137,9 +137,24 @@ def check_network() -> Finding:
     if not firewall.works():
         told = "open: nftables is installed, and this kernel takes no rules here"
         return Finding("network", Level.WARN, told, "`nft list ruleset` says why")
+    if opened := _running_uids() - firewall.closed_uids():
+        told = f"open: the rules for user {min(opened)}, whose job runs, were removed by somebody else"
+        return Finding("network", Level.WARN, told, "the next job that its project starts writes them again")
     return Finding(
         "network", Level.OK, "closed between projects by nftables; a job opens its ports by `network: open`"
     )
+
+
+def _running_uids() -> set[int]:
+    """Projects' users with jobs on this machine."""
+    from shoal.runtime import spool
+
+    orders = (
+        spool.read_order(spool.Share(place))
+        for place in home_from_env().glob("spool/live/*/*")
+        if place.is_dir()
+    )
+    return {order.uid for order in orders if order is not None and order.uid is not None}
 
 
 def check_uids() -> Finding:

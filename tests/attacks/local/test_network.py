@@ -243,3 +243,20 @@ def test_port_from_which_a_project_asked_serves_people_at_once(start: Start, sou
     _, port = a_server(start)
     assert asked_from(source, OTHER_UID, port) == "ConnectionRefusedError"
     assert asked_from(source, 0, port) == "answered"
+
+
+CLOSED_AND_FLUSHED = """
+import subprocess
+from shoal.runtime.confine import firewall
+told = [firewall.closed_uids()]
+for uid in (1900000001, 1900000002):
+    firewall.close(uid)
+told.append(firewall.closed_uids())
+subprocess.run([firewall.find_nft(), "flush", "ruleset"], check=True)
+assert told == [set(), {1900000001, 1900000002}], told
+assert firewall.closed_uids() == set()
+"""
+
+
+def test_rules_that_were_flushed_are_missed() -> None:
+    subprocess.run(["unshare", "--net", sys.executable, "-c", CLOSED_AND_FLUSHED], check=True, timeout=120)

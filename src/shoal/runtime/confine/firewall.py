@@ -11,6 +11,7 @@ Not covered: UDP, sockets in the abstract Unix namespace, connections that arriv
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Iterator
@@ -74,6 +75,17 @@ def works() -> bool:
     except FirewallFailed:
         return False
     return True
+
+
+def closed_uids() -> set[int]:
+    """Users whose network is closed now: somebody else may have flushed the rules."""
+    program = find_nft()
+    if program is None:
+        return set()
+    command = [program, "-j", "list", "map", *TABLE.split(), "answering"]
+    done = subprocess.run(command, capture_output=True, timeout=APPLY_S, check=False, env={})
+    found = json.loads(done.stdout)["nftables"] if done.returncode == 0 else []
+    return {uid for one in found for uid, _ in one.get("map", {}).get("elem", ())}
 
 
 def close(uid: int) -> None:
