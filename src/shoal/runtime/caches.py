@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import signal
 from collections.abc import Mapping
 from itertools import islice
 
@@ -22,6 +23,8 @@ KEEP_S = 30 * 86400.0
 """The caches of a project that has not run on the node for so long are removed."""
 TRIM_EVERY_S = 3600.0
 REMOVE_S = 2.0
+MAX_TRIM_S = 20
+"""The tree may be anything: nothing that a job made keeps its project's next start waiting for longer."""
 MAX_LOCKS = 1000
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 BY_XDG = {
@@ -123,6 +126,8 @@ class ProjectCache:
             os.waitpid(pid, 0)
             return
         try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(MAX_TRIM_S)
             os.chdir(self.directory)  # what lies above it is not for that user to pass through
             if os.geteuid() != self._uid:
                 os.setgroups([])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import msgspec
@@ -163,3 +164,14 @@ def test_caches_of_a_project_that_runs_no_more_are_removed(
     os.close(gone._lock)
     here.trim()
     assert [directory(one).exists() for one in (gone, busy, here)] == [False, True, True]
+
+
+def test_a_trim_that_finds_no_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def endless(*_: object, **__: object) -> None:
+        signal.pause()
+
+    monkeypatch.setattr(cache_trim, "trim", endless)
+    monkeypatch.setattr(caches, "MAX_TRIM_S", 1)
+    one = cache(tmp_path)
+    one.trim()  # returns
+    assert cache(tmp_path).directory == one.directory, "its lock is held with others again"
