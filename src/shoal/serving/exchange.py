@@ -226,8 +226,7 @@ class Exchange:
                 self._warm()
                 self.client.due = min(self._waits_until, now + EVERY_S)
                 return
-            told = f"no replica had a free slot for {now - self._waits_since:.0f} s"
-            self.refuse(Refused(503, "service.busy", told, retry_s=5.0))
+            self.refuse(self._waited(now - self._waits_since))
         elif self.is_answered and (self._has_moved or not (self.is_whole or self._is_deaf)):
             self._has_moved = False
             self.client.due = now + spec.timeout_s
@@ -294,9 +293,19 @@ class Exchange:
         self.client.due = min(self._deadline(), now + EVERY_S)
         service.wait(self)
 
+    def _waited(self, waited_s: float) -> Refused:
+        service = self.entry.service
+        if service.spec.is_failing and not service.open:
+            told = f"no replica was ready for {waited_s:.0f} s: they are started and end, one after the other"
+            return Refused(503, "service.failing", told, retry_s=30.0)
+        told = f"no replica had a free slot for {waited_s:.0f} s"
+        return Refused(503, "service.busy", told, retry_s=5.0)
+
     def _deadline(self) -> float:
         """Later while there is no replica, and still so when one has come: who waited longest has most."""
         service = self.entry.service
+        if not service.open and service.spec.is_failing:
+            return self._waits_since + service.spec.queue_s
         if not service.open:
             self._waits_until = max(self._waits_until, self._waits_since + service.spec.start_s)
         return self._waits_until

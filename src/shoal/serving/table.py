@@ -75,6 +75,8 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     """How many requests may wait for a slot, how many bytes of them, for how long."""
     start_s: float = 0.0
     """For how long they wait while no replica is there to have a slot, if that is longer."""
+    is_failing: bool = False
+    """Its replicas end one after the other and none is of use: requests do not wait for one to start."""
     timeout_s: float = 600.0
     """From the request's last byte to the response's first, and between any two pieces of it."""
     retries: int = 1

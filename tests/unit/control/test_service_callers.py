@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 from anyio.lowlevel import checkpoint
 from structlog.testing import capture_logs
@@ -221,3 +223,21 @@ async def test_older_table_never_follows_a_newer_one(tmp_path: Path, monkeypatch
                     await checkpoint()
             gate.set()
         assert digests(plane) == set()
+
+
+async def test_table_says_of_a_service_that_its_replicas_fail_one_after_the_other(tmp_path: Path) -> None:
+    async with open_plane(tmp_path) as plane:
+        await served(plane)
+
+        def fail(count: int) -> Callable[[Tx], None]:
+            def change(tx: Tx) -> None:
+                [chat] = tx.services.all()
+                tx.services.update(msgspec.structs.replace(chat, failures=count, version=chat.version + 1))
+
+            return change
+
+        for count, expected in ((2, False), (3, True), (0, False)):
+            await plane.core.store.write(fail(count))
+            await tables.publish(plane.core)
+            [chat] = plane.core.services.table.services
+            assert chat.is_failing is expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import dataclass
 from time import monotonic
 
@@ -115,6 +116,22 @@ async def test_request_waits_for_a_cold_start_and_is_not_dropped_when_it_is_over
     sweep(lab.plane, monotonic() + 60.0)
     answered.set()
     assert [one.status for one in await asyncio.gather(first, second)] == [200, 200]
+
+
+async def test_nobody_waits_for_a_cold_start_that_fails_again_and_again(lab: Lab) -> None:
+    lab.serve(service(queue_s=50.0, start_s=600.0))
+    live = lab.plane.services["p", "s"]
+    early = asyncio.ensure_future(lab.ask(get()))
+    await until(lambda: live.waiting.count)
+    sweep(lab.plane, monotonic() + 60.0)
+    assert not early.done()
+    lab.serve(service(queue_s=50.0, start_s=600.0, is_failing=True))
+    sweep(lab.plane, monotonic() + 90.0)
+    refused = await early
+    assert (refused.status, json.loads(refused.body)["code"]) == (503, "service.failing")
+    assert refused.get("retry-after") == "30"
+    lab.serve(service(await lab.replica(), queue_s=50.0, start_s=600.0, is_failing=True))
+    assert (await lab.ask(get())).status == 200, "one that is ready serves, whatever failed before"
 
 
 async def test_request_for_a_slot_waits_no_longer_for_a_cold_start_elsewhere(lab: Lab) -> None:

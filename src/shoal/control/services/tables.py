@@ -49,6 +49,8 @@ MANAGING = frozenset(
 """What servers that can be told to sleep let everybody who reaches them do to them."""
 SPREAD_S = 1.0
 """So long an answer waits for data planes that do not say that they know: one has ended, or is busy."""
+FAILING = 3
+"""Replicas that failed in a row, none of which served for a minute: one more will hardly be ready."""
 ROOM = 1024
 """Versions for each event."""
 
@@ -113,6 +115,7 @@ def _service(core: Core, look: Look, people: _People, hosts: tuple[str, ...]) ->
         cap=spec.cap,
         queue_s=spec.max_wait,
         start_s=spec.max_wait + max(spec.readiness.within, service.cold_start_s),
+        is_failing=service.failures >= FAILING,
         timeout_s=spec.timeout,
         retries=spec.retries,
         is_repeatable=spec.repeatable,
