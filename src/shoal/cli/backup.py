@@ -18,10 +18,12 @@ from cyclopts import Parameter
 from shoal import __version__
 from shoal.cli import backup_file, backup_request
 from shoal.cli.backup_file import Manifest, Tell
+from shoal.cli.backup_walk import FoundFile, LeftOut, allocated, stored_name, walk_home, walk_of_jobs
 from shoal.cli.flags import JsonFlag
 from shoal.cli.home import REMEMBERED, hold, load_remembered, prepare_home, settings_for
 from shoal.cli.progress import long_work
 from shoal.cli.show import print_json
+from shoal.cli.text import one_line
 from shoal.clock import SystemClock
 from shoal.errors import SpecError, StateError
 from shoal.home import holder, home_from_env
@@ -72,6 +74,7 @@ def backup(
         manifest = _write(settings, target, _choices(include), say)
     facts = {"path": str(target), "bytes": target.stat().st_size, "seq": manifest.seq}
     facts |= {"files": len(manifest.members), "left_out": manifest.left_out}
+    facts |= {"skipped": manifest.skipped, "num_skipped": manifest.num_skipped}
     if json:
         print_json(facts)
         return 0
@@ -79,6 +82,7 @@ def backup(
     print(f"{target}: {len(manifest.members)} files, {size_told}, up to event {manifest.seq}")
     for name, size in manifest.left_out.items():
         print(f"      without {name}: {_size(size)} (`--with {name}`)")
+    _print_skipped(manifest)
     print(f"try   shoal backup --verify {target}")
     return 0
 
@@ -118,9 +122,11 @@ def restore(
     finally:
         shutil.rmtree(part, ignore_errors=True)
     if json:
-        print_json({"home": str(target), "seq": manifest.seq, "files": len(manifest.members)})
+        facts = {"home": str(target), "seq": manifest.seq, "files": len(manifest.members) - len(manifest.cut)}
+        print_json({**facts, "skipped": manifest.skipped, "num_skipped": manifest.num_skipped})
         return 0
-    print(f"{target}: {len(manifest.members)} files, up to event {manifest.seq}")
+    print(f"{target}: {len(manifest.members) - len(manifest.cut)} files, up to event {manifest.seq}")
+    _print_skipped(manifest)
     print(f"next  SHOAL_HOME={target} shoal up --restored --listen 127.0.0.1:0")
     return 0
 
@@ -148,16 +154,19 @@ def _write(settings: Settings, target: Path, choices: set[str], say: Tell) -> Ma
             write_anchor(anchor, head, load_key(home))
             writer.add(ANCHOR, anchor)
         # After the database: what it refers to is there by then.
-        for name, path in _files(settings, choices):
-            say(f"packing {name}")
-            writer.add(name, path)
-        sizes = {name: _bytes(home / where) for name, where in CHOICES.items() if name not in choices}
+        for found in _files(settings, choices, writer.left_out):
+            say(f"packing {stored_name(found.name)}")
+            writer.add_found(found)
+        sizes = {name: _size_of(home, where) for name, where in CHOICES.items() if name not in choices}
         manifest = Manifest(
             shoal=__version__,
             made_at=time.time(),
             seq=head.seq,
             head=head.hash,
             left_out={name: size for name, size in sizes.items() if size},
+            skipped=writer.left_out.named,
+            num_skipped=writer.left_out.count,
+            cut=tuple(writer.cut),
             members=writer.members,
         )
         writer.finish(manifest)
@@ -185,33 +194,19 @@ def _database(settings: Settings, target: Path, say: Tell) -> Iterator[tuple[Pat
         made.unlink(missing_ok=True)
 
 
-def _files(settings: Settings, choices: set[str]) -> Iterator[tuple[str, Path]]:
+def _files(settings: Settings, choices: set[str], left_out: LeftOut) -> Iterator[FoundFile]:
+    def is_saved(top: str) -> bool:
+        return top not in NOT_OURS and not top.startswith((DATABASE, "."))
+
     roots = {settings.state_dir, settings.home}
     seen: set[str] = set()
     for root in sorted(roots, key=lambda one: one != settings.state_dir):
-        for top in sorted(root.iterdir()):
-            if top.name in NOT_OURS or top.name.startswith((DATABASE, ".")):
-                continue
-            for name, path in _below(top, top.name):
-                if name not in seen and path.name not in NOT_KEYS:
-                    seen.add(name)
-                    yield name, path
+        for found in walk_home(root, left_out, is_saved):
+            if found.name not in seen and found.base not in NOT_KEYS:
+                seen.add(found.name)
+                yield found
     for choice in sorted(choices):
-        yield from _below(settings.state_dir / CHOICES[choice], CHOICES[choice])
-
-
-def _below(path: Path, name: str) -> Iterator[tuple[str, Path]]:
-    """Plain files alone; no link is followed. Jobs and the control plane may remove any of it meanwhile."""
-    if path.is_symlink():
-        return
-    if path.is_dir():
-        entries: list[Path] = []
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            entries.extend(sorted(path.iterdir()))
-        for entry in entries:
-            yield from _below(entry, f"{name}/{entry.name}")
-    elif path.is_file():
-        yield name, path
+        yield from walk_of_jobs(settings.state_dir, CHOICES[choice], left_out)
 
 
 def _unpack(source: Path, target: Path, say: Tell) -> Manifest:
@@ -226,7 +221,10 @@ def _unpack(source: Path, target: Path, say: Tell) -> Manifest:
             os.fsync(out.fileno())
 
     try:
-        return backup_file.read(source, take)
+        manifest = backup_file.read(source, take)
+        for stored in manifest.cut:  # a program could take half a file for a checkpoint
+            (target / backup_file.name_of(stored)).unlink()
+        return manifest
     except OSError as error:
         told = f"cannot restore {source}: {error.strerror or error}"
         raise StateError(told, hint=f"ls -l {source}") from error
@@ -298,12 +296,15 @@ def _choices(text: str) -> set[str]:
     return found
 
 
-def _bytes(folder: Path) -> int:
-    total = 0
-    for _, path in _below(folder, ""):
-        with contextlib.suppress(FileNotFoundError):
-            total += path.lstat().st_size
-    return total
+def _size_of(home: Path, name: str) -> int:
+    return allocated(walk_of_jobs(home, name, LeftOut()))
+
+
+def _print_skipped(manifest: Manifest) -> None:
+    for name, reason in manifest.skipped.items():
+        print(f"      left out {one_line(name)}: {one_line(reason)}")
+    if more := manifest.num_skipped - len(manifest.skipped):
+        print(f"      left out {more:,} more")
 
 
 def _size(count: int) -> str:

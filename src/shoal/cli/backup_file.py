@@ -9,24 +9,20 @@ import contextlib
 import hashlib
 import io
 import os
-import stat
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
-from urllib.parse import quote_from_bytes, unquote_to_bytes
+from urllib.parse import unquote_to_bytes
 
 import msgspec
 
+from shoal.cli.backup_walk import FoundFile, LeftOut, open_found, stored_name
 from shoal.errors import SpecError, StateError
 
 MANIFEST = "manifest.json"
 MAX_MANIFEST = 256 << 20
 PIECE = 1 << 20
-PLAIN = "/ =,:+@~"
-"""What stays as it is in a member's name beside letters, digits, `_`, `.` and `-`; the rest becomes `%XX`.
-Jobs name their checkpoints as they like, and names of files need not be text.
-"""
 Tell = Callable[[str], None]
 
 
@@ -44,20 +40,33 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Its hash."""
     left_out: dict[str, int]
     """Folders that were not asked for, with their bytes."""
+    skipped: dict[str, str]
+    """Files that could not be saved, and why: the first of them."""
+    num_skipped: int
+    cut: tuple[str, ...]
+    """Members that became shorter while they were read. Zeros fill them; `restore` does not keep them."""
     members: dict[str, Member]
 
 
 class _Hashed(io.RawIOBase):
-    """Reads as many bytes of a file as it had when it was opened, and knows their hash."""
+    """Reads as many bytes of a file as it had when it was opened, and knows their hash.
 
-    def __init__(self, file: IO[bytes], path: Path, size: int) -> None:
-        self._file, self._path, self._left = file, path, size
+    `fills`: if the file has become shorter, zeros take the place of the missing bytes.
+    """
+
+    def __init__(self, file: IO[bytes], name: str | Path, size: int, *, fills: bool = False) -> None:
+        self._file, self._name, self._left, self._fills = file, name, size, fills
         self.digest = hashlib.sha256()
+        self.num_missing = 0
 
     def read(self, size: int = -1) -> bytes:
-        data = self._file.read(min(self._left, size if size >= 0 else self._left))
-        if not data and self._left:
-            raise StateError(f"{self._path} became shorter while it was read", hint="try again")
+        wanted = min(self._left, size if size >= 0 else self._left)
+        data = self._file.read(wanted)
+        if missing := wanted - len(data):
+            if not self._fills:
+                raise StateError(f"{self._name} became shorter while it was read", hint="try again")
+            self.num_missing += missing
+            data += bytes(missing)
         self._left -= len(data)
         self.digest.update(data)
         return data
@@ -69,27 +78,42 @@ class Writer:
     def __init__(self, tar: tarfile.TarFile) -> None:
         self._tar = tar
         self.members: dict[str, Member] = {}
+        self.left_out = LeftOut()
+        self.cut: list[str] = []
 
-    def add(self, name: str, path: Path) -> int:
-        """Returns its bytes; 0 for one that is gone, or is no plain file."""
+    def add(self, name: str, path: Path) -> bool:
+        """Add a file that Shoal itself made. False: it is gone."""
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except OSError:
-            if path.is_symlink() or not path.is_file():
-                return 0
-            raise
+        except FileNotFoundError:
+            return False
+        self._add(name, fd, is_of_job=False)
+        return True
+
+    def add_found(self, found: FoundFile) -> None:
+        """Add what a walk stands at, or name it as left out."""
+        fd = open_found(found, self.left_out)
+        if fd is not None:
+            self._add(found.name, fd, is_of_job=found.owner is not None)
+
+    def _add(self, name: str, fd: int, *, is_of_job: bool) -> None:
         with os.fdopen(fd, "rb") as file:
-            facts = os.fstat(fd)
-            if not stat.S_ISREG(facts.st_mode):
-                return 0
-            hashed = _Hashed(file, path, facts.st_size)
-            stored = quote_from_bytes(os.fsencode(name), safe=PLAIN)
-            self._tar.addfile(_info(stored, facts.st_size), hashed)
-        self.members[stored] = Member(size=facts.st_size, sha256=hashed.digest.hexdigest())
-        return facts.st_size
+            size = os.fstat(fd).st_size
+            hashed = _Hashed(file, name, size, fills=is_of_job)
+            stored = stored_name(name)
+            self._tar.addfile(_info(stored, size), hashed)
+        self.members[stored] = Member(size=size, sha256=hashed.digest.hexdigest())
+        if hashed.num_missing:
+            self.left_out.add(name, f"it became {hashed.num_missing:,} bytes shorter while it was read")
+            self.cut.append(stored)
 
     def finish(self, manifest: Manifest) -> None:
         data = msgspec.json.encode(manifest)
+        if len(data) > MAX_MANIFEST:
+            raise StateError(
+                f"{len(manifest.members):,} files are more than one backup can list",
+                hint="shoal backup FILE, without `--with checkpoints`",
+            )
         self._tar.addfile(_info(MANIFEST, len(data)), io.BytesIO(data))
 
 
@@ -136,12 +160,14 @@ def read(source: Path, take: Callable[[str, IO[bytes], int], None]) -> Manifest:
                     manifest = msgspec.json.decode(file.read(MAX_MANIFEST), type=Manifest)
                     continue
                 hashed = _Hashed(file, source, info.size)
-                take(_name_of(info.name), hashed, info.size)  # type: ignore[arg-type]
+                take(name_of(info.name), hashed, info.size)  # type: ignore[arg-type]
                 seen[info.name] = Member(size=info.size, sha256=hashed.digest.hexdigest())
     except (tarfile.TarError, msgspec.DecodeError, EOFError) as error:
         raise _damaged(source, str(error)) from error
     if manifest is None:
         raise _damaged(source, "its manifest is missing, so it was cut off")
+    if unknown := set(manifest.cut) - seen.keys():
+        raise _damaged(source, f"{min(unknown)} is said to be cut, and is not there")
     wrong = [name for name in manifest.members.keys() | seen if manifest.members.get(name) != seen.get(name)]
     if wrong:
         raise _damaged(source, f"{min(wrong)} is not what was written")
@@ -160,13 +186,13 @@ def _info(name: str, size: int) -> tarfile.TarInfo:
     return info
 
 
-def _name_of(stored: str) -> str:
+def name_of(stored: str) -> str:
     return os.fsdecode(unquote_to_bytes(stored))
 
 
 def _is_name(stored: str) -> bool:
-    name = _name_of(stored)
-    is_its = quote_from_bytes(os.fsencode(name), safe=PLAIN) == stored
+    name = name_of(stored)
+    is_its = stored_name(name) == stored
     return is_its and "\0" not in name and not {"", ".", ".."} & set(name.split("/"))
 
 
