@@ -19,6 +19,7 @@ from shoal import __version__
 from shoal.cli import backup_file, backup_request
 from shoal.cli.backup_file import Manifest, Tell
 from shoal.cli.backup_walk import FoundFile, LeftOut, allocated, stored_name, walk_home, walk_of_jobs
+from shoal.cli.checkpoint_owners import give_checkpoints
 from shoal.cli.flags import JsonFlag
 from shoal.cli.home import REMEMBERED, hold, load_remembered, prepare_home, settings_for
 from shoal.cli.progress import long_work
@@ -113,6 +114,7 @@ def restore(
         part.mkdir(mode=0o700)
         with long_work("unpacking ...") as say:
             manifest = _unpack(path, part, say)
+            give_checkpoints(part / CHOICES["checkpoints"], part / DATABASE)
             if database is not None:
                 load_postgres(part / DATABASE, database, lambda done, of: say(f"table {done} of {of}"))
                 (part / DATABASE).unlink()
@@ -213,7 +215,8 @@ def _unpack(source: Path, target: Path, say: Tell) -> Manifest:
     def take(name: str, file: IO[bytes], size: int) -> None:
         say(f"unpacking {name}")
         place = target / name
-        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for folder in reversed(Path(name).parents):  # `mkdir(parents=True)` closes only the last of them
+            (target / folder).mkdir(mode=0o700, exist_ok=True)
         fd = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         with os.fdopen(fd, "wb") as out:
             backup_file.copy_out(file, out)

@@ -29,6 +29,9 @@ Tell = Callable[[str], None]
 class Member(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     sha256: str
+    uid: int
+    gid: int
+    """Whose the file was. A restored checkpoint belongs to its job's project instead."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,11 +101,12 @@ class Writer:
 
     def _add(self, name: str, fd: int, *, is_of_job: bool) -> None:
         with os.fdopen(fd, "rb") as file:
-            size = os.fstat(fd).st_size
-            hashed = _Hashed(file, name, size, fills=is_of_job)
-            stored = stored_name(name)
-            self._tar.addfile(_info(stored, size), hashed)
-        self.members[stored] = Member(size=size, sha256=hashed.digest.hexdigest())
+            facts = os.fstat(fd)
+            hashed = _Hashed(file, name, facts.st_size, fills=is_of_job)
+            info = _info(stored := stored_name(name), facts.st_size)
+            info.uid, info.gid = facts.st_uid, facts.st_gid
+            self._tar.addfile(info, hashed)
+        self.members[stored] = _member(info, hashed)
         if hashed.num_missing:
             self.left_out.add(name, f"it became {hashed.num_missing:,} bytes shorter while it was read")
             self.cut.append(stored)
@@ -161,7 +165,7 @@ def read(source: Path, take: Callable[[str, IO[bytes], int], None]) -> Manifest:
                     continue
                 hashed = _Hashed(file, source, info.size)
                 take(name_of(info.name), hashed, info.size)  # type: ignore[arg-type]
-                seen[info.name] = Member(size=info.size, sha256=hashed.digest.hexdigest())
+                seen[info.name] = _member(info, hashed)
     except (tarfile.TarError, msgspec.DecodeError, EOFError) as error:
         raise _damaged(source, str(error)) from error
     if manifest is None:
@@ -184,6 +188,10 @@ def _info(name: str, size: int) -> tarfile.TarInfo:
     info = tarfile.TarInfo(name)
     info.size, info.mode = size, 0o600
     return info
+
+
+def _member(info: tarfile.TarInfo, hashed: _Hashed) -> Member:
+    return Member(size=info.size, sha256=hashed.digest.hexdigest(), uid=info.uid, gid=info.gid)
 
 
 def name_of(stored: str) -> str:

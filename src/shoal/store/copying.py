@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from sqlalchemy import Connection, insert, inspect, select
@@ -27,6 +27,7 @@ from shoal.store.urls import parse_url
 PAGES = 256
 """Copied at a time: 1 MiB. Nothing is locked in between, and writers never wait."""
 ROWS = 500
+PROJECT_UID = "SELECT uid FROM jobs JOIN projects ON projects.name = jobs.project WHERE job_id = ?"
 Tell = Callable[[int, int], None]
 """Takes how much is done, and of how much."""
 
@@ -120,6 +121,13 @@ def load_postgres(source: Path, url: str, tell: Tell) -> None:
     finally:
         database.close()
         engine.dispose()
+
+
+def project_uids(copy: Path, job_ids: Iterable[str]) -> dict[str, int]:
+    """Return the Unix user of each job's project, for the jobs that this SQLite copy knows."""
+    with contextlib.closing(sqlite3.connect(f"{copy.absolute().as_uri()}?mode=ro", uri=True)) as database:
+        found = {job_id: database.execute(PROJECT_UID, (job_id,)).fetchone() for job_id in job_ids}
+    return {job_id: row[0] for job_id, row in found.items() if row is not None}
 
 
 @contextlib.contextmanager
