@@ -150,7 +150,7 @@ def _write(settings: Settings, target: Path, choices: set[str], say: Tell) -> Ma
     with contextlib.ExitStack() as held, backup_file.writing(target) as writer:
         database, head = held.enter_context(_database(settings, target, say))
         if not writer.add(DATABASE, database):
-            raise StateError("another backup removed the copy of the database", hint="try again")
+            raise StateError("the copy of the database was removed before it was read", hint="try again")
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
             anchor = Path(folder) / ANCHOR
             write_anchor(anchor, head, load_key(home))
@@ -182,13 +182,14 @@ def _database(settings: Settings, target: Path, say: Tell) -> Iterator[tuple[Pat
     def tell(done: int, of: int) -> None:
         say(f"copying the database: {100 * done // max(of, 1)} %")
 
+    if settings.store_url.startswith(SQLITE) and holder(settings.home) is not None:
+        with backup_request.ask(settings.home) as copied:
+            yield copied
+        return
     made = target.with_name(f".{target.name}.{os.urandom(6).hex()}.db")
     try:
         if not settings.store_url.startswith(SQLITE):
             yield made, copy_of_postgres(settings.store_url, made, tell)
-        elif holder(settings.home) is not None:
-            made, head = backup_request.ask(settings.home)
-            yield made, head
         else:
             with hold(settings.home):
                 yield made, copy_of_sqlite(Path(settings.store_url.removeprefix(SQLITE)), made, tell)

@@ -6,8 +6,11 @@ in the home owns the keys in it; nobody else can ask, and the network has no par
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -74,12 +77,42 @@ def _clear(folder: Path) -> None:
         left.unlink(missing_ok=True)
 
 
-def ask(home: Path) -> tuple[Path, Head]:
-    """A copy of the database, which the caller removes, and the newest event in it. Blocks."""
+@contextlib.contextmanager
+def ask(home: Path) -> Iterator[tuple[Path, Head]]:
+    """Have a copy of the database, removed afterwards, and the newest event in it. Blocks.
+
+    `StateError`: another process has one now. The next request clears the folder, so there is one at a time.
+    """
     folder = home / FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)
-    request = folder / f"{os.urandom(8).hex()}.asked"
-    copy, answered = request.with_suffix(".copy"), request.with_suffix(".answer")
+    with _alone(folder, home):
+        for left in folder.glob("*.asked"):  # of a process that was killed: answering it would clear ours
+            left.unlink(missing_ok=True)
+        request = folder / f"{os.urandom(8).hex()}.asked"
+        copy = request.with_suffix(".copy")
+        try:
+            yield copy, _answer_to(request, copy, home)
+        finally:
+            copy.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path, home: Path) -> Iterator[None]:
+    """Hold a lock on the folder. The kernel releases it however this process ends."""
+    directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            told = f"another backup of {home} is being made now"
+            raise StateError(told, hint="type it again when that one is done") from error
+        yield
+    finally:
+        os.close(directory)
+
+
+def _answer_to(request: Path, copy: Path, home: Path) -> Head:
+    answered = request.with_suffix(".answer")
     write_private(request, "")
     try:
         since = time.monotonic()
@@ -94,6 +127,5 @@ def ask(home: Path) -> tuple[Path, Head]:
         request.unlink(missing_ok=True)
         answered.unlink(missing_ok=True)
     if answer.head is None:
-        copy.unlink(missing_ok=True)
         raise StateError(f"the database could not be copied: {answer.error}", hint=f"df -h {home}")
-    return copy, answer.head
+    return answer.head

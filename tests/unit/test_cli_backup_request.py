@@ -1,0 +1,87 @@
+"""Two backups of one running home at once: the second leaves the first its copy of the database."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import anyio.from_thread
+import pytest
+
+from shoal.cli import backup, backup_request
+from shoal.errors import StateError
+from shoal.settings import Settings, load_settings
+from shoal.store import Head
+
+
+class Store:
+    def __init__(self) -> None:
+        self.num_copies = 0
+
+    def copy_to(self, target: Path) -> Head:
+        self.num_copies += 1
+        target.write_text(f"copy {self.num_copies}")
+        return Head(self.num_copies, "x")
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
+    """Of a home whose control plane answers requests."""
+    for module in (backup, backup_request):
+        monkeypatch.setattr(module, "holder", lambda _: 1)
+    monkeypatch.setattr(backup_request, "LOOK_EVERY_S", 0.01)
+    home = tmp_path / "home"
+    home.mkdir()
+    with anyio.from_thread.start_blocking_portal() as portal:
+        serving = portal.start_task_soon(backup_request.serve_requests, home, Store())
+        yield replace(load_settings({}), home=home)
+        serving.cancel()
+
+
+def test_second_backup_is_refused_while_the_first_has_its_copy(settings: Settings, tmp_path: Path) -> None:
+    with backup._database(settings, tmp_path / "a.tar", lambda _: None) as (first, head):
+        with (
+            pytest.raises(StateError, match="another backup") as refused,
+            backup._database(settings, tmp_path / "b.tar", lambda _: None),
+        ):
+            pass
+        assert refused.value.hint == "type it again when that one is done"
+        assert (first.read_text(), head.seq) == ("copy 1", 1)
+    with backup._database(settings, tmp_path / "b.tar", lambda _: None) as (second, head):
+        assert (second.read_text(), head.seq) == ("copy 2", 2)
+    assert list((settings.home / "backup").iterdir()) == []
+
+
+def test_of_many_backups_at_once_each_has_its_own_copy_or_is_refused(
+    settings: Settings, tmp_path: Path
+) -> None:
+    begin, told = threading.Barrier(8), []
+
+    def ask() -> None:
+        begin.wait()
+        try:
+            with backup._database(settings, tmp_path / "a.tar", lambda _: None) as (copy, head):
+                told.append(copy.read_text() == f"copy {head.seq}")
+        except StateError as error:
+            told.append("another backup" in error.message)
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert told == [True] * 8
+
+
+def test_request_of_a_backup_that_was_killed_does_not_take_the_answer_of_the_next(
+    settings: Settings, tmp_path: Path
+) -> None:
+    folder = settings.home / "backup"
+    folder.mkdir(exist_ok=True)
+    for name in ("0", "f"):  # before and after whatever the next one is called
+        (folder / f"{name * 16}.asked").touch()
+    with backup._database(settings, tmp_path / "a.tar", lambda _: None) as (copy, head):
+        assert copy.read_text() == f"copy {head.seq}"
