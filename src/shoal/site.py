@@ -66,6 +66,8 @@ class RestoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Whether open jobs begin again here; else they end here."""
     directory: DirectoryId
     """Where the word was given: it does not count in a further copy."""
+    site_id: str
+    """What the copy becomes. It is chosen with the word, so that carrying it out twice changes nothing."""
 
 
 class _Handle(ctypes.Structure):

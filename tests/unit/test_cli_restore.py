@@ -90,3 +90,13 @@ def test_unpacked_backup_uses_the_database_it_was_restored_to(copy: Path) -> Non
     remember(copy, {"database_url": DRILL})
     ask()
     assert site.read_request(copy) is not None
+
+
+def test_word_that_is_given_again_makes_the_same_home_of_the_copy(copy: Path) -> None:
+    """The start that carries it out may have been killed in between."""
+    words = []
+    for _ in range(2):
+        ask()
+        words.append(site.read_request(copy))
+    assert words[0] is not None
+    assert words[0] == words[1]

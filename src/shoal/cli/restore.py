@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -42,7 +43,9 @@ def request(
     given = {name: text for name in INHERITED if (text := flags.get(name)) is not None}
     if given:
         remember(settings.home, load_remembered(settings.home) | given)
-    word = site.RestoreRequest(runs_again=runs_again, directory=site.identify(home))
+    earlier = site.read_request(home)  # it may be carried out in part
+    site_id = os.urandom(16).hex() if earlier is None else earlier.site_id
+    word = site.RestoreRequest(runs_again=runs_again, directory=site.identify(home), site_id=site_id)
     write_private(home / site.REQUEST, site.encoded(word).decode() + "\n")
     if not is_quiet:
         note(told(runs_again=runs_again))

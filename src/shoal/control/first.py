@@ -79,6 +79,8 @@ async def claim(store: Store, home: Path, *, is_bound_to_machine: bool = True) -
     is_copy = is_elsewhere or site.is_copy(home, is_bound_to_machine=is_bound_to_machine)
     if request is not None and not is_copy:
         (home / site.REQUEST).unlink()
+        if known is not None and known.site_id == request.site_id:
+            return None  # it was carried out, and the start that did so was killed before it removed the word
         raise StateError(f"{home} is no copy, so there is nothing to restore", hint="shoal up")
     return request
 

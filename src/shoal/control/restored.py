@@ -53,10 +53,13 @@ async def settle_restored(core: Core, request: RestoreRequest) -> None:
 
 
 async def finish(core: Core, request: RestoreRequest, jobs: int, services: int) -> None:
-    """Tie home and database to each other under a new identity. Last: until then a restart begins again."""
+    """Tie home and database to each other under a new identity. Last: until then a restart begins again.
+
+    May be repeated, also after a kill between two of its steps: the identity came with the operator's word.
+    """
     home = core.settings.state_dir
     before = site.read_site(home)
-    new = Site(site_id=core.random(16).hex(), directory=site.identify(home))
+    new = Site(site_id=request.site_id, directory=site.identify(home))
     first_uid = await _claim_uids(core, new.site_id)
     facts = {
         "path": str(home),
@@ -67,6 +70,8 @@ async def finish(core: Core, request: RestoreRequest, jobs: int, services: int) 
     }
 
     def change(tx: Tx) -> None:
+        if tx.meta.get(SITE_ID) == new.site_id:
+            return
         now = core.clock.now()
         tx.meta.set(SITE_ID, new.site_id)
         tx.meta.set(RESTORED_AT, str(now))

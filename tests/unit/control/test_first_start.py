@@ -28,7 +28,7 @@ from tests.support.lab import ANA
 
 
 def ask_to_restore(home: Path) -> None:
-    word = site.RestoreRequest(runs_again=False, directory=site.identify(home))
+    word = site.RestoreRequest(runs_again=False, directory=site.identify(home), site_id="22bb")
     (home / site.REQUEST).write_bytes(site.encoded(word))
 
 

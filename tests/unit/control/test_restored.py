@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from shoal import site
-from shoal.control import arrays, uids
-from shoal.control.first import SITE_ID, home_id_path
+from shoal.control import arrays, restored, uids
+from shoal.control.first import HOME_ID, SITE_ID, claim, home_id_path
 from shoal.control.restored import settle_restored
 from shoal.control.uids import BLOCK, blocks
 from shoal.engines.set_aside import outcomes_of, set_aside
@@ -31,7 +32,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
 
 def word(lab: Lab, *, runs_again: bool) -> RestoreRequest:
     home = lab.settings.home
-    request = RestoreRequest(runs_again=runs_again, directory=site.identify(home))
+    request = RestoreRequest(runs_again=runs_again, directory=site.identify(home), site_id="22bb")
     (home / site.REQUEST).write_bytes(site.encoded(request))
     return request
 
@@ -67,13 +68,68 @@ async def test_what_ran_begins_again_and_what_waited_waits_where_the_original_is
     assert lab.job(ran).failures == 0
 
 
+class Killed(Exception):
+    pass
+
+
+def kill_around(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, when: str) -> None:
+    """Have the process killed before or after this step, the first time that it is taken."""
+    real = getattr(owner, name)
+
+    def step(*args: Any, **fields: Any) -> Any:
+        if name == "unlink" and args[0].name != site.REQUEST:
+            return real(*args, **fields)
+        monkeypatch.setattr(owner, name, real)
+        if when == "after":
+            real(*args, **fields)
+        raise Killed
+
+    async def write(change: Any) -> None:
+        monkeypatch.setattr(owner, name, real)
+        if when == "after":
+            await real(change)
+        raise Killed
+
+    monkeypatch.setattr(owner, name, write if name == "write" else step)
+
+
+@pytest.mark.parametrize("is_unpacked", [True, False])
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("step", ["claim_block", "write", "write_private", "unlink"])
+async def test_start_after_a_kill_at_any_step_of_the_end_is_like_any_other(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, step: str, when: str, *, is_unpacked: bool
+) -> None:
+    home = lab.settings.home
+
+    def tie(tx: Tx) -> None:
+        tx.meta.set(HOME_ID, "x")
+        tx.meta.set(SITE_ID, "11aa")
+
+    await lab.store.write(tie)
+    if not is_unpacked:
+        original = site.Site(site_id="11aa", directory=site.identify(home.parent))
+        (home / site.FILE).write_bytes(site.encoded(original))
+    word(lab, runs_again=True)
+    owner = {"write": lab.store, "unlink": Path}.get(step, restored)
+    kill_around(monkeypatch, owner, step, when)
+    request = await claim(lab.store, home)
+    assert request is not None
+    with pytest.raises(Killed):
+        await settle_restored(lab.core, request)
+    if (request := await claim(lab.store, home)) is not None:
+        await settle_restored(lab.core, request)
+    assert await claim(lab.store, home) is None
+    assert len(lab.events("home.restored")) == 1
+    recorded = site.read_site(home)
+    assert recorded is not None
+    assert lab.read(lambda tx: tx.meta.get(SITE_ID)) == recorded.site_id
+    assert not (home / site.REQUEST).exists()
+
+
 @pytest.mark.parametrize(("runs_again", "status"), [(False, "cancelled"), (True, "queued")])
 async def test_no_element_of_an_array_that_was_half_recorded_begins_unasked(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, *, runs_again: bool, status: str
 ) -> None:
-    class Killed(Exception):
-        pass
-
     def die() -> None:
         raise Killed
 
