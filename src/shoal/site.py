@@ -29,6 +29,13 @@ FOLLOW_LINKS = 0x400
 MAX_HANDLE = 128
 WITHOUT_INODES = ("fuse", "9p", "virtiofs")
 """File systems that may number a directory differently after each mount."""
+BLOCK_DEVICES = Path("/sys/dev/block")
+DISK_NAMES = ("uuid.", "eui.", "naa.", "nvme.", "t10.")
+"""How names begin that a disk has from its maker or its cloud. No two attached disks share such a name.
+The serial of a virtio disk does not count: it is whatever the configuration of its machine says.
+"""
+VOLUME_NAMES = ("LVM-", "mpath-")
+"""Names of the device mapper. A snapshot of a logical volume has one of its own."""
 
 
 class CopiedHome(StateError):
@@ -50,6 +57,8 @@ class DirectoryId(msgspec.Struct, frozen=True, kw_only=True):
     directory ever made. Empty where the file system has none."""
     has_inode: bool = True
     machine: str = ""
+    disk: str = ""
+    """The disk's own name, and the partition on it. Empty: another disk could have its name."""
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +99,7 @@ def identify(path: Path) -> DirectoryId:
         handle=_handle(real),
         has_inode=not _kind_of(facts.st_dev).startswith(WITHOUT_INODES),
         machine=_read(MACHINE_ID),
+        disk=disk_name(facts.st_dev),
     )
 
 
@@ -105,7 +115,24 @@ def is_same(recorded: DirectoryId, found: DirectoryId) -> bool:
     # Two images of one disk have equal inodes and handles. While both are mounted, their devices differ.
     # A device without a major number is numbered anew with each mount: btrfs, NFS, overlayfs.
     is_telling = recorded.boot_id == found.boot_id and os.major(recorded.device) and os.major(found.device)
-    return not is_telling or recorded.device == found.device
+    # A disk that was taken off and attached again may have another number, and is the same disk.
+    is_same_disk = bool(recorded.disk) and recorded.disk == found.disk
+    return not is_telling or recorded.device == found.device or is_same_disk
+
+
+def disk_name(device: int, devices: Path = BLOCK_DEVICES) -> str:
+    """Return what tells a disk and its partition from all others that are attached; empty: nothing does."""
+    place = devices / f"{os.major(device)}:{os.minor(device)}"
+    volume = _read(str(place / "dm" / "uuid"))
+    if volume.startswith(VOLUME_NAMES):
+        return volume
+    partition = _read(str(place / "partition"))
+    with contextlib.suppress(OSError):
+        disk = place.resolve(strict=True).parent if partition else place
+        for name in (_read(str(disk / "wwid")), _read(str(disk / "device" / "wwid"))):
+            if name.startswith(DISK_NAMES):
+                return f"{name}#{partition or 0}"
+    return ""
 
 
 def read_site(home: Path) -> Site | None:

@@ -51,6 +51,51 @@ def test_a_copy_is_told_from_the_original(changes: dict[str, object]) -> None:
     assert not is_same(a_directory(), a_directory(**changes))
 
 
+def test_disk_that_was_attached_again_is_known_by_its_own_name() -> None:
+    before = a_directory(disk="naa.5001#1")
+    assert is_same(before, replace(before, device=OTHER_DISK))
+    for disk in ("naa.5002#1", "naa.5001#2", ""):
+        assert not is_same(before, replace(before, device=OTHER_DISK, disk=disk))
+    assert not is_same(before, replace(before, device=OTHER_DISK, inode=8))
+    assert not is_same(before, replace(before, device=OTHER_DISK, handle="1:bb"))
+    nameless = a_directory()
+    assert not is_same(nameless, replace(nameless, device=OTHER_DISK))
+
+
+def sysfs(place: Path, files: dict[str, str]) -> Path:
+    """Device 8:1 as /sys/dev/block has it: a link to the partition's directory, in that of its disk."""
+    partition = place / "devices" / "sda" / "sda1"
+    partition.mkdir(parents=True)
+    for name, text in files.items():
+        (partition / name).resolve().parent.mkdir(parents=True, exist_ok=True)
+        (partition / name).resolve().write_text(f"{text}\n")
+    (place / "block").mkdir()
+    (place / "block" / "8:1").symlink_to(partition)
+    return place / "block"
+
+
+@pytest.mark.parametrize(
+    ("files", "name"),
+    [
+        ({"partition": "1", "../device/wwid": "naa.5001"}, "naa.5001#1"),
+        ({"partition": "2", "../wwid": "nvme.1d0f-766f6c"}, "nvme.1d0f-766f6c#2"),
+        ({"wwid": "eui.0025"}, "eui.0025#0"),
+        ({"dm/uuid": "LVM-group-volume"}, "LVM-group-volume"),
+        ({"dm/uuid": "CRYPT-LUKS2-image-home"}, ""),  # an image of the disk has it, too
+        ({"serial": "data"}, ""),  # given by the machine's configuration
+        ({}, ""),
+    ],
+)
+def test_name_of_a_disk_is_one_that_no_other_disk_has(
+    tmp_path: Path, files: dict[str, str], name: str
+) -> None:
+    assert site.disk_name(DISK, sysfs(tmp_path, files)) == name
+
+
+def test_device_that_is_no_disk_has_no_name(tmp_path: Path) -> None:
+    assert site.disk_name(UNNUMBERED, tmp_path) == ""
+
+
 def test_a_copied_and_a_renamed_directory_of_this_machine(tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
     before = identify(tmp_path / "home")
