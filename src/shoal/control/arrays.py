@@ -77,7 +77,7 @@ def _ask(tx: Tx, actor: Actor, array_id: str, now: float) -> Chosen:
         raise NotFound(f"no array `{array_id}`", hint="shoal queue --all")
     asked = Chosen(
         count=tx.jobs.count_open_in_array(array_id),
-        first=tuple(tx.jobs.open_in_array(array_id, "", SHOWN)),
+        first=tuple(job_id for _, job_id in tx.jobs.open_in_array(array_id, 0, SHOWN)),
     )
     if asked.count:
         tx.array_work.begin(array_id, ArrayVerb.STOP, msgspec.json.encode(actor).decode())
@@ -101,12 +101,12 @@ def _stop_some(core: Core, tx: Tx, array_id: str) -> tuple[bool, list[tuple[Job,
     if under_way is None:
         return True, []
     actor = msgspec.json.decode(under_way.actor, type=Actor)
-    job_ids = tx.jobs.open_in_array(array_id, under_way.last_id, MAX_STOPPED)
-    stopped = ask_to_stop(core, tx, actor, job_ids, core.clock.now(), is_noted=False)
-    if len(job_ids) < MAX_STOPPED:
+    found = tx.jobs.open_in_array(array_id, under_way.last_number, MAX_STOPPED)
+    stopped = ask_to_stop(core, tx, actor, [job_id for _, job_id in found], core.clock.now(), is_noted=False)
+    if len(found) < MAX_STOPPED:
         tx.array_work.end(array_id, ArrayVerb.STOP)
         return True, stopped
-    tx.array_work.move(array_id, ArrayVerb.STOP, job_ids[-1])
+    tx.array_work.move(array_id, ArrayVerb.STOP, found[-1][0])
     return False, stopped
 
 

@@ -38,6 +38,7 @@ def candidate(job: Job, attempt: Attempt) -> Candidate:
         label=label(job),
         priority=job.priority,
         order=int(job.submitted_at * 1e6),
+        number=job.number,
         submitted_at=job.submitted_at,
         request=job.request,
         excluded_nodes=job.excluded_nodes,

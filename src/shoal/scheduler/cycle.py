@@ -92,7 +92,7 @@ class Cycle:
             ):
                 return False
             found.append((rank, place_by_score(candidate), row))
-        for _, (_, _, attempt_id), row in sorted(found):
+        for _, (*_, attempt_id), row in sorted(found):
             self._start(row, attempt_id)
         return True
 
@@ -131,7 +131,7 @@ class Cycle:
         queue = [turn for line in lines if (turn := self._claim(line, 0)) is not None]
         heapify(queue)
         while queue:
-            _, (_, (_, _, attempt_id)), place, line = heappop(queue)
+            _, (_, (*_, attempt_id)), place, line = heappop(queue)
             row = self._book.rows.row_of(attempt_id)
             if not self._start(row, attempt_id):
                 if not self._is_possible(row) or not self._make_room(attempt_id, row):
@@ -148,7 +148,7 @@ class Cycle:
         turn, rows = self._book.rows.nth(line, place), self._book.rows
         if turn is None:
             return None
-        attempt_id = turn[1][2]
+        attempt_id = turn[1][-1]
         asked = asked_by(rows.row_of(attempt_id).key.demand)
         if not self.preemption.is_privileged(rows.candidates[attempt_id], asked):
             return None
@@ -188,7 +188,7 @@ class Cycle:
             turn = min([first for first in firsts if first is not None], default=None)
             if turn is None:
                 return
-            attempt_id = turn[1][2]
+            attempt_id = turn[1][-1]
             row = self._book.rows.row_of(attempt_id)
             if self._start(row, attempt_id):
                 continue
@@ -220,7 +220,7 @@ class Cycle:
                 queue.append((row.by_score[0], row))
         heapify(queue)
         while queue:
-            (_, _, attempt_id), row = queue[0]
+            (*_, attempt_id), row = queue[0]
             if self._start(row, attempt_id) and row.by_score:
                 heapreplace(queue, (row.by_score[0], row))
             else:

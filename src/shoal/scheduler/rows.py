@@ -18,8 +18,8 @@ from shoal.scheduler.typical import Typical, shape_asked
 
 SOME = 64
 """Moments of those who have gone that are kept at least, besides as many as there are candidates."""
-Place = tuple[float, int, str]
-"""What it is ordered by, then who came first, then the attempt's id."""
+Place = tuple[float, int, int, str]
+"""What it is ordered by, then who came first, then the job's number, then the attempt's id."""
 Turn = tuple[bool, Place]
 """Whether it is not due yet, then its place among those who are alike in that."""
 
@@ -117,7 +117,7 @@ class Rows:
         """Of the one so many places behind the line's first; None when it is not that long."""
         if place < len(line.due):
             return False, line.due[place]
-        others = (one for one in line.by_score if one[2] not in self._due)
+        others = (one for one in line.by_score if one[-1] not in self._due)
         found = next(islice(others, place - len(line.due), None), None)
         return None if found is None else (True, found)
 
@@ -206,11 +206,12 @@ def row_key(candidate: Candidate) -> RowKey:
 
 
 def place_by_age(candidate: Candidate) -> Place:
-    return candidate.submitted_at, candidate.order, candidate.attempt_id
+    return candidate.submitted_at, candidate.order, candidate.number, candidate.attempt_id
 
 
 def place_by_score(candidate: Candidate) -> Place:
-    return inf if candidate.score is None else candidate.score, candidate.order, candidate.attempt_id
+    score = inf if candidate.score is None else candidate.score
+    return score, candidate.order, candidate.number, candidate.attempt_id
 
 
 def _due_at(candidate: Candidate) -> float:

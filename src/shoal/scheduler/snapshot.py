@@ -75,7 +75,7 @@ class UnmetDependency(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A queued attempt. `order` is its place among equals: lower was first."""
+    """A queued attempt. `order` is its place among equals: lower was first, and then the lower `number`."""
 
     attempt_id: str
     job_id: str
@@ -84,6 +84,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     label: str = ""
     priority: int = 0
     order: int
+    number: int = 0
+    """Its job's in the project. The elements of an array were submitted at one moment, and go by it."""
     submitted_at: float
     not_before: float = 0.0
     unmet: tuple[UnmetDependency, ...] = ()

@@ -16,9 +16,9 @@ from shoal.store.schema import array_work
 
 _THIS = (array_work.c.array_id == bindparam("of")) & (array_work.c.verb == bindparam("doing"))
 INSERT = insert(array_work)
-GET = select(array_work.c.actor, array_work.c.last_id).where(_THIS)
+GET = select(array_work.c.actor, array_work.c.last_number).where(_THIS)
 ALL = select(array_work.c.array_id, array_work.c.verb).order_by(array_work.c.array_id, array_work.c.verb)
-MOVE = update(array_work).where(_THIS).values(last_id=bindparam("to_last"))
+MOVE = update(array_work).where(_THIS).values(last_number=bindparam("to_last"))
 DELETE = delete(array_work).where(_THIS)
 
 
@@ -32,8 +32,8 @@ class ArrayVerb(StrEnum):
 class UnderWay(NamedTuple):
     actor: str
     """Who asked, as JSON."""
-    last_id: str
-    """The job it is done with up to; empty: with none."""
+    last_number: int
+    """The job's number that it is done with up to; 0: with none."""
 
 
 class ArrayWork:
@@ -43,7 +43,7 @@ class ArrayWork:
     def begin(self, array_id: str, verb: ArrayVerb, actor: str) -> None:
         """From the first element on, also where it was under way already."""
         self.end(array_id, verb)
-        self._run(INSERT, {"array_id": array_id, "verb": verb, "actor": actor, "last_id": ""})
+        self._run(INSERT, {"array_id": array_id, "verb": verb, "actor": actor, "last_number": 0})
 
     def get(self, array_id: str, verb: ArrayVerb) -> UnderWay | None:
         """None: it is done, or was never asked for."""
@@ -53,9 +53,9 @@ class ArrayWork:
     def all(self) -> list[tuple[str, ArrayVerb]]:
         return [(array_id, ArrayVerb(verb)) for array_id, verb in self._run(ALL)]
 
-    def move(self, array_id: str, verb: ArrayVerb, last_id: str) -> None:
-        """It is done with the elements up to that job."""
-        self._run(MOVE, {"of": array_id, "doing": verb, "to_last": last_id})
+    def move(self, array_id: str, verb: ArrayVerb, last_number: int) -> None:
+        """It is done with the elements up to that number."""
+        self._run(MOVE, {"of": array_id, "doing": verb, "to_last": last_number})
 
     def end(self, array_id: str, verb: ArrayVerb) -> None:
         """May be repeated."""

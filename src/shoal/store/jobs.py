@@ -70,17 +70,16 @@ NUMBERS = select(jobs.c.job_id, jobs.c.project, jobs.c.number).where(
 IN_ARRAY = jobs.c.array_id == bindparam("array_id")
 # By what `jobs_by_array` carries alone: a walk along it never visits the table.
 IS_OPEN = and_(*(jobs.c.status != outcome.value for outcome in JobOutcome))
+# By number and not by id: ids that were made after a restart with a clock that was set back are lower.
 OPEN_IN_ARRAY = (
-    select(jobs.c.job_id)
-    .where(IN_ARRAY, IS_OPEN, jobs.c.job_id > bindparam("after"))
-    .order_by(jobs.c.submitted_at, jobs.c.job_id)
+    select(jobs.c.number, jobs.c.job_id)
+    .where(IN_ARRAY, IS_OPEN, jobs.c.number > bindparam("after"))
+    .order_by(jobs.c.number)
     .limit(bindparam("limit"))
 )
 COUNT_OPEN_IN_ARRAY = select(func.count()).select_from(jobs).where(IN_ARRAY, IS_OPEN)
 COUNT_IN_ARRAY = select(func.count()).select_from(jobs).where(IN_ARRAY)
-FIRST_IN_ARRAY = (
-    select(jobs.c.body).where(IN_ARRAY).order_by(jobs.c.submitted_at, jobs.c.job_id).limit(bindparam("limit"))
-)
+FIRST_IN_ARRAY = select(jobs.c.body).where(IN_ARRAY).order_by(jobs.c.number).limit(bindparam("limit"))
 WITH_NEWEST_ATTEMPT = select(jobs.c.body, attempts.c.body.label("attempt_body")).join_from(
     jobs, attempts, attempts.c.attempt_id == jobs.c.newest_attempt_id
 )
@@ -187,10 +186,10 @@ class Jobs:
         found = self._run(CHANGED, {"after": seq})
         return [(decode_job(job), decode_attempt(attempt)) for job, attempt in found]
 
-    def open_in_array(self, array_id: str, after: str, limit: int) -> list[str]:
-        """The ids of the next elements behind that job which have not ended, by index."""
+    def open_in_array(self, array_id: str, after: int, limit: int) -> list[tuple[int, str]]:
+        """The numbers and ids of the next elements behind that number which have not ended, by index."""
         values = {"array_id": array_id, "after": after, "limit": limit}
-        return [job_id for (job_id,) in self._run(OPEN_IN_ARRAY, values)]
+        return [(number, job_id) for number, job_id in self._run(OPEN_IN_ARRAY, values)]
 
     def count_open_in_array(self, array_id: str) -> int:
         return int(self._session.value(COUNT_OPEN_IN_ARRAY, {"array_id": array_id}))

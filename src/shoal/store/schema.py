@@ -64,6 +64,13 @@ jobs = Table(
         sqlite_where=text("array_id IS NOT NULL"),
         postgresql_where=text("array_id IS NOT NULL"),
     ),
+    Index(
+        "jobs_in_array",
+        "array_id",
+        "number",
+        sqlite_where=text("array_id IS NOT NULL"),
+        postgresql_where=text("array_id IS NOT NULL"),
+    ),
     Index("jobs_by_urgency", "status", text("priority DESC"), "submitted_at", "job_id"),
 )
 
@@ -81,7 +88,7 @@ array_work = Table(
     Column("array_id", Words, primary_key=True),
     Column("verb", Words, primary_key=True),
     Column("actor", Words, nullable=False),
-    Column("last_id", Words, nullable=False),
+    Column("last_number", BigInteger, nullable=False, server_default=text("0")),
 )
 
 daily_counts = Table(

@@ -11,6 +11,7 @@ from shoal.control import arrays
 from shoal.control.arrays import carry_on
 from shoal.control.submit import SubmitResult
 from shoal.errors import LimitReached
+from shoal.ids import id_factory
 from shoal.model.job import Job, JobOutcome
 from shoal.spec import parse_job
 from shoal.store import JobFilter, Tx
@@ -95,6 +96,30 @@ def test_submission_that_is_cut_off_is_finished_and_answers_the_same(
     assert [job.job_id for job in result.jobs] == [job.job_id for job in found]
     assert lab.read(lambda tx: tx.jobs.count_open("lab")) == NUM
     assert is_done(lab)
+
+
+def test_array_that_is_finished_after_a_clock_was_set_back_has_each_number_once_and_in_order() -> None:
+    lab = Lab()
+    die_at(lab, "after write", 2)
+    with pytest.raises(Killed):
+        submit(lab)
+    lab.new_id = id_factory(lambda: 0.0)
+    lab.restart()
+    now(carry_on(lab.core))
+    found = elements(lab)
+    assert [job.job_id for job in found] != sorted(job.job_id for job in found)
+    assert [job.number for job in found] == list(range(1, NUM + 1))
+    assert [job.array.index for job in found if job.array] == list(range(10, 10 + NUM))
+    answered = submit(lab)
+    assert [job.number for job in answered.jobs] == list(range(1, NUM + 1))
+    lab.heal()
+    lab.place()
+    started = [job.number for job in elements(lab) if lab.status(job) == "starting"]
+    assert started == list(range(1, len(started) + 1))
+    assert 0 < len(started) < NUM
+    stopped = now(lab.plane.stop_array(ANA, answered.array_id or "", key="s"))
+    assert [job.number for job in stopped.jobs] == list(range(1, NUM + 1))
+    assert {job.outcome is not None or lab.status(job) == "stopping" for job in elements(lab)} == {True}
 
 
 def test_elements_that_come_later_have_their_secrets_and_the_array_keeps_none() -> None:
