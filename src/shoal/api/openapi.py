@@ -45,10 +45,12 @@ LINKS: dict[str, tuple[str, dict[str, str], tuple[str, ...]]] = {
 
 
 def schema_bytes(app: FastAPI) -> bytes:
-    """The schema as JSON, made once an application."""
+    """Return the schema as JSON. It is built and encoded once for each application."""
     if app.openapi_schema is None:
         app.openapi_schema = build_schema(app)
-    return msgspec.json.encode(app.openapi_schema)
+        app.state.schema_bytes = msgspec.json.encode(app.openapi_schema)
+    encoded: bytes = app.state.schema_bytes
+    return encoded
 
 
 def build_schema(app: FastAPI) -> dict[str, Any]:

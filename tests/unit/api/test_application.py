@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from shoal.api.application import Application
+from shoal.api.openapi import schema_bytes
 from shoal.api.submissions import MAX_KEPT, Submissions
 from shoal.errors import SpecError
 from tests.support.asgi import Answer
@@ -25,6 +26,14 @@ def application(world: World) -> Application:
     app = world.app._app  # type: ignore[attr-defined]
     assert isinstance(app, Application)
     return app
+
+
+def test_description_of_the_api_is_encoded_once(world: World) -> None:
+    app = application(world)
+    told = world.call("GET", "/openapi.json", role="viewer").body
+    assert told.startswith(b'{"openapi"')
+    assert schema_bytes(app) == told
+    assert schema_bytes(app) is schema_bytes(app)
 
 
 def shape(answer: Answer) -> tuple[object, ...]:
