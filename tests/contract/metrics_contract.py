@@ -85,9 +85,19 @@ class MetricsContract:
         await add(store, samples(single(0, 0.0)), now=20.0, job_id="job_2")
         assert await store.read(lambda tx: tx.metrics.silent(15.0, 10)) == ["job_1"]
         for _ in range(2):
-            await store.write(lambda tx: tx.metrics.drop("job_1"))
+            await store.write(lambda tx: tx.metrics.drop("job_1", 1000))
         assert await store.read(lambda tx: tx.metrics.series("job_1")) == []
         assert await store.read(lambda tx: tx.metrics.silent(99.0, 10)) == ["job_2"]
+
+    async def test_many_points_of_a_job_are_dropped_some_at_a_time(self, store: Store) -> None:
+        for name in ("loss", "lr"):
+            await add(store, samples(*steps(0, 5, 1.0), name=name), now=10.0)
+        await add(store, samples(*steps(0, 5, 1.0)), now=10.0, job_id="job_2")
+        done = [await store.write(lambda tx: tx.metrics.drop("job_1", 4)) for _ in range(3)]
+        assert done == [False, False, True]
+        assert await store.read(lambda tx: tx.metrics.series("job_1")) == []
+        (left,) = await store.read(lambda tx: tx.metrics.series("job_2"))
+        assert len(await store.read(lambda tx: tx.metrics.points("job_2", left))) == 5
 
     async def test_rows_of_all_jobs_are_counted_and_the_longest_silent_is_named_first(
         self, store: Store

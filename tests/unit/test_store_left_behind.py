@@ -20,7 +20,10 @@ def test_a_list_is_kept_while_submissions_name_it_and_is_no_other_projects(tmp_p
         digest = kept.put("vision", told, 10.0)
         assert kept.put("vision", told, 20.0) == digest
         assert kept.put("other", told, 5.0) != digest
-        assert (kept.purge(15.0), kept.get(digest)) == (1, told)
-        assert (kept.purge(25.0), kept.get(digest)) == (1, None)
+        assert (kept.purge(15.0, 10), kept.get(digest)) == (1, told)
+        assert (kept.purge(25.0, 10), kept.get(digest)) == (1, None)
+        for at in (3.0, 1.0, 2.0):
+            kept.put("vision", LeftBehind(folder=str(at)), at)
+        assert [kept.purge(9.0, 2), kept.purge(9.0, 2), kept.purge(9.0, 2)] == [2, 1, 0]
         connection.rollback()
     database.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import islice
 
 import msgspec
 
@@ -195,9 +196,10 @@ def is_made_with(tx: Tx, token_id: str | None, ancestor_id: str) -> bool:
     return False
 
 
-def forget_ended(tx: Tx, now: float) -> int:
-    """Remove tokens that ended long ago, and return how many."""
-    old = [one.token_id for one in tx.tokens.all() if _ended_at(one, now) <= now - KEEP_ENDED_S]
+def forget_ended(tx: Tx, now: float, most: int) -> int:
+    """Remove at most `most` tokens that ended long ago, and return how many."""
+    ended = (one.token_id for one in tx.tokens.all() if _ended_at(one, now) <= now - KEEP_ENDED_S)
+    old = list(islice(ended, most))
     tx.tokens.remove(old)
     if old:
         note(tx, "token.removed", now, SHOAL, data={"tokens": len(old)})

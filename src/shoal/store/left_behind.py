@@ -17,7 +17,13 @@ from shoal.wire import LeftBehind
 INSERT = insert(left_behind)
 GET = select(left_behind.c.body).where(left_behind.c.digest == bindparam("of"))
 USED = update(left_behind).where(left_behind.c.digest == bindparam("of")).values(used_at=bindparam("at"))
-PURGE = delete(left_behind).where(left_behind.c.used_at < bindparam("before"))
+_OLD = (
+    select(left_behind.c.digest)
+    .where(left_behind.c.used_at < bindparam("before"))
+    .order_by(left_behind.c.used_at)
+    .limit(bindparam("most"))
+)
+PURGE = delete(left_behind).where(left_behind.c.digest.in_(_OLD))
 
 
 class LeftBehinds:
@@ -37,6 +43,6 @@ class LeftBehinds:
         body = self._session.value(GET, {"of": digest})
         return None if body is None else msgspec.json.decode(bytes(body), type=LeftBehind)
 
-    def purge(self, before: float) -> int:
-        """Forget those that no submission has named since, and return how many."""
-        return self._run(PURGE, {"before": before}).rowcount
+    def purge(self, before: float, most: int) -> int:
+        """Forget at most `most` of those that no submission has named since, and return how many."""
+        return self._run(PURGE, {"before": before, "most": most}).rowcount

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
-from sqlalchemy import and_, bindparam, delete, func, insert, select, update
+from sqlalchemy import and_, bindparam, delete, func, insert, select, tuple_, update
 
 from shoal.curve import folded, widened
 from shoal.samples import Axis, Point, Samples
@@ -60,7 +60,9 @@ OLDEST = (
     .offset(bindparam("skip"))
 )
 DROP_SERIES_OF_JOB = delete(series).where(series.c.job_id == bindparam("of"))
-DROP_POINTS_OF_JOB = delete(points).where(points.c.job_id == bindparam("of"))
+_POINT_KEY = (points.c.job_id, points.c.name, points.c.node, points.c.axis, points.c.stretch)
+_POINTS_OF_JOB = select(*_POINT_KEY).where(points.c.job_id == bindparam("of")).limit(bindparam("most"))
+DROP_POINTS_OF_JOB = delete(points).where(tuple_(*_POINT_KEY).in_(_POINTS_OF_JOB))
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,10 +129,12 @@ class Metrics:
         """Jobs and their rows, those of which nothing was heard for longest first, after the first `skip`."""
         return [(job_id, int(count)) for job_id, count in self._run(OLDEST, {"skip": skip, "most": most})]
 
-    def drop(self, job_id: str) -> None:
-        """May be repeated."""
-        self._run(DROP_POINTS_OF_JOB, {"of": job_id})
+    def drop(self, job_id: str, most: int) -> bool:
+        """Remove at most `most` points of the job, with the last ones its curves. False: points are left."""
+        if self._run(DROP_POINTS_OF_JOB, {"of": job_id, "most": most}).rowcount == most:
+            return False
         self._run(DROP_SERIES_OF_JOB, {"of": job_id})
+        return True
 
     def _add(self, key: dict[str, Any], epoch: int, told: Samples, now: float) -> bool:
         rank = NO_RANK if told.rank is None else told.rank

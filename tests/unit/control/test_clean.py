@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
+from sqlalchemy import func, select
 
 from shoal.api.archives import Archives
 from shoal.api.tar_check import TarLimits
+from shoal.control import clean as cleaning
 from shoal.control.clean import DAY_S, clean
+from shoal.curve import single
 from shoal.engines.local.book import Book
 from shoal.errors import StateError
+from shoal.model.people import Token
+from shoal.samples import Axis, Samples
 from shoal.spec import parse_job
+from shoal.store import Tx, schema
+from shoal.wire import LeftBehind
 from tests.support.lab import ANA, SPEC, USER, Lab, StagedEngine, now
 
 DIGEST = "a" * 64
@@ -66,6 +76,48 @@ def test_answers_to_repeated_requests_are_kept_for_a_week() -> None:
     lab.clock.advance(2 * DAY_S)
     anyio.run(clean, lab.core)
     assert not lab.submit_all(key="k").was_repeated
+
+
+def test_no_transaction_forgets_more_than_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A year of lists, tokens or curves goes some at a time, so that others are not kept waiting."""
+    for name in ("MAX_DROPPED", "MAX_LISTS_DROPPED", "MAX_TOKENS_DROPPED", "MAX_POINTS_DROPPED"):
+        monkeypatch.setattr(cleaning, name, 3)
+    lab = Lab()
+    points = tuple(single(step, 0.0) for step in range(10))
+    curve = Samples(name="loss", axis=Axis.STEP, rank=0, points=points)
+
+    def fill(tx: Tx) -> None:
+        for number in range(10):
+            tx.left_behind.put("lab", LeftBehind(folder=f"/{number}"), 0.0)
+            tx.keys.remember("ana", f"k{number}", "f", b"{}", 0.0)
+            tx.tokens.add(
+                Token(
+                    token_id=f"tok_{number}", user_id=USER.user_id, secret_hash=b"x", label="old",
+                    created_at=0.0, revoked_at=1.0,
+                )
+            )  # fmt: skip
+        tx.metrics.add("job_gone", 1, "n1", [curve], 0.0)
+
+    now(lab.store.write(fill))
+    lab.clock.advance(400 * DAY_S)
+    left = [lab.read(rows)]
+    write = lab.store.write
+
+    async def counted(change: Callable[[Tx], Any], **given: Any) -> Any:
+        answer = await write(change, **given)
+        left.append(await lab.store.read(rows))
+        return answer
+
+    monkeypatch.setattr(lab.store, "write", counted)
+    anyio.run(clean, lab.core)
+    assert max(before - after for before, after in pairwise(left)) == 3
+    assert left[0] - left[-1] == 40
+
+
+def rows(tx: Tx) -> int:
+    """How many answers, lists, tokens and points there are."""
+    tables = (schema.idempotency_keys, schema.left_behind, schema.tokens, schema.metric_points)
+    return sum(int(tx.session.value(select(func.count()).select_from(one), {})) for one in tables)
 
 
 def test_an_archive_nobody_used_for_a_week_goes_with_the_right_to_it(tmp_path: Path) -> None:
