@@ -15,6 +15,9 @@ import pytest
 from starlette.types import Message
 
 from shoal.api.routing import Declared
+from shoal.control import arrays
+from shoal.control import submit as submitting
+from shoal.control.core import Core
 from shoal.control.services import tables
 from shoal.identity import Permission
 from shoal.model.people import Role
@@ -160,6 +163,65 @@ def test_an_upload_that_began_before_its_right_was_lost_keeps_nothing(
     assert fire_late(world, shot, text, lost) in statuses
     assert not (Path(world.plane.settings.state_dir) / "archives" / f"{digest}.tar").exists()
     assert world.call("GET", f"/v1/archives/{digest}?project=vision", role="lead").status == 404
+
+
+class Killed(Exception):
+    """The control plane is gone between two batches."""
+
+
+@pytest.mark.parametrize("is_killed", [False, True], ids=["goes on", "restarted"])
+def test_array_that_was_accepted_is_recorded_whole_though_its_token_is_revoked_meanwhile(
+    world: World, monkeypatch: pytest.MonkeyPatch, *, is_killed: bool
+) -> None:
+    """As the guide to tokens says: an array is one submission, and jobs outlive tokens."""
+    monkeypatch.setattr(arrays, "MAX_MADE", 2)
+    monkeypatch.setattr(arrays, "MAX_STOPPED", 2)
+    name = f"arrays-{is_killed}"
+    text, token_id = newcomer(world, name)
+    finish = arrays.finish_submission
+
+    async def finish_after_revocation(core: Core, array_id: str) -> None:
+        await revoke(world, name, token_id)
+        if is_killed:
+            raise Killed
+        await finish(core, array_id)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(submitting, "finish_submission", finish_after_revocation)
+        data = {"spec": {"run": "true", "name": name, "array": "0..6"}, "project": "vision"}
+        answer = world.call("POST", "/v1/jobs", token=text, data=data)
+    assert answer.status == (500 if is_killed else 201)
+    assert world.call("POST", "/v1/jobs", token=text, data=data).status == 401
+    if is_killed:
+        world.portal.call(arrays.carry_on, world.plane.core)
+    page = world.call("GET", f"/v1/jobs?project=vision&name={name}", role="lead").json()["items"]
+    assert len(page) == 7
+    array_id = page[0]["array"]["id"]
+    assert world.call("POST", f"/v1/arrays/{array_id}/stop", token=text).status == 401
+    assert world.call("POST", f"/v1/arrays/{array_id}/stop", role="lead").status == 200
+    page = world.call("GET", f"/v1/jobs?project=vision&name={name}", role="lead").json()["items"]
+    assert {job["status"] for job in page} <= {"stopping", "cancelled"}
+
+
+def test_stop_of_an_array_that_was_accepted_ends_it_whole_though_its_token_is_revoked_meanwhile(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrays, "MAX_STOPPED", 2)
+    text, token_id = newcomer(world, "stopper")
+    data = {"spec": {"run": "true", "name": "stopped", "array": "0..6"}, "project": "vision"}
+    made = world.call("POST", "/v1/jobs", token=text, data=data)
+    array_id = made.json()["jobs"][0]["array"]["id"]
+    finish = arrays.finish_stop
+
+    async def finish_after_revocation(core: Core, array_id: str) -> None:
+        await revoke(world, "stopper", token_id)
+        await finish(core, array_id)
+
+    monkeypatch.setattr(arrays, "finish_stop", finish_after_revocation)
+    assert world.call("POST", f"/v1/arrays/{array_id}/stop", token=text).status == 200
+    page = world.call("GET", "/v1/jobs?project=vision&name=stopped", role="lead").json()["items"]
+    assert len(page) == 7
+    assert {job["status"] for job in page} <= {"stopping", "cancelled"}
 
 
 def test_a_key_used_before_gives_no_answer_to_a_token_that_is_revoked(world: World) -> None:
