@@ -57,11 +57,12 @@ def test_a_running_home_is_saved_and_restored_beside_the_original(
     (plane.home.parent / "work" / "data.txt").write_text("from the snapshot")
     ran = plane.command("run", "--workdir", "work", "--cpus", "0.1", "--", "cat", "data.txt")
     assert ran.returncode == 0, ran.stderr
-    job = plane.submit(gate.run())
+    job = plane.submit(f"echo saved > checkpoint/model.pt; {gate.run()}", checkpoint={"path": "checkpoint"})
     gate.hold()
     plane.until_status(job, "running")
     file = tmp_path / "saved.tar"
-    told = saved(plane, file)
+    told = saved(plane, file, "--with", "logs,checkpoints")
+    assert told["skipped"] == {}
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert told["path"] == str(file)
     assert not list((plane.home / "backup").iterdir())
@@ -83,6 +84,11 @@ def test_a_running_home_is_saved_and_restored_beside_the_original(
     done = plane.command("restore", str(file), "--home", str(tmp_path / "drill"))
     assert done.returncode == 0, done.stderr
     assert plane.command("restore", str(file), "--home", str(tmp_path / "drill")).returncode == 2
+    (ours,), (theirs,) = (
+        list(home.glob("checkpoints/*/model.pt")) for home in (plane.home, tmp_path / "drill")
+    )
+    assert theirs.read_text() == "saved\n"
+    assert (theirs.stat().st_uid, theirs.parent.stat().st_uid) == (ours.stat().st_uid, ours.stat().st_uid)
     check_drill(plane, RealPlane(tmp_path / "drill"), "default/1", job.ref)
     assert not gate.is_gone(0)
     gate.open()
