@@ -103,6 +103,17 @@ def test_directory_that_becomes_a_link_after_it_was_listed_is_left_out(home: Hom
     assert manifest.skipped == {"checkpoints/job_1/b": "it is a symbolic link"}
 
 
+def test_folder_that_is_a_link_to_another_disk_is_named_and_does_not_end_the_backup(home: Home) -> None:
+    home.job.rmdir()
+    home.job.parent.rmdir()
+    home.job.parent.symlink_to(home.elsewhere)
+    assert home.save(with_="").left_out == {}
+    (home.place / "made.tar").unlink()
+    manifest = home.save()
+    assert home.saved() == {}
+    assert list(manifest.skipped) == ["checkpoints"]
+
+
 def test_what_is_neither_file_nor_directory_is_named(home: Home) -> None:
     home.file("model.pt")
     (home.job / "latest").symlink_to(home.elsewhere / "model.pt")

@@ -81,11 +81,16 @@ def walk_of_jobs(home: Path, name: str, left_out: LeftOut) -> Iterator[FoundFile
     That user is the only one whose files are saved: a job can link to files of others, and root could read
     them. Nothing: there is no such folder.
     """
-    with contextlib.suppress(FileNotFoundError), _opened(os.fspath(home / name), None) as directory:
-        for base in _names(directory):
-            with contextlib.suppress(FileNotFoundError):
-                owner = os.stat(base, dir_fd=directory, follow_symlinks=False).st_uid
-                yield from _entry(directory, base, f"{name}/{base}", left_out, owner, _Budget())
+    try:
+        with _opened(os.fspath(home / name), None) as directory:
+            for base in _names(directory):
+                with contextlib.suppress(FileNotFoundError):
+                    owner = os.stat(base, dir_fd=directory, follow_symlinks=False).st_uid
+                    yield from _entry(directory, base, f"{name}/{base}", left_out, owner, _Budget())
+    except FileNotFoundError:
+        return
+    except OSError as error:  # a link to another disk
+        left_out.add(name, f"it cannot be opened as a directory: {error.strerror}")
 
 
 def open_found(found: FoundFile, left_out: LeftOut) -> int | None:
