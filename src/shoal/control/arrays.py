@@ -222,18 +222,20 @@ def add(
     for number, (job, attempt) in enumerate(made):
         if secrets:
             tx.secrets.put(job.job_id, seal_secrets(core.key, job.job_id, secrets, core.random))
-        data = _told(job)
+        data = _told(job, now)
         if has_spec and number == 0:
             # The other elements of an array have the same one.
             data["spec"] = job.spec_json
         note(tx, "job.submitted", now, actor, job=job, attempt=attempt, data=data)
 
 
-def _told(job: Job) -> dict[str, object]:
+def _told(job: Job, now: float) -> dict[str, object]:
     """With the spec, all that the scheduler is told of it: a decision can be made again from the log."""
     data: dict[str, object] = {"name": job.name, "number": job.number, "priority": job.priority}
     if job.array is not None:
         data["array_id"] = job.array.array_id
+    if job.submitted_at != now:
+        data["submitted_at"] = job.submitted_at  # with the first of its array, whenever this one was recorded
     if job.deadline_at is not None:
         data["deadline_at"] = job.deadline_at
     if job.after:

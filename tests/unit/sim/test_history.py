@@ -7,13 +7,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from shoal.control import arrays
+from shoal.control import submit as submitting
 from shoal.control.windows import AskedWindow
 from shoal.engines.fake import Act, always
 from shoal.model.moves import NodeEnded
 from shoal.model.node import NodeState
 from shoal.model.window import WindowKind
 from shoal.sim.change import with_nodes
-from shoal.sim.history.facts import Fact, NodeIs, facts_of
+from shoal.sim.history.facts import Fact, NodeIs, Queued, facts_of
 from shoal.sim.history.losses import losses_in, without_losses
 from shoal.sim.history.replay import Replay
 from shoal.sim.history.workload import Past, past_of
@@ -321,3 +323,25 @@ def test_start_after_a_restart_and_a_clock_set_back_counts_as_it_did(
     verdicts = list(Replay().verdicts(facts(lab)))
     assert len(verdicts[-1].starts) == 3
     assert [verdict.decision.starts for verdict in verdicts] == [verdict.starts for verdict in verdicts]
+
+
+def test_elements_that_were_recorded_later_count_from_when_their_array_was_submitted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def later(*_: object) -> None:
+        return None
+
+    monkeypatch.setattr(arrays, "MAX_MADE", 2)
+    monkeypatch.setattr(submitting, "finish_submission", later)
+    lab = Lab(num_nodes=1, script=always(Act(run_s=3.0)))
+    lab.heal()
+    lab.submit_all(array={"indices": "0-5"}, resources={"cpus": 8})
+    monkeypatch.undo()
+    lab.clock.advance(1.0)
+    lab.submit(resources={"cpus": 8})
+    lab.clock.advance(1.0)
+    now(arrays.carry_on(lab.core))
+    turns(lab, 30)
+    past = facts(lab)
+    assert len({fact.candidate.submitted_at for _, fact in past if isinstance(fact, Queued)}) == 2
+    assert all(verdict.is_equal for verdict in Replay().verdicts(past))

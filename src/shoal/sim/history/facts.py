@@ -181,7 +181,7 @@ class _Reader:
                 [{"label": "", **dep} for dep in data.get("after", ())], tuple[Dependency, ...]
             ),
             array=array,
-            submitted_at=event["at"],
+            submitted_at=data.get("submitted_at", event["at"]),
             deadline_at=data.get("deadline_at"),
         )
         self._jobs[job.job_id] = job
