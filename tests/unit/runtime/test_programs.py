@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+import shoal
 from shoal.runtime.confine.programs import job_path, programs
+from shoal.runtime.confine.view import is_within
 
 OTHER_UID = 200_123
 
@@ -46,6 +48,22 @@ def test_python_environment_in_a_closed_home_stays_and_is_shown_whole(closed_hom
 def test_path_of_somebody_who_may_enter_is_left_alone(closed_home: Path) -> None:
     path = f"{closed_home}/bin:/usr/bin"
     assert job_path(path, os.geteuid()) == path
+
+
+def test_source_of_a_clone_in_a_closed_home_is_shown(
+    closed_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = closed_home / "shoal" / "src"
+    source.mkdir(parents=True)
+    monkeypatch.setattr("shoal.runtime.confine.programs.OWN_SOURCE", str(source))
+    assert str(source) in programs("/usr/bin", OTHER_UID, "/nowhere")
+    assert str(source) not in programs("/usr/bin", OTHER_UID, str(source / "home")), "it holds SHOAL_HOME"
+
+
+def test_jobs_can_import_the_shoal_that_runs_them() -> None:
+    source = str(Path(shoal.__path__[0]).resolve().parent)
+    shown = programs("/usr/bin", OTHER_UID, "/nowhere")
+    assert any(is_within(source, place) for place in shown)
 
 
 @pytest.fixture

@@ -1,8 +1,9 @@
 """Which programs of the node a rank can run, when its user may not enter the directories they are in.
 
 A root user's Python often lies in root's own, closed home. Whole Python environments are shown to the
-job, and so is what they have installed for editing below /tmp, which the job's own /tmp would hide; any other
-directory behind a closed one is left out of its PATH, where it could only fail.
+job. So is Shoal's own source, which programs import as `shoal.runtime` and which a clone keeps outside of
+its environment, and what environments have installed for editing below /tmp, which the job's own /tmp would
+hide. Any other directory behind a closed one is left out of the job's PATH, where it could only fail.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from shoal.runtime.confine.view import PRIVATE, first_closed, is_within, may_ent
 
 ENVIRONMENT_MARKS = ("pyvenv.cfg", "conda-meta")
 MAX_RECORD_BYTES = 1 << 16
+OWN_SOURCE = os.path.realpath(os.path.join(os.path.dirname(__file__), "../../.."))
+"""The directory that holds the package `shoal`: `site-packages`, or `src` of a clone."""
 
 
 class DirInfo(msgspec.Struct):
@@ -55,6 +58,8 @@ def programs(path: str, uid: int | None, home: str) -> tuple[str, ...]:
     real = {os.path.realpath(one) for one in wanted if one.startswith("/") and os.path.isdir(one)}
     for prefix in dict.fromkeys([sys.prefix, *filter(None, environments)]):
         real |= {place for place in edited(prefix) if _may_be_shown(place, uid, home)}
+    if not any(is_within(OWN_SOURCE, place) for place in real) and not _meets(OWN_SOURCE, home):
+        real.add(OWN_SOURCE)
     return tuple(sorted(real - {"/"}))
 
 
@@ -73,7 +78,7 @@ def _may_be_shown(place: str, uid: int | None, home: str) -> bool:
     What holds SHOAL_HOME is hidden with it.
     """
     top = next((top for top in PRIVATE if is_within(place, top) and place != top), None)
-    if top is None or is_within(home, place) or is_within(place, home) or not os.path.isdir(place):
+    if top is None or _meets(place, home) or not os.path.isdir(place):
         return False
     above = place
     while above != top:
@@ -81,6 +86,10 @@ def _may_be_shown(place: str, uid: int | None, home: str) -> bool:
             return False
         above = os.path.dirname(above)
     return True
+
+
+def _meets(place: str, home: str) -> bool:
+    return is_within(home, place) or is_within(place, home)
 
 
 def environment_of(entry: str) -> str | None:
