@@ -85,6 +85,15 @@ def test_exclude_is_the_stronger_and_its_files_are_remembered(folder: Path) -> N
     assert (told.excluded, told.useless) == (("train.py",), ("nothing.*",))
 
 
+def test_exclude_of_ignored_files_takes_them_out_of_the_note(folder: Path) -> None:
+    write(folder, "out/large.bin", "out/kept.txt")
+    told = stayed(folder, exclude=("data/", "out/*"))
+    assert (told.num_files, told.useless) == (0, ())
+    told = stayed(folder, exclude=("data/*.bin", "out/large.bin", ".venv", "__pycache__/"))
+    assert (set(told.files), told.useless) == ({"data/meta.pkl", "out/kept.txt"}, ())
+    assert {"data/train.bin", "out/large.bin", ".venv/"} <= set(told.ignored), "an end that misses one can still name it"
+
+
 def test_include_that_names_nothing_is_refused_with_the_nearest_name(folder: Path) -> None:
     with pytest.raises(SpecError, match=r"names no file of workdir .*did you mean `data/train.bin`"):
         sent(folder, ("data/trian.bin",))

@@ -14,6 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from shoal.client.globs import Globs
+
 SKIPPED = frozenset({".git", ".venv", "__pycache__", "node_modules"})
 """Folders that never travel unless `include` names them."""
 USUAL = SKIPPED | {
@@ -82,15 +84,18 @@ def pattern_for(name: str) -> str:
     return re.sub(r"([*?\[\]\\])", r"\\\1", name)
 
 
-def left_behind(root: Path, *, is_by_git: bool, is_sent: Callable[[str], bool]) -> LeftBehind:
-    """What stays behind. Files that `is_sent` are not counted, though git ignores them."""
+def left_behind(
+    root: Path, *, is_by_git: bool, is_sent: Callable[[str], bool], unwanted: Globs
+) -> LeftBehind:
+    """What stays behind. Files that `is_sent` or that `unwanted` (`exclude`) names are not counted."""
     listed, is_cut = _ignored_by_git(root) if is_by_git else (list(_skipped(root)), False)
     usual: list[str] = []
     counted: list[tuple[int, str]] = []
     left = MAX_COUNTED
     whole: list[str] = []
     for name in listed:
-        if _is_usual(root, name):
+        is_unwanted = unwanted.names(name.rstrip("/"), is_folder=name.endswith("/"))
+        if is_unwanted or _is_usual(root, name):
             usual.append(name)
             continue
         whole.append(name)
@@ -99,7 +104,9 @@ def left_behind(root: Path, *, is_by_git: bool, is_sent: Callable[[str], bool]) 
             if left < 0:
                 is_cut = True
                 break
-            if file and not is_sent(file):
+            if file and unwanted.names(file):
+                usual.append(file)
+            elif file and not is_sent(file):
                 counted.append((size, file))
     counted.sort(key=lambda one: (-one[0], one[1]))
     names = [name for _, name in counted]

@@ -60,7 +60,7 @@ def select(
         entries.append((name, facts))
         if len(entries) > max_files:
             raise too_many(root, (name for name, _ in entries), max_files)
-    behind = left_behind(root, is_by_git=is_by_git, is_sent=set(seen).__contains__)
+    behind = left_behind(root, is_by_git=is_by_git, is_sent=set(seen).__contains__, unwanted=unwanted)
     for pattern in wanted.unused:
         raise _names_nothing(root, pattern, (*seen, *behind.ignored), unwanted)
     named = short_of(excluded, MAX_EXCLUDED_BYTES)
