@@ -69,7 +69,7 @@ def test_command_that_agrees_with_the_job_is_taken(command: str) -> None:
     [
         ("-n 8 prog", "asks for 8 processes, and the job has 4", "`ranks_per_node: 4`"),
         ("-n 2 prog", "asks for 2 processes, and the job has 4", "`ranks_per_node: 1`"),
-        ("-n 3 prog", "asks for 3 processes, and the job has 4", "a multiple of the 2 nodes"),
+        ("-n 3 prog", "asks for 3 processes, and the job has 4", "write `-n 4`, or leave the option out"),
         ("-n 0 prog", "asks for `0` processes", "leave the option out"),
         ("-n many prog", "asks for `many` processes", "leave the option out"),
         ("-N 4 prog", "asks for 4 processes on each node", "`ranks_per_node: 4`"),

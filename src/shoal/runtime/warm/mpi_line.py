@@ -143,7 +143,7 @@ def problem(programs: list[Program], world: int, local_world: int) -> tuple[str,
     if counts and total != world:
         told = f"asks for {total} processes, and the job has {world}"
         if total % nodes:
-            return told, f"ask for a multiple of the {nodes} nodes, or leave the option out"
+            return told, f"write `-n {world}`, or leave the option out"
         return told, f"set `ranks_per_node: {total // nodes}` in the job, or leave the option out"
     for each in (one.per_node for one in programs):
         if each is not None and each != str(local_world):
