@@ -103,6 +103,23 @@ def test_a_home_that_cannot_be_written_is_broken(shell: Shell, monkeypatch: pyte
     assert "SHOAL_HOME" in found.hint
 
 
+def test_a_home_that_shoal_up_would_refuse_is_broken(shell: Shell) -> None:
+    keys = shell.home / "keys"
+    keys.mkdir(parents=True, mode=0o700)
+    (keys / "signing.key").touch(mode=0o600)
+    shell.home.chmod(0o700)
+    assert checkup_machine.check_home().level is Level.OK
+    (keys / "signing.key").chmod(0o644)
+    found = checkup_machine.check_home()
+    assert found.level is Level.BROKEN
+    assert f"chmod go= {keys}/signing.key" in found.hint
+    (keys / "signing.key").chmod(0o600)
+    shell.home.chmod(0o777)
+    found = checkup_machine.check_home()
+    assert found.level is Level.BROKEN
+    assert f"chmod go-w {shell.home}" in found.hint
+
+
 def test_credentials_that_others_can_read_are_broken(shell: Shell) -> None:
     Credentials(shell.home).save(LOCAL, "shl_x")
     assert check_credentials().level is Level.OK

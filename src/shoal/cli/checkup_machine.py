@@ -16,9 +16,10 @@ import time
 from pathlib import Path
 
 from shoal.cli.checkup import Finding, Level
-from shoal.cli.home import load_remembered
+from shoal.cli.home import load_remembered, refuse_unsafe_home
 from shoal.cli.text import size, utc
 from shoal.home import holder, home_from_env
+from shoal.ownership import UnsafePath
 from shoal.settings import DEFAULT_PORT, merge_options
 
 ELSEWHERE = ("slurm", "ray")
@@ -59,6 +60,10 @@ def check_home() -> Finding:
     except OSError as error:
         hint = "`export SHOAL_HOME=/a/directory/of/yours`"
         return Finding("home", Level.BROKEN, f"cannot write in {place}: {error.strerror}", hint)
+    try:
+        refuse_unsafe_home(home)
+    except UnsafePath as error:
+        return Finding("home", Level.BROKEN, f"`shoal up` refuses it: {error}", error.hint or "")
     if home.exists() and home.stat().st_mode & 0o066:
         return Finding("home", Level.WARN, f"others can look into {home}", f"`chmod 700 {home}`")
     return Finding("home", Level.OK, f"{home} is writable")

@@ -36,7 +36,7 @@ def prepare_home(home: Path) -> None:
     try:
         _make_above(home)
         home.mkdir(mode=0o700, exist_ok=True)
-        refuse_unsafe(_unsafe(home))
+        refuse_unsafe_home(home)
         (home / "logs").mkdir(mode=0o700, exist_ok=True)
         facts = home.stat()
         if facts.st_uid == os.getuid():
@@ -46,6 +46,11 @@ def prepare_home(home: Path) -> None:
         raise SpecError(
             f"cannot use {home}: {error.strerror}", hint="name another with `export SHOAL_HOME=DIR`"
         ) from error
+
+
+def refuse_unsafe_home(home: Path) -> None:
+    """`UnsafePath` where others can change the home or a name on the way to it, or read its secrets."""
+    refuse_unsafe(_unsafe(home))
 
 
 def _make_above(home: Path) -> None:
