@@ -60,6 +60,8 @@ def test_job_without_a_directory_is_told_how_to_get_one(shell: Shell, fake: Fake
     assert "`checkpoint: {}` in the job" in shell("checkpoints", JOB_ID).err
     fake.answers["GET", PATH] = told(decision=None)
     assert "nothing saved yet" in shell("checkpoints", JOB_ID).err
+    fake.answers["GET", PATH] |= {"status": "succeeded"}
+    assert "nothing is saved here" in shell("checkpoints", JOB_ID).err
 
 
 def test_what_the_program_saved_by_itself_is_marked_as_its_own_and_unverified(

@@ -9,6 +9,7 @@ from cyclopts import Parameter
 from shoal.cli.flags import JobRef, JsonFlag, connect, one_job
 from shoal.cli.show import at_work, note, print_folded, print_json, print_table
 from shoal.cli.text import duration, one_line, size, utc
+from shoal.client.handles import ENDED
 
 DAMAGED = 1
 
@@ -49,7 +50,8 @@ def _print(told: dict[str, Any], *, verify: bool) -> None:
     elif not told["has_directory"]:
         note("-- it keeps none: `checkpoint: {}` in the job gives it a directory")
     elif not own and not told.get("is_own_cut"):
-        note("-- nothing saved yet")
+        is_over = told["status"] in ENDED
+        note("-- nothing is saved here" if is_over else "-- nothing saved yet")
     if verify and any(one["state"] == "complete" for one in told["items"]):
         note(
             "-- those that are `complete` were not reached in time: type it again, or copy them and hash them"
