@@ -180,7 +180,7 @@ def judge(drill: Drill, sight: Sight, now: float) -> DrillResult | None:
         outcome=DrillOutcome.RECOVERED if is_harmed else DrillOutcome.UNHARMED,
         because=UNREAD if done.act is DrillAct.CORRUPT else "",
         told=next((one.told for one in sight.acts if one.told), ""),
-        noticed_s=_since(done.at, sight.noticed_at) if is_harmed else None,
+        noticed_s=_since(done.at, _noticed_by(sight, stepped_at)),
         stepped_s=_since(done.at, stepped_at),
         steps_lost=_lost(done, first_step) if is_harmed or is_mute else 0,
         goodput=goodput,
@@ -331,6 +331,15 @@ def _crash_loop(sight: Sight, done: Drilled, count: int, now: float) -> DrillRes
         tells_steps=not _is_mute(sight),
         finished_at=now,
     )
+
+
+def _noticed_by(sight: Sight, stepped_at: float | None) -> float | None:
+    """When somebody knew, of a job that went on. Where only the control plane's look says it, that can be
+    later than the first sign of the ranks that replaced the lost ones, which began after it.
+    """
+    if stepped_at is None:
+        return None
+    return stepped_at if sight.noticed_at is None else min(sight.noticed_at, stepped_at)
 
 
 def _since(at: float, then: float | None) -> float | None:

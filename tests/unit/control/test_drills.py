@@ -239,6 +239,7 @@ def test_job_that_tells_of_no_step_is_judged_by_its_ranks_and_said_to_be(lab: La
     assert result is not None
     assert (result.outcome, result.tells_steps, result.steps_lost) == ("recovered", False, None)
     assert (result.stepped_s, result.sign, result.watched_s) == (0.25, "output", LEAST_WATCH_S)
+    assert result.noticed_s == 0.25, "before its ranks ran again, whenever the control plane looked"
 
 
 @pytest.mark.parametrize(
