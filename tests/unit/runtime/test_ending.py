@@ -81,7 +81,9 @@ def test_a_program_below_tmp_that_the_node_has_is_told_to_be_hidden_from_the_job
 @pytest.mark.parametrize("module", ["shoal", "shoal.runtime.lightning"])
 def test_program_whose_environment_lacks_shoal_is_told_what_to_install(module: str) -> None:
     said = f"Traceback (most recent call last):\n  File ...\nModuleNotFoundError: No module named '{module}'"
-    assert "`pip install shoal-runtime` in the program's environment" in describe(1 << 8, said)
+    told = describe(1 << 8, said)
+    assert "`pip install shoal-runtime` in the program's environment" in told
+    assert "`pip install ./packages/runtime` from a clone" in told
     assert describe(1 << 8, "ModuleNotFoundError: No module named 'shoals'") == "exited with code 1"
 
 
