@@ -79,6 +79,9 @@ def test_files_that_stay_behind_are_told_once_and_are_data(
     sent = [r.json()["left_behind"] for r in fake.seen if r.method == "POST"]
     assert all(set(one["ignored"]) == {"data/train.bin", "data/val.bin"} for one in sent)
     assert "not copied" not in shell("run", "-d", "--include", "*.bin", "--", "true").err
+    (tmp_path / "all.bin").write_text("x")
+    told = " ".join(shell("run", "-d", "--", "true").err.split())
+    assert "add those the job needs, such as with `--include data/train.bin`" in told
 
 
 def test_a_job_that_waits_is_explained_before_it_is_followed(shell: Shell, fake: FakeServer) -> None:

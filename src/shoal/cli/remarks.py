@@ -61,7 +61,10 @@ def about_files(behind: Mapping[str, Any]) -> Iterator[str]:
     if behind["size_bytes"] > MAX_SNAPSHOT:
         remedy = f"{them} would be too large to copy: mount the folder with `--mount DIR:/data`"
     else:
-        remedy = f"add {them} with `--include {shlex.quote(one_line(behind['add_with']))}`"
+        pattern = one_line(behind["add_with"])
+        option = f"`--include {shlex.quote(pattern)}`"
+        is_all = them == "it" or pattern.endswith("/")
+        remedy = f"add {them} with {option}" if is_all else f"add those the job needs, such as with {option}"
     yield (
         f"note: {files}{size(behind['size_bytes'])}, ignored by git, {verb} not copied: "
         f"{', '.join(names[:NAMED])}{others}; {remedy}"
