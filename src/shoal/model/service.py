@@ -48,6 +48,9 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     because: str = ""
     waits: str = ""
     """Why no further replica of the new release can be started; empty: one can, as far as anybody knows."""
+    range_before: tuple[int, int] | None = None
+    """The least and the most replicas before the new release's file set its own; None: it set the same, or
+    `scale` has set others since."""
 
     @property
     def is_open(self) -> bool:
@@ -124,6 +127,20 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
         added = Resize(at=now, replicas=replicas, because=because)
         kept = (*self.resizes, added)[-RESIZES_KEPT:]
         return msgspec.structs.replace(self, replicas=replicas, scaled_at=now, resizes=kept)
+
+    def taken_back(self, rollout: Rollout, now: float) -> Service:
+        """With this rollout, which was taken back, and with the range of replicas from before it."""
+        over = msgspec.structs.replace(rollout, range_before=None)
+        if rollout.range_before is None:
+            return msgspec.structs.replace(self, rollout=over)
+        low, high = rollout.range_before
+        back = msgspec.structs.replace(self, rollout=over, min_replicas=low, max_replicas=high)
+        count = min(max(self.replicas, low), high)
+        return (
+            back
+            if count == self.replicas
+            else back.resized(count, f"release {rollout.new} was taken back", now)
+        )
 
     @property
     def cold_start_s(self) -> float:

@@ -148,7 +148,8 @@ async def test_release_says_what_is_new_in_it_and_that_it_undoes_a_scale(tmp_pat
         undone = "working directory changed; replicas 2..4 -> 1, as the file says"
         assert await served("b" * 64, env={"A": "1"}, cap=3) == undone
         await ours.plane.undo_rollout(ROOT, ours.service_id)
-        assert await served("b" * 64, env={"A": "1"}, cap=3) == "release 4 was rolled back"
+        again = "release 4 was rolled back; replicas 2..4 -> 1, as the file says"
+        assert await served("b" * 64, env={"A": "1"}, cap=3) == again
         assert await served("c" * 64, env={"A": "1"}) == "`cap`, working directory changed"
 
 
@@ -346,12 +347,13 @@ async def test_rollout_undone_half_way_lets_no_replica_go_before_another_is_read
 
 async def test_canary_that_returns_errors_rolls_back_by_itself(tmp_path: Path) -> None:
     async with cluster(tmp_path) as ours:
-        await ours.serve(replicas=2)
+        await ours.serve()
+        await ours.plane.scale_service(ROOT, ours.service_id, 2, 2)
         await ours.until_ready(2)
         ours.count(1, requests=0)
         ours.count(2, requests=0)
         rollout = {"strategy": "canary", "steps": [10, 50], "bake": "1h"}
-        await ours.serve(replicas=2, env={"VERSION": "2"}, rollout=rollout)
+        await ours.serve(env={"VERSION": "2"}, rollout=rollout)
         await ours.until(lambda _: ours.served().shares == {1: 0.9, 2: 0.1})
         ours.count(1, requests=900, errors=1)
         ours.count(2, requests=100, errors=50)
@@ -362,6 +364,26 @@ async def test_canary_that_returns_errors_rolls_back_by_itself(tmp_path: Path) -
         look = await ours.until(lambda look: len(look.servers) == 2)
         assert {replica.release for replica, _, _ in look.servers} == {1}
         assert ours.served().shares == {}
+
+
+async def test_release_that_is_taken_back_gives_back_the_replicas_that_scale_had_set(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as ours:
+        await ours.serve()
+        await ours.until_ready(1)
+        await ours.plane.scale_service(ROOT, ours.service_id, 3, 3)
+        await ours.until_ready(3)
+        ours.is_held = True
+        await ours.serve(env={"VERSION": "2"})
+        await ours.serve(env={"VERSION": "3"})
+        assert (await ours.look()).service.max_replicas == 1
+        await ours.plane.undo_rollout(ROOT, ours.service_id)
+        service = (await ours.look()).service
+        assert (service.min_replicas, service.max_replicas, service.replicas) == (3, 3, 3)
+        assert service.resizes[-1].because == "release 3 was taken back"
+        await ours.serve(env={"VERSION": "4"})
+        await ours.plane.scale_service(ROOT, ours.service_id, 2, 2)
+        await ours.plane.undo_rollout(ROOT, ours.service_id)
+        assert (await ours.look()).service.max_replicas == 2, "what was said last holds"
 
 
 async def test_canary_leaves_their_requests_to_replicas_of_a_release_it_has_overtaken(tmp_path: Path) -> None:

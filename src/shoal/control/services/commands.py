@@ -193,7 +193,9 @@ def _renewed(known: Service, spec: ServiceSpec, now: float) -> Service:
     return msgspec.structs.replace(
         known,
         newest=newest,
-        rollout=Rollout(old=known.live, new=newest, stage=stage, since=now),
+        rollout=Rollout(
+            old=known.live, new=newest, stage=stage, since=now, range_before=_range_before(known, low, high)
+        ),
         min_replicas=low,
         max_replicas=high,
         replicas=min(max(known.replicas, low), high),
@@ -204,12 +206,26 @@ def _renewed(known: Service, spec: ServiceSpec, now: float) -> Service:
     )
 
 
+def _range_before(known: Service, low: int, high: int) -> tuple[int, int] | None:
+    """What the service goes back to if its next release is taken back: not to one that never took over."""
+    rollout = known.rollout
+    if rollout is not None and rollout.is_open and rollout.range_before is not None:
+        return rollout.range_before
+    before = (known.min_replicas, known.max_replicas)
+    return None if before == (low, high) else before
+
+
 async def scale(core: Core, actor: Actor, service_id: str, low: int, high: int, key: str | None) -> Service:
     """Between so many and so many replicas from now on."""
 
     def change(service: Service, now: float) -> Service:
         check_range(core.settings, service.name, low, high)
-        bounded = msgspec.structs.replace(service, min_replicas=low, max_replicas=high, scaled_at=now)
+        rollout = service.rollout
+        if rollout is not None:
+            rollout = msgspec.structs.replace(rollout, range_before=None)
+        bounded = msgspec.structs.replace(
+            service, min_replicas=low, max_replicas=high, scaled_at=now, rollout=rollout
+        )
         count = min(max(service.replicas, low), high)
         if count == service.replicas:
             return bounded
@@ -241,7 +257,7 @@ async def undo(core: Core, actor: Actor, service_id: str, key: str | None) -> Se
             over = msgspec.structs.replace(
                 rollout, stage=Stage.ROLLED_BACK, share=None, since=now, because=gone
             )
-            return msgspec.structs.replace(service, rollout=over)
+            return service.taken_back(over, now)
         before = rollout.old if rollout is not None and rollout.stage is Stage.DONE else service.live
         if before == service.live:
             raise StateError(

@@ -47,7 +47,8 @@ def wish(look: Look, service: Service, known: View, seen: Sequence[Seen], now: f
         after, counts = _settled(look, service, seen)
         return Wish(service=after, counts=counts, because=choice.because)
     after, counts = _rolled(look, service, service.rollout, known, seen, now)
-    return Wish(service=after, counts=counts, because=choice.because)
+    because = choice.because if after.replicas == service.replicas else after.resizes[-1].because
+    return Wish(service=after, counts=counts, because=because)
 
 
 def scaling_rule(spec: ServiceSpec, service: Service) -> scaling.Rule:
@@ -100,6 +101,8 @@ def _rolled(
     after = msgspec.structs.replace(after, waits=_waits(rollout, told, serving))
     live = rollout.new if after.stage is Stage.DONE else service.live
     counts = {**_kept(rollout, told.old, serving), rollout.new: told.new}
+    if after.stage is Stage.ROLLED_BACK:
+        return service.taken_back(after, now), counts
     return msgspec.structs.replace(service, rollout=after, live=live), counts
 
 
