@@ -63,10 +63,16 @@ def test_logs_of_a_job_that_waits_say_so(shell: Shell, fake: FakeServer) -> None
 def test_logs_of_a_job_without_output_say_so(shell: Shell, fake: FakeServer) -> None:
     attempts = [{"epoch": 1, "nodes": ["n1"]}]
     fake.answers["GET", LOGS] = {"items": [], "next_cursor": None, "is_complete": True}
-    for status, told in (("running", "no output yet"), ("failed", "it printed nothing, or its log is no longer here")):
+    for status, told in (
+        ("running", "no output yet"),
+        ("failed", "it printed nothing, or its log is no longer here"),
+    ):
         fake.answers["GET", f"/v1/jobs/{JOB_ID}"] = job_view(status=status, attempts=attempts)
         assert shell("logs", JOB_ID).err == f"-- vision/17: {told}\n"
-    assert shell("logs", JOB_ID, "--rank", "0").err == "-- vision/17: rank 0 printed nothing, or its log is no longer here\n"
+    assert (
+        shell("logs", JOB_ID, "--rank", "0").err
+        == "-- vision/17: rank 0 printed nothing, or its log is no longer here\n"
+    )
 
 
 def test_a_job_in_the_queue_of_its_cluster_is_not_called_started(shell: Shell, fake: FakeServer) -> None:

@@ -91,7 +91,9 @@ def test_exclude_of_ignored_files_takes_them_out_of_the_note(folder: Path) -> No
     assert (told.num_files, told.useless) == (0, ())
     told = stayed(folder, exclude=("data/*.bin", "out/large.bin", ".venv", "__pycache__/"))
     assert (set(told.files), told.useless) == ({"data/meta.pkl", "out/kept.txt"}, ())
-    assert {"data/train.bin", "out/large.bin", ".venv/"} <= set(told.ignored), "an end that misses one can still name it"
+    assert {"data/train.bin", "out/large.bin", ".venv/"} <= set(told.ignored), (
+        "an end that misses one can still name it"
+    )
 
 
 def test_include_that_names_nothing_is_refused_with_the_nearest_name(folder: Path) -> None:

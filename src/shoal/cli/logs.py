@@ -108,7 +108,9 @@ def _say_silent(job: dict[str, Any], rank: int | None, attempt: int | None) -> N
     who = "it" if rank is None else f"rank {rank}"
     which = "" if attempt is None else f" in attempt {attempt}"
     # A log that was cleaned away, or that a backup did not have, reads as one that never had a line.
-    said = f"{who} printed nothing{which}, or its log is no longer here" if is_over else f"no output yet{which}"
+    said = (
+        f"{who} printed nothing{which}, or its log is no longer here" if is_over else f"no output yet{which}"
+    )
     note(f"-- {one_line(job['ref'])}: {said}")
 
 
