@@ -25,7 +25,8 @@ Outcomes = Mapping[str, JobOutcome | None]
 
 def label(job: Job) -> str:
     """How people name the job in a sentence."""
-    return f"{job.reference} {job.name}"
+    element = "" if job.array is None else f"[{job.array.index}]"
+    return f"{job.reference} {job.name}{element}"
 
 
 def candidate(job: Job, attempt: Attempt) -> Candidate:

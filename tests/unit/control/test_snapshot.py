@@ -161,6 +161,13 @@ def test_node_that_its_cluster_has_closed_says_so_in_the_cluster_s_words(
     assert node_view(Node(facts=facts, engine="fake")).closed_because == told
 
 
+def test_element_of_an_array_that_a_job_waits_for_is_named_with_its_index() -> None:
+    lab = Lab(script=FAILS)
+    lab.submit_all(name="prepare", array=2)
+    follower = lab.submit(after=["prepare"])
+    assert [dep.label for dep in follower.after] == ["lab/1 prepare[0]", "lab/2 prepare[1]"]
+
+
 @pytest.mark.parametrize("said", ["lots", "-1", "inf", "nan", ""])
 def test_node_whose_power_label_is_no_number_of_watts_is_closed_and_says_so(said: str) -> None:
     facts = msgspec.structs.replace(node_facts("n1"), labels={"rack": "r1", "gpu_watts": said})
