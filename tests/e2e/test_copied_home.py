@@ -48,6 +48,7 @@ def test_a_copied_home_leaves_the_jobs_of_the_original_alone(
         assert "home restored" in copy.command("events", "--kind", "home.").stdout
         again = copy.command("up", "--restored")
         assert "already running" in again.stderr
+        assert "becomes a home of its own" not in again.stderr
         assert plane.until_status(job, "running").status == "running"
         assert not gate.is_gone(0)
     finally:

@@ -28,7 +28,7 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def ask(**flags: str | None) -> None:
-    restore.request({**flags}, is_restored=True, runs_again=False, is_quiet=True)
+    restore.request({**flags}, is_restored=True, runs_again=False)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from urllib.parse import urlsplit
 
 from shoal import site
 from shoal.cli.home import SQLITE, load_remembered, remember, settings_for
-from shoal.cli.show import note
 from shoal.client.credentials import write_private
 from shoal.errors import SpecError, StateError
 from shoal.home import holder
@@ -24,9 +23,7 @@ def refuse_copy(settings: Settings) -> None:
         site.refuse_copy(settings.state_dir, is_bound_to_machine=settings.is_bound_to_machine)
 
 
-def request(
-    flags: dict[str, str | None], *, is_restored: bool, runs_again: bool, is_quiet: bool = False
-) -> None:
+def request(flags: dict[str, str | None], *, is_restored: bool, runs_again: bool) -> None:
     """Leave word for the start that follows. `StateError`: a control plane runs here, or there is no home."""
     if runs_again and not is_restored:
         raise SpecError("`--rerun` is about a restored home", hint="shoal up --restored --rerun")
@@ -47,8 +44,6 @@ def request(
     site_id = os.urandom(16).hex() if earlier is None else earlier.site_id
     word = site.RestoreRequest(runs_again=runs_again, directory=site.identify(home), site_id=site_id)
     write_private(home / site.REQUEST, site.encoded(word).decode() + "\n")
-    if not is_quiet:
-        note(told(runs_again=runs_again))
 
 
 def _refuse_inherited(settings: Settings, flags: dict[str, str | None]) -> None:

@@ -122,8 +122,10 @@ def up(
     }
     if admin_token:
         ask_for_admin_token(flags)
-    restore.request(flags, is_restored=restored, runs_again=rerun, is_quiet=json)
-    return _stay(flags) if foreground else _start(flags, json=json)
+    restore.request(flags, is_restored=restored, runs_again=rerun)
+    if foreground:
+        return _stay(flags)
+    return _start(flags, remark=restore.told(runs_again=rerun) if restored else "", json=json)
 
 
 def _absolute(path: str | None) -> str | None:
@@ -131,12 +133,15 @@ def _absolute(path: str | None) -> str | None:
     return os.path.abspath(path) if path and path != "none" else path  # noqa: PTH100
 
 
-def _start(flags: dict[str, str | None], *, json: bool) -> int:
+def _start(flags: dict[str, str | None], *, remark: str, json: bool) -> int:
+    """`remark`: what to say of a start that succeeded."""
     running = daemon.start(flags)
     if json:
         print_json(facts_of(running))
         return 0
     announce(running)
+    if remark:
+        note(remark)
     if line := over_what():
         print(f"      {line}")
     _go_on(running)
