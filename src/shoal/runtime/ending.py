@@ -162,8 +162,8 @@ def _meaning(code: int, last_words: str) -> str:
         return ": program cannot be run"
     if _NO_SHOAL.search(last_words):
         return (
-            ": its Python does not have `shoal`; say `pip install shoal-runtime` in the program's environment,"
-            " or `pip install ./packages/runtime` from a clone of Shoal"
+            ": its Python does not have `shoal`; say `pip install shoal-runtime` in the program's "
+            "environment, or `pip install ./packages/runtime` from a clone of Shoal"
         )
     number = code - BY_SIGNAL
     known = number in set(signal.Signals)
