@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import getpass
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,14 @@ def home_from_env(env: Mapping[str, str] = os.environ) -> Path:
     """`SHOAL_HOME`, else `~/.shoal`."""
     given = env.get("SHOAL_HOME")
     return Path(given).absolute() if given else Path.home() / ".shoal"
+
+
+def account_name() -> str:
+    """The name of this process's user; `uid-N` for a number without an account, as containers have them."""
+    # KeyError up to Python 3.12, OSError from 3.13 on.
+    with contextlib.suppress(KeyError, OSError):
+        return getpass.getuser()
+    return f"uid-{os.getuid()}"
 
 
 def holder(home: Path) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -25,6 +24,7 @@ from shoal.engines.reach import Reach
 from shoal.engines.registry import open_engine
 from shoal.engines.set_aside import set_aside
 from shoal.errors import StoreUnavailable
+from shoal.home import account_name
 from shoal.ids import id_factory
 from shoal.settings import Settings
 from shoal.store import open_store
@@ -75,7 +75,7 @@ async def open_core(settings: Settings) -> AsyncIterator[Core]:
             core.porches = Porches(load_authority(settings.state_dir, clock), clock)
         try:
             await check_anchor(core, is_restored=request is not None)
-            await prepare(core, getpass.getuser())
+            await prepare(core, account_name())
             if request is not None:
                 await settle_restored(core, request)
             await settle_left(core, left, cluster)
