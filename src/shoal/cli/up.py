@@ -123,9 +123,8 @@ def up(
     if admin_token:
         ask_for_admin_token(flags)
     restore.request(flags, is_restored=restored, runs_again=rerun)
-    if foreground:
-        return _stay(flags)
-    return _start(flags, remark=restore.told(runs_again=rerun) if restored else "", json=json)
+    remark = restore.told(runs_again=rerun) if restored else ""
+    return _stay(flags) if foreground else _start(flags, remark=remark, json=json)
 
 
 def _absolute(path: str | None) -> str | None:

@@ -8,6 +8,7 @@ ever asked for, stored or put on a command line.
 from __future__ import annotations
 
 import asyncio
+import getpass
 import shlex
 import socket
 from dataclasses import dataclass
@@ -19,7 +20,6 @@ import asyncssh
 from shoal.cluster.inventory import Host
 from shoal.cluster.machine import Answer
 from shoal.errors import EngineRefused, EngineUnreachable
-from shoal.home import account_name
 
 CONNECT_S = 15.0
 KEEPALIVE_S = 15.0
@@ -101,7 +101,7 @@ class SshMachine:
 
     async def hold(self) -> str:
         """The lock is a process there that reads from us: it ends, and with it the lock, when we are gone."""
-        who = shlex.quote(f"{account_name()}@{socket.gethostname()}")
+        who = shlex.quote(f"{getpass.getuser()}@{socket.gethostname()}")
         script = f"""\
 umask 077
 exec 9>>{LOCK}
