@@ -31,6 +31,11 @@ PATIENCE_S = 60.0
 """How long groups that are too small may stand before the attempt is ended for them. Some programs test
 themselves in a small group first."""
 
+TWO_LAUNCHERS = (
+    "rank {rank} started a launcher while another one was still running there: both would have one number "
+    "among the ranks; start one after the other, or submit each as a job of its own (`shoal run --array`)"
+)
+
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """One process is a member of one group."""
@@ -77,6 +82,8 @@ class Worlds:
         self._next_at = now + LOOK_S
         self._launchers.look(self._confinement.processes(), now)
         end = self._verdict(generation)
+        if end is not None and self._second(generation) is not None:
+            return end
         ranks = {one.shoal_rank for one in self._reports if one.generation == generation}
         if end is None or (ranks and len(ranks) < self._order.ranks_per_node):
             self._split_since = None
@@ -100,13 +107,22 @@ class Worlds:
     def _verdict(self, generation: int) -> Ending | None:
         self._hear()
         reports = [one for one in self._reports if one.generation == generation]
-        self.world = best_of(reports, self._order)
+        self.world = best_of([one for one in reports if one.library != names.SECOND], self._order)
+        second = self._second(generation)
+        if second is not None and not self._order.may_split_world:
+            told = TWO_LAUNCHERS.format(rank=second.shoal_rank)
+            return Ending(kind=EndKind.SPLIT_WORLD, message=told, grace_s=self._order.grace_s)
         if self._order.may_split_world or (self.world is not None and self.world.is_whole):
             return None
         if self.world is None and self._launchers.found is None:
             return None
         told = describe(self.world, self._order.world_size, self._launchers.found)
         return Ending(kind=EndKind.SPLIT_WORLD, message=told, grace_s=self._order.grace_s)
+
+    def _second(self, generation: int) -> Report | None:
+        """The report of a rank that has started two launchers at the same time."""
+        seconds = (one for one in self._reports if one.library == names.SECOND)
+        return next((one for one in seconds if one.generation == generation), None)
 
     def _hear(self) -> None:
         if self._read >= MAX_BYTES:

@@ -178,3 +178,12 @@ def test_launcher_that_started_processes_of_its_own_is_found(
         two_by_two.say(lines((0, 4, 0), (1, 4, 1)))
         assert worlds.judged(SUCCEEDED, 0) is SUCCEEDED, "it formed one group of all ranks"
         process.stdin.close()
+
+
+def test_two_launchers_in_one_rank_fail_the_job_though_a_group_spans_it(two_by_two: Told) -> None:
+    two_by_two.say(lines((0, 4, 0), (1, 4, 1)) + "1 0 1 0 0.0 second-launcher\n")
+    for end in (two_by_two.worlds.look(0), two_by_two.worlds.judged(SUCCEEDED, 0)):
+        assert end is not None
+        assert end.kind is EndKind.SPLIT_WORLD
+        assert "rank 1 started a launcher while another one was still running" in end.message
+    assert two_by_two.worlds.judged(SUCCEEDED, 1) is SUCCEEDED
