@@ -214,6 +214,23 @@ def test_options_of_accelerate_become_the_variables_that_it_derives_itself(
     assert (folder / "asked").read_text() == "x", "the second rank reads what the first was told"
 
 
+def test_accelerate_is_asked_once_though_each_group_meets_at_a_port_of_its_own(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def answer(python: str, words: list[str]) -> dict[str, str]:
+        asked.append(words)
+        return {"ACCELERATE_MIXED_PRECISION": "bf16"}
+
+    monkeypatch.setattr(accelerate, "_ask", answer)
+    for port in ("30001", "30002"):
+        monkeypatch.setenv("SHOAL_MASTER_PORT", port)
+        found = accelerate.variables("python", str(folder), ["--mixed_precision", "bf16"])
+        assert found["ACCELERATE_MIXED_PRECISION"] == "bf16"
+    assert len(asked) == 1
+
+
 def test_accelerate_is_not_asked_about_the_number_of_processes(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
