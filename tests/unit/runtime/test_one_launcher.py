@@ -20,6 +20,8 @@ RANK = {
     "SHOAL_RANKS_PER_NODE": "2",
     "SHOAL_NUM_NODES": "1",
     "SHOAL_NODE_RANK": "0",
+    "WORLD_SIZE": "2",
+    "LOCAL_WORLD_SIZE": "2",
 }
 WAITS = "import pathlib, sys, time\npathlib.Path(sys.argv[1]).touch()\ntime.sleep(60)\n"
 
@@ -92,3 +94,16 @@ def test_spare_process_of_the_same_rank_runs_beside_it(rank: dict[str, str], tmp
     finally:
         first.kill()
         first.wait()
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["torchrun --nproc-per-node 3 says.py", "srun -n 3 python says.py", "mpirun -n 3 python says.py"],
+)
+def test_refused_launcher_is_told_though_a_pipe_hides_its_end(
+    rank: dict[str, str], tmp_path: Path, command: str
+) -> None:
+    done = run(rank, tmp_path, f"{command} | cat")
+    assert done.returncode == 0
+    assert "hint: " in done.stderr
+    assert (tmp_path / names.WORLDS).read_text() == f"1 0 1 0 0.0 {names.REFUSED}\n"

@@ -22,14 +22,13 @@ def claim(folder: str, environment: dict[str, str]) -> None:
     """Hold this rank's place until this process ends. Raise `Refused` if another launcher holds it."""
     if environment.get("SHOAL_WORLD_SIZE", "1") == "1" or BEHIND in environment:
         return
-    rank, group = environment.get("SHOAL_RANK", "0"), environment.get("SHOAL_GENERATION", "0")
     try:
         fd = os.open(os.path.join(folder, names.LAUNCHING), os.O_WRONLY | os.O_CREAT, 0o600)
     except OSError:
         # The program has removed the folder, or the disk is full: no reason to fail a program that trains.
         return
     # A spare process may run the same script beside the rank: it has a session of its own.
-    place = int(rank) * MAX_PID + os.getsid(0)
+    place = int(environment.get("SHOAL_RANK", "0")) * MAX_PID + os.getsid(0)
     try:
         # A lock of the process itself: it outlasts `execv`, and what the process forks does not hold it.
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
@@ -37,22 +36,10 @@ def claim(folder: str, environment: dict[str, str]) -> None:
         os.close(fd)
         if error.errno not in (errno.EAGAIN, errno.EACCES):
             return
-        _tell(folder, f"{rank} {group} 1 0 0.0 {names.SECOND}\n")
         raise launchers.Refused(
             "another launcher of this rank is still running: both would have one number among the ranks",
             "start one after the other, or submit each as a job of its own (`shoal run --array`)",
+            names.SECOND,
         ) from None
     os.set_inheritable(fd, True)  # noqa: FBT003
     os.environ[BEHIND] = "1"
-
-
-def _tell(folder: str, line: str) -> None:
-    """Tell the supervisor, as the script may pass over how the launcher ended."""
-    try:
-        fd = os.open(os.path.join(folder, names.WORLDS), os.O_WRONLY | os.O_APPEND)
-    except OSError:
-        return
-    try:
-        os.write(fd, line.encode())
-    finally:
-        os.close(fd)
