@@ -156,3 +156,23 @@ def test_real_torchrun_of_one_rank_on_a_node_starts_what_it_is_told_to(start: St
     assert share.run().kind is EndKind.SUCCEEDED, share.describe()
     expected = "--nnodes 2 --node-rank 0 --master-addr 127.0.0.1 --master-port 29612 --nproc_per_node=2"
     assert share.texts() == [f"real {expected} train.py torchrun True"]
+
+
+@pytest.mark.parametrize(
+    ("run", "named"),
+    [
+        ("nohup sleep 61 >log & echo begun", "1 process running, which end with the job: `sleep 61`"),
+        ("(setsid sleep 62 &); (setsid sleep 62 &); echo begun", "2 processes running"),
+        ("sleep 0.1 & echo begun", None),
+    ],
+)
+def test_process_that_a_rank_leaves_running_is_named(start: Start, run: str, named: str | None) -> None:
+    share = start(order(run, ranks_per_node=1, setup=None))
+    assert share.run().kind is EndKind.SUCCEEDED, share.describe()
+    told = [text for text in share.texts("e") if "have ended and left" in text]
+    if named is None:
+        assert not told
+    else:
+        assert len(told) == 1
+        assert named in told[0]
+        assert "let `run` wait for them" in told[0]

@@ -58,6 +58,7 @@ ALLOWED: dict[str, frozenset[tuple[str, str]]] = {
         {
             ("engines/desk.py", "_lay"),
             ("engines/local/book.py", "_link_or_copy"),
+            ("runtime/checkpoint_folder.py", "_remove_empty"),
             ("runtime/unpack.py", "_put"),
         }
     ),

@@ -14,6 +14,7 @@ from shoal.client import selection
 from shoal.client import snapshot as snapshots
 from shoal.client.snapshot import take_snapshot
 from shoal.errors import SpecError, TooLarge
+from shoal.runtime.unpack import unpack
 
 
 def names(root: Path) -> list[str]:
@@ -94,6 +95,20 @@ def test_without_git_caches_and_environments_are_left_out(tmp_path: Path) -> Non
         listener.bind(str(tmp_path / "sock"))
         os.mkfifo(tmp_path / "pipe")
         assert names(tmp_path) == ["a.py"]
+
+
+def test_without_git_an_empty_folder_travels_unless_it_is_excluded(tmp_path: Path) -> None:
+    write(tmp_path, "train.py")
+    for name in ("logs", "out/ckpt", "out/skip", "node_modules", ".venv"):
+        (tmp_path / name).mkdir(parents=True)
+    snapshot = take_snapshot(tmp_path, exclude=["skip/"])
+    assert snapshot is not None
+    (tmp_path / "there").mkdir()
+    with snapshot.file as file:
+        unpack(file.fileno(), snapshot.digest, str(tmp_path / "there"))
+    found = sorted(str(path.relative_to(tmp_path / "there")) for path in (tmp_path / "there").rglob("*"))
+    assert found == ["logs", "out", "out/ckpt", "train.py"]
+    assert (tmp_path / "there/logs").is_dir()
 
 
 def test_an_empty_directory_is_no_snapshot(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ Facts = tuple[str, os.stat_result]
 
 class Selection(NamedTuple):
     entries: list[Facts]
-    """Files and links, by sorted relative name."""
+    """Files, links and, where git has no say, empty folders, by sorted relative name."""
     left_behind: LeftBehind
 
 
@@ -52,9 +52,10 @@ def select(
     is_by_git, usual = _usual(root, max_files, tell)
     for name, facts in _entries(root, [*usual, *_included(root, wanted, unwanted)]):
         seen.append(name)
+        is_folder = stat.S_ISDIR(facts.st_mode)
         if wanted.patterns:
-            wanted.names(name)
-        if unwanted.patterns and unwanted.names(name):
+            wanted.names(name, is_folder=is_folder)
+        if unwanted.patterns and unwanted.names(name, is_folder=is_folder):
             excluded += [name] if len(excluded) < MAX_EXCLUDED else []
             continue
         entries.append((name, facts))
@@ -139,7 +140,7 @@ def _names_nothing(root: Path, pattern: str, seen: Sequence[str], unwanted: Glob
 
 
 def _entries(root: Path, names: Iterable[str]) -> Iterator[Facts]:
-    """Files and links, by sorted relative name. Sockets, pipes and devices are not content."""
+    """Files, links and empty folders, by sorted relative name. Sockets, pipes and devices are not content."""
     inner = {""}
     for name in sorted(set(names)):
         facts = _facts(root, name)
@@ -149,7 +150,7 @@ def _entries(root: Path, names: Iterable[str]) -> Iterator[Facts]:
         if folder not in inner:
             _refuse_outside(root, folder)
             inner.add(folder)
-        if stat.S_ISDIR(facts.st_mode):  # a repository inside this one
+        if stat.S_ISDIR(facts.st_mode):  # a repository inside this one, or an empty folder
             below = _walk(root, name, lambda folder: os.path.basename(folder) not in SKIPPED)  # noqa: PTH119
             found = ((n, _facts(root, n)) for n in sorted(below))
             yield from ((n, facts) for n, facts in found if facts is not None)
@@ -200,13 +201,15 @@ def is_in_git(root: Path) -> bool:
 
 
 def _walk(root: Path, below: str, is_entered: Callable[[str], bool]) -> Iterator[str]:
-    """Names of files and links; a link to a folder is one, and is not followed."""
+    """Names of files, links and empty folders; a link to a folder is a link, and is not followed."""
     waiting = [below]
     while waiting:
         above = waiting.pop()
+        is_empty = True
         try:
             with os.scandir(root / above) as entries:
                 for entry in entries:
+                    is_empty = False
                     name = f"{above}/{entry.name}" if above else entry.name
                     if entry.is_dir(follow_symlinks=False):
                         if is_entered(name):
@@ -215,6 +218,8 @@ def _walk(root: Path, below: str, is_entered: Callable[[str], bool]) -> Iterator
                         yield name
         except OSError as error:
             raise unreadable(root, above) from error
+        if is_empty and above:
+            yield above
 
 
 def too_many(root: Path, seen: Iterable[str], max_files: int) -> TooLarge:

@@ -96,6 +96,10 @@ def _add(tar: tarfile.TarFile, root: Path, name: str, facts: os.stat_result) -> 
         info.type, info.linkname, info.mode = tarfile.SYMTYPE, _inner_link(root, name), 0o777
         tar.addfile(info)
         return
+    if stat.S_ISDIR(facts.st_mode):
+        info.type, info.mode = tarfile.DIRTYPE, 0o755
+        tar.addfile(info)
+        return
     info.size = facts.st_size
     info.mode = 0o755 if facts.st_mode & stat.S_IXUSR else 0o644
     try:

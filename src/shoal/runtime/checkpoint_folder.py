@@ -44,14 +44,14 @@ def link(directory: str, path: str, begins_in: str) -> None:
     """Make `path`, below the directory where ranks begin, lead to `directory`. Runs as the job's user. May be
     repeated, also by several nodes at once.
 
-    An empty folder from the snapshot makes room. `SpecError`: something else is there already.
+    Empty folders from the snapshot make room. `SpecError`: something else is there already.
     """
     os.chdir(begins_in)
     above = os.path.dirname(path)
     if above:
         os.makedirs(above, exist_ok=True)
     with contextlib.suppress(OSError):
-        os.rmdir(path)
+        _remove_empty(path)
     try:
         os.symlink(directory, path)
     except FileExistsError as error:
@@ -61,3 +61,15 @@ def link(directory: str, path: str, begins_in: str) -> None:
             f"`{path}` is in the snapshot of the workdir, where checkpoints should be; move it away, "
             "or give `checkpoint` another path"
         ) from error
+
+
+def _remove_empty(path: str) -> None:
+    """Remove a folder that has nothing but folders. `OSError`: it has more, is none, or is not there.
+
+    No link is followed: where `path` is one already, nothing behind it is looked at.
+    """
+    for _, inner, _, fd in os.fwalk(path, topdown=False):
+        for name in inner:
+            with contextlib.suppress(OSError):
+                os.rmdir(name, dir_fd=fd)
+    os.rmdir(path)

@@ -266,6 +266,12 @@ class Crew:
         began = own if process.pid in sessions else own | {process.pid}
         return own | {pid for pid, session in sessions.items() if session in began}
 
+    def left_behind(self) -> set[int]:
+        """The living processes of the group's ranks."""
+        sessions = tree.sessions(self._confinement.processes())
+        found = (self._whole(process, sessions) for process in self.ranks)
+        return set(tree.living(set().union(*found)))
+
     def _are_over(self, processes: list[Process]) -> bool:
         return all(one.status is not None and self._watcher.is_silent(one) for one in processes)
 

@@ -30,6 +30,7 @@ from shoal.runtime.environment import (
 from shoal.runtime.groundwork import Groundwork, make_directories
 from shoal.runtime.kept import Kept
 from shoal.runtime.launch import Launcher, Pipes
+from shoal.runtime.left_running import left_running
 from shoal.runtime.logs import LogFile
 from shoal.runtime.meter import Meter
 from shoal.runtime.ready import Ready
@@ -149,6 +150,10 @@ class ShareRun:
         end = self._reasons.now() or self._lay_ground(launcher) or self._run_ranks(launcher)
         if end.kind is not EndKind.SUCCEEDED:
             self._stop(end)
+        elif self._crew is not None:
+            left = left_running(self._crew.left_behind, self._clock, self._watcher.turn)
+            if left is not None:
+                self._log.say(left)
         return end
 
     def _confine(self) -> Launcher:

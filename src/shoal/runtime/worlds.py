@@ -31,6 +31,16 @@ PATIENCE_S = 60.0
 """How long groups that are too small may stand before the attempt is ended for them. Some programs test
 themselves in a small group first."""
 
+TWO_LAUNCHERS = (
+    "rank {rank} started a launcher while another one was still running there: both would have one number "
+    "among the ranks; start one after the other, or submit each as a job of its own (`shoal run --array`)"
+)
+REFUSED = (
+    "rank {rank} started a launcher that was refused, and the script passed over it; `shoal logs` of the job "
+    "says why and what to write"
+)
+REFUSALS = (names.SECOND, names.REFUSED)
+
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """One process is a member of one group."""
@@ -63,7 +73,8 @@ class Worlds:
         self._split_since: float | None = None
         self._next_at = 0.0
         # A replica of a service answers requests: its ranks need not know of each other.
-        self._is_checked = order.world_size > 1 and order.probe is None
+        self._is_service = order.probe is not None
+        self._is_checked = order.world_size > 1 and not self._is_service
         self.world: World | None = None
         """The best group that the ranks which run now have formed; None: they have told of none."""
 
@@ -77,6 +88,8 @@ class Worlds:
         self._next_at = now + LOOK_S
         self._launchers.look(self._confinement.processes(), now)
         end = self._verdict(generation)
+        if end is not None and self._refusal(names.SECOND, generation) is not None:
+            return end
         ranks = {one.shoal_rank for one in self._reports if one.generation == generation}
         if end is None or (ranks and len(ranks) < self._order.ranks_per_node):
             self._split_since = None
@@ -88,25 +101,46 @@ class Worlds:
 
     def judged(self, end: Ending, generation: int) -> Ending:
         """The same ending, or `SPLIT_WORLD` where ranks ended well without working together."""
-        split = self._verdict(generation) if self._is_checked else None
+        split = None if self._is_service else self._verdict(generation)
         if split is None:
             return end
         if end.kind is EndKind.SUCCEEDED:
             return split
-        if end.kind in (EndKind.EXITED, EndKind.SIGNALED):
+        is_told = self._refusal(names.REFUSED, generation) is not None  # in the last lines of the rank
+        if end.kind in (EndKind.EXITED, EndKind.SIGNALED) and not is_told:
             return msgspec.structs.replace(end, message=f"{end.message}; {split.message}")
         return end
 
     def _verdict(self, generation: int) -> Ending | None:
         self._hear()
-        reports = [one for one in self._reports if one.generation == generation]
-        self.world = best_of(reports, self._order)
-        if self._order.may_split_world or (self.world is not None and self.world.is_whole):
+        if self._is_checked:
+            self.world = best_of(self._groups(generation), self._order)
+        problem = None if self._order.may_split_world else self._problem(generation)
+        if problem is None:
             return None
-        if self.world is None and self._launchers.found is None:
+        return Ending(kind=EndKind.SPLIT_WORLD, message=problem, grace_s=self._order.grace_s)
+
+    def _problem(self, generation: int) -> str | None:
+        second = self._refusal(names.SECOND, generation)
+        if second is not None:
+            return TWO_LAUNCHERS.format(rank=second.shoal_rank)
+        is_whole = self.world is not None and self.world.is_whole
+        if is_whole or (not self._is_checked and self._groups(generation)):
             return None
-        told = describe(self.world, self._order.world_size, self._launchers.found)
-        return Ending(kind=EndKind.SPLIT_WORLD, message=told, grace_s=self._order.grace_s)
+        refused = self._refusal(names.REFUSED, generation)
+        if refused is not None:
+            return REFUSED.format(rank=refused.shoal_rank)
+        if not self._is_checked or (self.world is None and self._launchers.found is None):
+            return None
+        return describe(self.world, self._order.world_size, self._launchers.found)
+
+    def _groups(self, generation: int) -> list[Report]:
+        return [one for one in self._reports if one.generation == generation and one.library not in REFUSALS]
+
+    def _refusal(self, report: str, generation: int) -> Report | None:
+        """The first rank that has told of a launcher that was refused so."""
+        told = (one for one in self._reports if one.library == report)
+        return next((one for one in told if one.generation == generation), None)
 
     def _hear(self) -> None:
         if self._read >= MAX_BYTES:

@@ -48,7 +48,7 @@ def _read(content: bytes, source: str, given: Given, model: type[Spec], models: 
         data = _top(root)
     except Unreadable as wrong:
         problem = (wrong.line, f"{shown}:{wrong.line}: {wrong.sentence}")
-        raise spec_error(source, [problem], models, hint=_hint(source, model)) from None
+        raise spec_error(source, [problem], models, hint=_hint(content, source, model)) from None
     _check_kind(data, source, model)
     problems = [(line, f"{shown}:{line}: {sentence}") for line, sentence in repeated]
     problems += given.problems
@@ -70,20 +70,35 @@ def _read(content: bytes, source: str, given: Given, model: type[Spec], models: 
     else:
         if not problems:
             return spec
-    raise spec_error(source, problems, models, hint=_hint(source, model))
+    raise spec_error(source, problems, models, hint=_hint(content, source, model))
 
 
-def _hint(source: str, model: type[JobSpec | ServiceSpec]) -> str | None:
+def _hint(content: bytes, source: str, model: type[JobSpec | ServiceSpec]) -> str | None:
     """What to type for a program that was given in place of a file that says how it is run."""
     path = PurePath(source)
-    runner = PROGRAMS.get(path.suffix)
+    runner = _interpreter(content) or PROGRAMS.get(path.suffix)
     if runner is None:
         return None
     typed = escape(f"{runner} {shlex.quote(source)}")
-    if model is JobSpec:
-        return f"a program is run with `shoal run -- {typed}`"
-    beside = escape(str(path.with_suffix(".yaml")))
-    return f"write `run: exec {typed}` and a `name` into {beside}, and `shoal serve` that"
+    if model is not JobSpec:
+        beside = escape(str(path.with_suffix(".yaml")))
+        return f"write `run: exec {typed}` and a `name` into {beside}, and `shoal serve` that"
+    told = f"a program is run with `shoal run -- {typed}`"
+    if b"\n#SBATCH" in content:
+        told += (
+            "; its `#SBATCH` lines are not read: say `--nodes`, `--gpus` and `--time-limit` before the `--`"
+        )
+    return told
+
+
+def _interpreter(content: bytes) -> str | None:
+    """The name of the program in a first line such as `#!/usr/bin/env python3`."""
+    first = content[:200].split(b"\n")[0].decode("utf-8", "replace")
+    if not first.startswith("#!"):
+        return None
+    words = [word for word in first[2:].split() if not word.startswith("-")]
+    names = [word.rpartition("/")[2] for word in words]
+    return next((name for name in names if name != "env"), None)
 
 
 def _check_kind(data: MappingType[str, Any], source: str, model: type[JobSpec | ServiceSpec]) -> None:

@@ -86,13 +86,13 @@ def test_other_commands_are_no_launcher(command: str) -> None:
     [
         ("torchrun --nproc-per-node 4 train.py", RANK, "4 processes on a node, and the job has 2", ": 4`"),
         ("torchrun --nnodes=8 train.py", RANK, "8 nodes, and the job has 2", "`--nodes 8`"),
-        ("torchrun --nnodes 1 train.py", RANK, "1 nodes, and the job has 2", "`--nodes 1`"),
+        ("torchrun --nnodes 1 train.py", RANK, "1 node, and the job has 2", "`--nodes 1`"),
         ("torchrun --nnodes 3:5 train.py", RANK, "3:5 nodes, and the job has 2", "`--nodes 3..5`"),
         ("accelerate launch --num_machines 4 train.py", RANK, "4 nodes", "`--nodes 4`"),
         ("accelerate launch --num_processes 8 train.py", RANK, "8 processes in all", ": 4`"),
         ("accelerate launch --num_processes 4 train.py", ONE_EACH, "4 processes in all", ": 2`"),
         ("deepspeed --num_gpus 2 --num_nodes 2 train.py", ONE_EACH, "2 processes on a node", ": 2`"),
-        ("deepspeed --num_nodes 1 train.py", ONE_EACH, "1 nodes", "`--nodes 1`"),
+        ("deepspeed --num_nodes 1 train.py", ONE_EACH, "1 node", "`--nodes 1`"),
         ("torchrun --nproc-per-node 2 ./program", RANK, "has no program", "python your_program.py"),
     ],
 )
@@ -212,6 +212,23 @@ def test_options_of_accelerate_become_the_variables_that_it_derives_itself(
         found = accelerate.variables(sys.executable, str(folder), ["--mixed_precision", "bf16"])
         assert found == {"ACCELERATE_MIXED_PRECISION": "bf16"}
     assert (folder / "asked").read_text() == "x", "the second rank reads what the first was told"
+
+
+def test_accelerate_is_asked_once_though_each_group_meets_at_a_port_of_its_own(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def answer(python: str, words: list[str]) -> dict[str, str]:
+        asked.append(words)
+        return {"ACCELERATE_MIXED_PRECISION": "bf16"}
+
+    monkeypatch.setattr(accelerate, "_ask", answer)
+    for port in ("30001", "30002"):
+        monkeypatch.setenv("SHOAL_MASTER_PORT", port)
+        found = accelerate.variables("python", str(folder), ["--mixed_precision", "bf16"])
+        assert found["ACCELERATE_MIXED_PRECISION"] == "bf16"
+    assert len(asked) == 1
 
 
 def test_accelerate_is_not_asked_about_the_number_of_processes(

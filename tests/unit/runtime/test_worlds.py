@@ -178,3 +178,46 @@ def test_launcher_that_started_processes_of_its_own_is_found(
         two_by_two.say(lines((0, 4, 0), (1, 4, 1)))
         assert worlds.judged(SUCCEEDED, 0) is SUCCEEDED, "it formed one group of all ranks"
         process.stdin.close()
+
+
+def test_two_launchers_in_one_rank_fail_the_job_though_a_group_spans_it(two_by_two: Told) -> None:
+    two_by_two.say(lines((0, 4, 0), (1, 4, 1)) + "1 0 1 0 0.0 second-launcher\n")
+    for end in (two_by_two.worlds.look(0), two_by_two.worlds.judged(SUCCEEDED, 0)):
+        assert end is not None
+        assert end.kind is EndKind.SPLIT_WORLD
+        assert "rank 1 started a launcher while another one was still running" in end.message
+    assert two_by_two.worlds.judged(SUCCEEDED, 1) is SUCCEEDED
+
+
+REFUSED = "1 0 1 0 0.0 refused-launcher\n"
+
+
+@pytest.mark.parametrize("nodes", [("node-1",), ("node-1", "node-2")])
+def test_refused_launcher_that_the_script_passes_over_fails_the_job(
+    tmp_path: Path, nodes: tuple[str, ...]
+) -> None:
+    told = Told(tmp_path, an_order(nodes=nodes, ranks_per_node=1))
+    told.say(REFUSED)
+    end = told.worlds.judged(SUCCEEDED, 0)
+    assert end.kind is EndKind.SPLIT_WORLD
+    assert "rank 1 started a launcher that was refused" in end.message
+    assert "`shoal logs` of the job says why and what to write" in end.message
+    assert told.worlds.judged(FAILED, 0) is FAILED, "a rank that ends with its code has said it"
+    assert told.worlds.judged(SUCCEEDED, 1) is SUCCEEDED
+
+
+def test_refused_launcher_is_forgiven_where_the_ranks_work_together(two_by_two: Told) -> None:
+    two_by_two.say(REFUSED + lines((0, 4, 0), (1, 4, 1)))
+    assert two_by_two.worlds.judged(SUCCEEDED, 0) is SUCCEEDED
+
+
+def test_refused_launcher_is_forgiven_where_the_only_rank_forms_a_group(tmp_path: Path) -> None:
+    told = Told(tmp_path, an_order(nodes=("node-1",), ranks_per_node=1))
+    told.say(REFUSED + lines((0, 1, 0)))
+    assert told.worlds.judged(SUCCEEDED, 0) is SUCCEEDED
+
+
+def test_refused_launcher_is_forgiven_in_a_job_of_separate_groups(tmp_path: Path) -> None:
+    told = Told(tmp_path, an_order(ranks_per_node=2, may_split_world=True))
+    told.say(REFUSED)
+    assert told.worlds.judged(SUCCEEDED, 0) is SUCCEEDED

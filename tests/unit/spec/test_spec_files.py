@@ -135,6 +135,36 @@ def test_a_program_in_place_of_a_file_is_told_how_it_is_run(tmp_path: Path, text
     assert refused.value.hint == told
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "runner"),
+    [
+        ("job", "#!/bin/bash\npython train.py\n", "bash"),
+        ("train.sh", "#!/usr/bin/env bash\nset -e\n", "bash"),
+        ("train.sbatch", "#!/bin/bash -l\nsrun: x: y\n", "bash"),
+        ("train", "#! /usr/bin/env -S python3 -u\nimport torch\n", "python3"),
+    ],
+)
+def test_script_without_an_ending_of_its_own_is_told_by_its_first_line(
+    tmp_path: Path, name: str, text: str, runner: str
+) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(SpecError) as refused:
+        load_job(path)
+    assert refused.value.hint == f"a program is run with `shoal run -- {runner} {path}`"
+
+
+def test_file_for_sbatch_is_told_what_stands_for_its_directives(tmp_path: Path) -> None:
+    path = tmp_path / "job.sbatch"
+    path.write_text("#!/bin/bash\n#SBATCH --nodes=2\nsrun python train.py\n")
+    with pytest.raises(SpecError) as refused:
+        load_job(path)
+    assert refused.value.hint == (
+        f"a program is run with `shoal run -- bash {path}`; its `#SBATCH` lines are not read: "
+        "say `--nodes`, `--gpus` and `--time-limit` before the `--`"
+    )
+
+
 def test_a_file_that_is_not_utf8_names_the_byte_and_the_line() -> None:
     with pytest.raises(SpecError, match=r"job\.yaml:2: byte 13 is not UTF-8"):
         read_job(b"run: x\nname: \xff\n", "job.yaml")

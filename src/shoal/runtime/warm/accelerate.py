@@ -47,12 +47,12 @@ def variables(python: str, folder: str, options: list[str]) -> dict[str, str]:
     base = {"ACCELERATE_USE_CPU": "true"} if os.environ.get("CUDA_VISIBLE_DEVICES") == "" else {}
     if not _has_settings(options):
         return base
-    words = _with_address(options)
-    digest = hashlib.sha256(repr([python, os.getcwd(), words]).encode()).hexdigest()[:16]
+    # Without the address: that of each group is another, and nothing of it is among the variables.
+    digest = hashlib.sha256(repr([python, os.getcwd(), options]).encode()).hexdigest()[:16]
     known = os.path.join(folder, f"accelerate-{digest}.json")
     with contextlib.suppress(OSError, ValueError), open(known, encoding="utf-8") as file:
         return dict(json.load(file))
-    found = {**_ask(python, words), **base}
+    found = {**_ask(python, _with_address(options)), **base}
     with open(f"{known}.{os.getpid()}", "w", encoding="utf-8") as file:
         json.dump(found, file)
     os.replace(f"{known}.{os.getpid()}", known)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import sys
 
+from . import names
+
 LAUNCH = "torch.distributed.launch"
 MODULES = {
     "torch.distributed.run": "torchrun",
@@ -51,13 +53,20 @@ _TASK_NAMES = (
 """Names that say which of the job's ranks this is: the launcher's own processes are others."""
 
 
-class Refused(Exception):
-    """The launcher cannot do in this job what it was told. `hint`: what to write instead."""
+FOLDER = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+"""Of the stand-ins, in a rank."""
 
-    def __init__(self, message: str, hint: str) -> None:
+
+class Refused(Exception):
+    """The launcher cannot do in this job what it was told. `hint`: what to write instead; `report`: what the
+    supervisor is told.
+    """
+
+    def __init__(self, message: str, hint: str, report: str = names.REFUSED) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.report = report
 
 
 def named(name: str, arguments: list[str]) -> tuple[str | None, list[str]]:
@@ -146,8 +155,9 @@ def is_for_the_real_one(name: str, before: list[str], environment: dict[str, str
     per_node, total = (asked, each, "on a node", 1), (in_all, each * nodes, "in all", nodes)
     for wanted, there, where, parts in (per_node, total):
         if wanted is not None and is_number(wanted) and int(wanted) != there:
+            what = "process" if wanted == "1" else "processes"
             raise Refused(
-                f"the launcher asks for {wanted} processes {where}, and the job has {there}",
+                f"the launcher asks for {wanted} {what} {where}, and the job has {there}",
                 f"set `ranks_per_node: {-(-int(wanted) // parts)}` in the job, or leave the option out",
             )
     return False
@@ -159,8 +169,9 @@ def _refuse_other_nodes(before: list[str], nodes: int) -> None:
     if not is_number(low) or (high and not is_number(high)):
         return
     if not int(low) <= nodes <= int(high or low):
+        what = "node" if asked == "1" else "nodes"
         raise Refused(
-            f"the launcher asks for {asked} nodes, and the job has {nodes}",
+            f"the launcher asks for {asked} {what}, and the job has {nodes}",
             f"submit with `--nodes {low if not high else f'{low}..{high}'}`, or leave the option out",
         )
 
@@ -257,4 +268,19 @@ def end(refused: Refused) -> None:
     before they have spoken.
     """
     sys.stderr.write(f"shoal: {refused.message}\nhint: {refused.hint}\n")
+    tell(FOLDER, refused.report)
     os._exit(2)
+
+
+def tell(folder: str, report: str) -> None:
+    """Tell the supervisor, as a script may pass over how its launcher ended (`torchrun ... | tee log`)."""
+    rank, group = os.environ.get("SHOAL_RANK"), os.environ.get("SHOAL_GENERATION", "0")
+    try:
+        fd = os.open(os.path.join(folder, names.WORLDS), os.O_WRONLY | os.O_APPEND)
+    except OSError:
+        return  # the program has removed the folder: it has its sentence all the same
+    try:
+        if rank is not None:
+            os.write(fd, f"{rank} {group} 1 0 0.0 {report}\n".encode())
+    finally:
+        os.close(fd)

@@ -11,6 +11,8 @@ import importlib
 import os
 import sys
 
+from . import launchers
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any  # not at run time: every start of Python loads this module
@@ -108,9 +110,7 @@ def _execute(name: str, program: list[str], variables: dict[str, str]) -> None:
 
 
 def _refuse(name: str, problem: str, hint: str) -> None:
-    # From every rank: the first to end has the others stopped, perhaps before they have spoken.
-    sys.stderr.write(f"shoal: `{name}` {problem}\nhint: {hint}\n")
-    os._exit(2)
+    launchers.end(launchers.Refused(f"`{name}` {problem}", hint))
 
 
 def _is_program(word: str) -> bool:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import sys
 
+from . import launchers
+
 NAMES = ("srun", "scontrol")
 COUNT = ("-n", "--ntasks")
 NODES = ("-N", "--nodes")
@@ -82,8 +84,7 @@ def become(name: str, arguments: list[str], real: str | None) -> None:
     asked = read(arguments)
     problem = problem_of(asked)
     if problem:
-        sys.stderr.write(f"shoal: `srun` {problem[0]}\nhint: {problem[1]}\n")
-        os._exit(2)
+        launchers.end(launchers.Refused(f"`srun` {problem[0]}", problem[1]))
     os.environ.update(asked.variables)
     try:
         os.execvp(asked.program[0], asked.program)  # noqa: S606

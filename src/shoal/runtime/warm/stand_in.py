@@ -16,7 +16,7 @@ import os
 import sys
 import time
 
-from . import launchers, mpirun, slurm
+from . import launchers, mpirun, one_launcher, slurm
 
 LENGTH = STATUS = 4
 """Bytes of the numbers that go before a request, and say how it ended."""
@@ -83,6 +83,8 @@ def _behind(launcher: str, words: list[str], folder: str, real: str) -> list[str
     environment = dict(os.environ)
     try:
         arguments = launchers.program(launcher, words, environment)
+        if arguments is not None:
+            one_launcher.claim(folder, environment)
     except launchers.Refused as refused:
         launchers.end(refused)
         raise

@@ -1,0 +1,44 @@
+"""Where a job's checkpoints are found in the folder that its ranks begin in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shoal.errors import SpecError
+from shoal.runtime.checkpoint_folder import link
+
+
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """Of the checkpoints, and that where ranks begin."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("kept", "work"):
+        (tmp_path / name).mkdir()
+    return tmp_path / "kept", tmp_path / "work"
+
+
+def test_empty_folders_of_the_snapshot_make_room(folders: tuple[Path, Path]) -> None:
+    kept, work = folders
+    (work / "out/best").mkdir(parents=True)
+    (work / "out/last/old").mkdir(parents=True)
+    link(str(kept), "out", str(work))
+    assert (work / "out").readlink() == kept
+
+
+def test_linking_again_leaves_empty_folders_among_the_checkpoints_alone(folders: tuple[Path, Path]) -> None:
+    kept, work = folders
+    for _ in range(2):
+        link(str(kept), "out", str(work))
+        (kept / "step-10").mkdir(exist_ok=True)
+    assert (kept / "step-10").is_dir()
+
+
+def test_file_of_the_snapshot_makes_no_room(folders: tuple[Path, Path]) -> None:
+    kept, work = folders
+    (work / "out/last").mkdir(parents=True)
+    (work / "out/last/model.pt").write_text("x")
+    with pytest.raises(SpecError, match="`out` is in the snapshot of the workdir"):
+        link(str(kept), "out", str(work))
+    assert (work / "out/last/model.pt").read_text() == "x"
