@@ -110,7 +110,6 @@ ALLOWED: dict[str, frozenset[tuple[str, str]]] = {
     ),
     "folders of the job's user, listed by a process that runs as that user": frozenset(
         {
-            ("runtime/cache_trim.py", "trim"),
             ("runtime/shared_folder.py", "make"),
         }
     ),
