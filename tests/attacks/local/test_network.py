@@ -68,7 +68,7 @@ for _ in range(2):
 print(asked(*other))
 """
 STRANGER_AT_A_PORT = """
-import socket, subprocess, sys
+import socket, subprocess, sys, time
 from shoal.runtime.confine import firewall
 subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
 server = socket.create_server(("127.0.0.1", 0))
@@ -79,11 +79,20 @@ def asked():
         return "answered"
     except OSError as error:
         return type(error).__name__
+other, own = int(sys.argv[1]), 0
 for is_open in (False, True):
-    firewall.protect(port, int(sys.argv[1]), is_open=is_open)
+    firewall.protect(port, other, is_open=is_open)
     print(asked())
-    firewall.release(port, int(sys.argv[1]))
-    print(asked())
+firewall.LINGER_S = 1
+firewall.release(port, other)
+print(asked())
+firewall.protect(port, own)
+print(asked())
+firewall.release(port, own)
+until = time.monotonic() + 30
+while f" {port} " in subprocess.check_output([firewall.find_nft(), "list", "ruleset"], text=True):
+    assert time.monotonic() < until
+print(asked())
 """
 FROM_PORTS = """
 import socket, sys
@@ -210,7 +219,7 @@ def test_nobody_but_the_replicas_project_answers_at_its_port() -> None:
         check=True,
         timeout=120,
     )
-    assert told.stdout.split() == ["TimeoutError", "answered"] * 2
+    assert told.stdout.split() == ["TimeoutError"] * 3 + ["answered"] * 2
 
 
 def test_protection_of_a_port_is_renewed_long_before_it_ends() -> None:

@@ -37,6 +37,8 @@ MOST_NOTED = 65_536
 MOST_IN_ALL = 1 << 20
 PORT_S = 600
 """A replica's port is protected for so long after its supervisor last said so."""
+LINGER_S = 60
+"""For so long after its server has ended nobody else answers there: data planes hear of that end later."""
 ASKERS, SERVED, SERVERS = "replica_ports", "served_ports", "servers"
 """Ports that only Shoal's own user may connect to; ports at which one project alone may answer; which one."""
 
@@ -112,9 +114,12 @@ def protect(port: int, server_uid: int, *, is_open: bool = False) -> None:
 
 
 def release(port: int, server_uid: int) -> None:
-    """The port is nobody's any more. May be repeated."""
-    claims = _claims(port, server_uid)
-    _apply("".join(f"{_added(claim)}\ndelete {claim} }}\n" for claim in claims))
+    """The server has ended: the port is nobody's in `LINGER_S`. May be repeated."""
+    askers, *answer = _claims(port, server_uid)
+    lines = [_added(askers), f"delete {askers} }}"]
+    for claim in answer:
+        lines += [_added(claim), f"delete {claim} }}", _added(claim, LINGER_S)]
+    _apply("\n".join(lines) + "\n")
 
 
 def _claims(port: int, server_uid: int) -> Iterator[str]:
@@ -124,8 +129,8 @@ def _claims(port: int, server_uid: int) -> Iterator[str]:
     yield f"element {TABLE} {SERVERS} {{ {server_uid} . {port}"
 
 
-def _added(claim: str) -> str:
-    return f"add {claim} timeout {PORT_S}s }}"
+def _added(claim: str, timeout_s: int = PORT_S) -> str:
+    return f"add {claim} timeout {timeout_s}s }}"
 
 
 def rules(uid: int) -> str:
