@@ -43,6 +43,9 @@ ALLOWED: dict[str, frozenset[tuple[str, str]]] = {
             ("engines/slurm/rest_place.py", "claims_of"),
         }
     ),
+    "what a program of this machine says to root": frozenset(
+        {("runtime/confine/firewall.py", "closed_uids")}
+    ),
     "whose caller catches it": frozenset({("serving/feed.py", "Feed.take")}),
 }
 
