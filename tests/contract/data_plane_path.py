@@ -122,6 +122,7 @@ class PathContract:
         [
             b"GET /p/s/ HTTP/1.1\r\n\r\n",
             b"GET /p/s/ HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n",
+            b"GET /p/s/ HTTP/1.1\r\nhost: a\r\nauthorization: Bearer a\r\nauthorization: Bearer b\r\n\r\n",
             b"POST /p/s/ HTTP/1.1\r\nhost: a\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nx",
             b"POST /p/s/ HTTP/1.1\r\nhost: a\r\ncontent-length: +1\r\n\r\nx",
             b"GET /p/s/ HTTP/1.1\r\nhost: a\r\nno colon\r\n\r\n",

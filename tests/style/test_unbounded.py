@@ -69,6 +69,7 @@ ALLOWED: dict[str, frozenset[tuple[str, str]]] = {
             ("engines/saved.py", "_names"),
             ("engines/saved.py", "_size"),
             ("runtime/cache_trim.py", "_entries"),
+            ("runtime/cache_trim.py", "_finish_removals"),
             ("runtime/cache_trim.py", "_measure"),
             ("runtime/caches.py", "ProjectCache._make_own"),
             ("runtime/caches.py", "_names_in"),
@@ -110,7 +111,6 @@ ALLOWED: dict[str, frozenset[tuple[str, str]]] = {
     ),
     "folders of the job's user, listed by a process that runs as that user": frozenset(
         {
-            ("runtime/cache_trim.py", "trim"),
             ("runtime/shared_folder.py", "make"),
         }
     ),

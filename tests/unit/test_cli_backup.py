@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
+import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -52,6 +54,28 @@ def test_checkpoints_come_back_under_whatever_names_a_job_gave_them(tmp_path: Pa
 def test_a_name_that_leads_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(StateError, match="has no place in it"):
         backup_file.read(packed(tmp_path, (name,)), lambda _name, _file, _size: None)
+
+
+def test_member_that_is_mostly_holes_is_refused(tmp_path: Path) -> None:
+    """A kilobyte of a backup could ask for exabytes of a disk."""
+    made = tmp_path / "made.tar"
+    with tarfile.open(made, "w", format=tarfile.PAX_FORMAT) as tar:
+        info = tarfile.TarInfo("checkpoints/a")
+        sparse = {"major": "0", "minor": "1", "map": "0,0", "size": str(1 << 62)}
+        info.pax_headers = {f"GNU.sparse.{name}": value for name, value in sparse.items()}
+        tar.addfile(info, io.BytesIO())
+    with pytest.raises(StateError, match="has no place in it"):
+        backup_file.read(made, lambda _name, _file, _size: None)
+
+
+def test_manifest_that_is_nested_deeply_is_damage(tmp_path: Path) -> None:
+    made, manifest = tmp_path / "made.tar", b'{"other": ' + b"[" * 100_000
+    with tarfile.open(made, "w") as tar:
+        info = tarfile.TarInfo(backup_file.MANIFEST)
+        info.size = len(manifest)
+        tar.addfile(info, io.BytesIO(manifest))
+    with pytest.raises(StateError, match="is no whole backup"):
+        backup_file.read(made, lambda _name, _file, _size: None)
 
 
 def test_caches_are_no_part_of_a_backup(tmp_path: Path) -> None:

@@ -101,6 +101,8 @@ def test_include_that_names_nothing_is_refused_with_the_nearest_name(folder: Pat
         sent(folder, ("data/trian.bin",))
     with pytest.raises(SpecError, match="that `exclude` does not name, too"):
         sent(folder, ("data/train.bin",), ("data/",))
+    with pytest.raises(SpecError, match="names no file of workdir"):
+        sent(folder, ("*a" * 400,))
 
 
 @pytest.mark.parametrize("pattern", ["/etc/hostname", "../other", "a/../../b", "~/x"])

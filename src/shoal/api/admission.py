@@ -60,7 +60,7 @@ def named_project(raw: bytes) -> str | None:
     """The project that the body names: beside its spec, else in it. `BadRequest`: it is not JSON."""
     try:
         outer = msgspec.json.decode(raw, type=_Outer)
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, UnicodeError):
         return None  # JSON, but no object: the parser says so, to those who may submit
     except msgspec.DecodeError as error:
         raise BadRequest(f"the body is not JSON: {error}") from error
@@ -72,7 +72,7 @@ def named_project(raw: bytes) -> str | None:
 def _inside(raw: msgspec.Raw) -> str | None:
     try:
         return _text(msgspec.json.decode(raw, type=_Inner).project)
-    except (msgspec.DecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return None
 
 
@@ -82,5 +82,5 @@ def _text(raw: msgspec.Raw) -> str | None:
         return None
     try:
         return msgspec.json.decode(raw, type=str)
-    except msgspec.DecodeError:
+    except ValueError:  # nor is it UTF-8, perhaps
         return None

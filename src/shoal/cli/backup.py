@@ -214,7 +214,7 @@ def _files(settings: Settings, choices: set[str], left_out: LeftOut) -> Iterator
 
 def _unpack(source: Path, target: Path, say: Tell) -> Manifest:
     def take(name: str, file: IO[bytes], size: int) -> None:
-        say(f"unpacking {name}")
+        say(f"unpacking {stored_name(name)}")
         place = target / name
         for folder in reversed(Path(name).parents):  # `mkdir(parents=True)` closes only the last of them
             (target / folder).mkdir(mode=0o700, exist_ok=True)
@@ -240,7 +240,7 @@ def _verify(source: Path, *, json: bool) -> int:
         place = Path(folder) / DATABASE
 
         def take(name: str, file: IO[bytes], size: int) -> None:
-            say(f"checking {name}")
+            say(f"checking {stored_name(name)}")
             with contextlib.ExitStack() as opened:
                 kept = {DATABASE: place, KEY: place.with_name("key")}.get(name)
                 out = opened.enter_context(kept.open("wb")) if kept is not None else None

@@ -156,7 +156,8 @@ def read(source: Path, take: Callable[[str, IO[bytes], int], None]) -> Manifest:
     try:
         with tarfile.open(source, "r:") as tar:
             for info in tar:
-                if manifest is not None or not info.isreg() or not _is_name(info.name) or info.name in seen:
+                is_plain = info.type == tarfile.REGTYPE and not info.issparse()
+                if manifest is not None or not is_plain or not _is_name(info.name) or info.name in seen:
                     raise _damaged(source, f"member {info.name!r} has no place in it")
                 file = tar.extractfile(info)
                 assert file is not None
@@ -166,7 +167,7 @@ def read(source: Path, take: Callable[[str, IO[bytes], int], None]) -> Manifest:
                 hashed = _Hashed(file, source, info.size)
                 take(name_of(info.name), hashed, info.size)  # type: ignore[arg-type]
                 seen[info.name] = _member(info, hashed)
-    except (tarfile.TarError, msgspec.DecodeError, EOFError) as error:
+    except (tarfile.TarError, ValueError, RecursionError, EOFError) as error:
         raise _damaged(source, str(error)) from error
     if manifest is None:
         raise _damaged(source, "its manifest is missing, so it was cut off")

@@ -6,6 +6,7 @@ Those that git keeps, or all of them where git has no say; with those that `incl
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import shlex
@@ -117,9 +118,15 @@ def _included(root: Path, wanted: Globs, unwanted: Globs) -> Iterator[str]:
             yield name
 
 
+def _is_link(path: Path) -> bool:
+    with contextlib.suppress(OSError):  # a pattern may be longer than any name
+        return path.is_symlink()
+    return False
+
+
 def _names_nothing(root: Path, pattern: str, seen: Sequence[str], unwanted: Globs) -> SpecError:
     first = pattern.removeprefix("./").split("/")[0]
-    if (root / first).is_symlink() and not (root / first).resolve().is_relative_to(root):
+    if _is_link(root / first) and not (root / first).resolve().is_relative_to(root):
         return SpecError(
             f"`include`: `{pattern}` leads outside of workdir {root}: `{first}` is a link",
             hint=f"replace it by a copy, or mount the directory: `--mount {(root / first).resolve()}:/data`",

@@ -521,7 +521,7 @@ def _found(attempt: Path) -> Iterator[DeskShare]:
         share.stop, outcome = spool.read_stop(files), spool.read_outcome(files)
         # One of another incarnation was written late, by a control plane that was deposed.
         share.outcome = outcome if outcome is None or outcome.incarnation == order.incarnation else None
-        with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
+        with contextlib.suppress(FileNotFoundError, ValueError, RecursionError):
             boot = bounded_file.read_whole(_boot_file(files), spool.MAX_RECORD)
             share.boot = msgspec.json.decode(boot, type=Boot)
         with contextlib.suppress(FileNotFoundError):

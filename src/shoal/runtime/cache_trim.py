@@ -41,12 +41,10 @@ class OutOfTime(Exception):
 
 def trim(directory: str, max_bytes: int, *, is_alone: bool) -> None:
     """Remove what is old; then as much as takes it to `max_bytes`, or to a quarter of its disk, and leaves a
-    tenth of that free. Blocks for `TRIM_S` or so.
+    tenth of that free. Blocks for three times `TRIM_S` at most, whatever is there and whoever adds to it.
     """
+    _finish_removals(directory, CLOCK.monotonic() + TRIM_S)
     until = CLOCK.monotonic() + TRIM_S
-    for name in os.listdir(directory):
-        if name.startswith(REMOVED):
-            removal.remove(f"{directory}/{name}", timeout_s=TRIM_S)
     now = CLOCK.now()
     entries: list[Entry] = []
     with contextlib.suppress(OutOfTime):
@@ -55,7 +53,10 @@ def trim(directory: str, max_bytes: int, *, is_alone: bool) -> None:
     total, free = disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
     held = sum(entry.num_bytes for entry in entries)
     excess = max(held - min(max_bytes, total // 4), total // 10 - free)
+    until = CLOCK.monotonic() + TRIM_S
     for entry in sorted(entries, key=lambda one: one.used_at):
+        if CLOCK.monotonic() > until:
+            return
         idle_s = now - entry.used_at
         if idle_s < KEEP_S and (excess <= 0 or (idle_s < FRESH_S and not is_alone)):
             continue
@@ -66,8 +67,18 @@ def trim(directory: str, max_bytes: int, *, is_alone: bool) -> None:
             excess -= entry.num_bytes
 
 
+def _finish_removals(directory: str, until: float) -> None:
+    """Remove what an earlier trim could not finish. Another job of the project may add to it meanwhile."""
+    with os.scandir(directory) as entries:
+        for looked, entry in enumerate(entries):
+            if looked > MAX_LOOKED or (left_s := until - CLOCK.monotonic()) <= 0:
+                return
+            if entry.name.startswith(REMOVED):
+                removal.remove(entry.path, timeout_s=left_s)
+
+
 def _entries(directory: str, until: float) -> Iterator[Entry]:
-    """Those that could be looked at as a whole."""
+    """Those that could be looked at as a whole. `OutOfTime`: there are more."""
     looked = 0
     waiting = [(directory, 0)]
     while waiting:
@@ -80,6 +91,9 @@ def _entries(directory: str, until: float) -> Iterator[Entry]:
             continue
         with contextlib.suppress(OSError), os.scandir(path) as inner:
             for one in inner:
+                looked += 1
+                if looked > MAX_LOOKED or CLOCK.monotonic() > until:
+                    raise OutOfTime
                 if one.is_dir(follow_symlinks=False):
                     waiting.append((one.path, depth + 1))
                 else:

@@ -9,9 +9,11 @@ nobody else.
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import os
 import socket
-from typing import Protocol
+from typing import IO, Protocol
 
 from shoal.errors import ShoalError
 from shoal.runtime import removal
@@ -25,6 +27,7 @@ BACKLOG = 1024
 LOOPBACK = "127.0.0.1"
 OWN_PORT = 8000
 """In a network of its own every port is free."""
+CLAIMS = "sockets/ports"
 
 
 class CannotListen(ShoalError):
@@ -47,33 +50,59 @@ class Listening(Protocol):
 
 
 class OnPort:
-    """Holds the port from birth on. `OSError` when it is taken."""
+    """Holds the port from birth on. `OSError` when it is taken.
 
-    def __init__(self, address: str, port: int | None) -> None:
+    `claims`: the folder that says which ports replicas of this home hold. Who asks for a port by its number
+    could bind beside one of them until its server listens.
+    """
+
+    def __init__(self, address: str, port: int | None, claims: str | None = None) -> None:
         self._held = hold_port(address, port)
         self._at = (address, int(self._held.getsockname()[1]))
+        try:
+            self._claim = _claimed(claims, self._at[1]) if claims is not None else None
+        except OSError:
+            self._held.close()
+            raise
         host = f"[{address}]" if ":" in address else address
         self.port = self._at[1]
         self.address = self.host = f"{host}:{self.port}"
         self.variables = dict.fromkeys(("PORT", "SHOAL_PORT"), str(self.port))
-        self._is_protected = False
+        self._server_uid: int | None = None
 
     def connect(self, timeout_s: float) -> socket.socket:
         return socket.create_connection(self._at, timeout_s)
 
-    def protect(self) -> None:
-        """Let Shoal's own user alone connect to it, for `firewall.PORT_S`. May be repeated.
+    def protect(self, server_uid: int, *, is_open: bool) -> None:
+        """Let this user alone answer there, and unless it `is_open`, Shoal's own user alone connect to it,
+        for `firewall.PORT_S`. May be repeated.
 
         `FirewallFailed`: everybody on the node can.
         """
-        self._is_protected = True
-        firewall.protect(self.port)
+        self._server_uid = server_uid
+        firewall.protect(self.port, server_uid, is_open=is_open)
 
     def release(self) -> None:
-        """The server has ended. May be repeated."""
-        if self._is_protected:
+        """The server has ended for good. May be repeated."""
+        self._held.close()
+        if self._claim is not None:
+            self._claim.close()
+        if self._server_uid is not None:
             with contextlib.suppress(firewall.FirewallFailed):  # then the rule ends by itself
-                firewall.release(self.port)
+                firewall.release(self.port, self._server_uid)
+
+
+def _claimed(folder: str, port: int) -> IO[bytes]:
+    """The lock of this port, held until it is closed. `OSError`: a replica of this home has it."""
+    os.makedirs(folder, 0o700, exist_ok=True)
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    lock = os.fdopen(os.open(f"{folder}/{port}", flags, 0o600), "r+b", buffering=0)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise OSError(errno.EADDRINUSE, f"port {port} is taken by another replica") from None
+    return lock
 
 
 class OnSocket:
@@ -162,7 +191,7 @@ def place_of(order: Order, home: str, probe: Probe, *, has_porch: bool = False) 
     """`OSError`: the port that it needs is taken. Behind a porch, nobody but this node is to reach it."""
     directory = folder(order, home)
     if directory is None:
-        return OnPort(LOOPBACK if has_porch else order.master_addr, probe.port)
+        return OnPort(LOOPBACK if has_porch else order.master_addr, probe.port, f"{home}/{CLAIMS}")
     path = path_in(directory)
     return OnSocket(path) if probe.is_socket else BehindDoor(path, probe.port or OWN_PORT)
 

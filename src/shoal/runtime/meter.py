@@ -101,7 +101,7 @@ class Meter:
                     return count  # a rank has shut the line, for all of them: nothing comes any more
                 try:
                     self._tally.hear(msgspec.msgpack.decode(data, type=Line))
-                except (msgspec.DecodeError, UnicodeError):
+                except (ValueError, RecursionError):
                     self._tally.miss()
         return MAX_AT_ONCE
 

@@ -37,9 +37,13 @@ def hold_port(address: str, port: int | None, among: range = range(FIRST, FIRST 
 
     It is bound and never listens: Linux lets a server bind beside it that sets SO_REUSEADDR, as servers do
     to survive their own restart, and refuses everybody who does not, such as the next who looks for a port.
-    `OSError`: it is taken.
+    A port is taken also where somebody listens at another address of this machine: what keeps strangers off
+    a replica's port goes by its number. `OSError`: it is taken.
     """
+    taken = {number for _, number in _listening("self")}
     for candidate in (port,) if port is not None else among:
+        if candidate in taken:
+            continue
         held = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
         try:
             # Looking for one, first without the option: to be refused where somebody else holds it. What was
@@ -79,7 +83,8 @@ def _sockets(pid: int) -> Iterator[str]:
                 yield match[1]
 
 
-def _listening(pid: int) -> Iterator[tuple[str, int]]:
+def _listening(pid: int | str) -> Iterator[tuple[str, int]]:
+    """Inodes and ports of the sockets that listen in the network of this process."""
     for table in ("tcp", "tcp6"):
         rows = bounded_file.read_start(f"/proc/{pid}/net/{table}", MAX_TABLE).decode("ascii").split("\n")
         for row in rows[1:-1]:  # without the heads, and without what is behind the last newline

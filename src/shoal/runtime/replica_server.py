@@ -6,6 +6,8 @@ Requests go to the first node alone. On the others $PORT is a free port, so that
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 
 from shoal.clock import Clock
 from shoal.runtime import listening
@@ -65,7 +67,7 @@ class ReplicaServer:
                 self._porch = PorchMinder(papers, order.control_url, at.address, self._watcher, self._clock)
         except OSError as error:
             return Ending(kind=EndKind.SETUP_FAILED, message=f"no porch on {order.node}: {error}")
-        protect = at.protect if isinstance(at, listening.OnPort) and confinement.protects_ports else None
+        protect = _protection(at, order, confinement)
         try:
             if protect is not None:
                 protect()
@@ -125,3 +127,11 @@ class ReplicaServer:
             return None
         grace_s = min(self._order.grace_s, DEAD_GRACE_S)
         return Ending(kind=EndKind.EXITED, message=told, grace_s=grace_s, rank=0)
+
+
+def _protection(at: listening.Listening, order: Order, confinement: Confinement) -> Callable[[], None] | None:
+    """What closes the port to strangers, on both sides; None: this node cannot, or there is no port."""
+    uid = confinement.walled_uid
+    if uid is None or not isinstance(at, listening.OnPort):
+        return None
+    return partial(at.protect, uid, is_open=order.has_open_network)

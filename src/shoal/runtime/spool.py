@@ -408,4 +408,7 @@ def _read(path: str, decoder: msgspec.json.Decoder[T]) -> T | None:
         data = bounded_file.read_whole(path, MAX_RECORD)
     except FileNotFoundError:
         return None
-    return decoder.decode(data)
+    try:
+        return decoder.decode(data)
+    except (UnicodeError, RecursionError) as error:  # where supervisors run as jobs' owners, these write it
+        raise msgspec.DecodeError(str(error)) from error

@@ -116,7 +116,7 @@ class Feed:
             self._plane.freshness.confirm()
             self._told = ""
             self._is_well = True
-        except (OSError, msgspec.MsgspecError, ValueError, http.client.HTTPException) as error:
+        except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
             self._is_well = False
             if str(error) != self._told:
                 self._told = str(error)

@@ -154,6 +154,8 @@ def _judged(method: bytes, lines: _Lines, *, is_http10: bool) -> RequestHead:
     options = frozenset(
         option.strip().lower() for value in values.get(b"connection", []) for option in value.split(b",")
     )
+    if len(values.get(b"authorization", [])) > 1:
+        raise malformed("more than one Authorization")  # a proxy in front may go by the other
     target, host = _where(lines.target, values.get(b"host", []), is_http10=is_http10)
     expects = values.get(b"expect", [])
     if expects and (len(expects) > 1 or expects[0].lower() != b"100-continue"):

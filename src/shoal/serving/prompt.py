@@ -31,7 +31,7 @@ def ask_of(affinity: bytes, body: bytes) -> Ask:
         return Ask(affinity=affinity) if affinity else ANY
     try:
         seen = _decoder.decode(body)
-    except (msgspec.MsgspecError, ValueError):
+    except (ValueError, RecursionError):
         return Ask(affinity=affinity)
     # A list that grows at its end differs from the shorter one only in the bracket that closed it.
     prompt = bytes(seen.messages or seen.prompt or seen.input).rstrip(b']" \n')

@@ -61,11 +61,38 @@ def asked(*who):
     return subprocess.run(words, capture_output=True, text=True).stdout
 other = ("setpriv", f"--reuid={sys.argv[2]}", "--clear-groups")
 for _ in range(2):
-    firewall.protect(port)
+    firewall.protect(port, 0)
 print(asked(*other), asked())
 for _ in range(2):
-    firewall.release(port)
+    firewall.release(port, 0)
 print(asked(*other))
+"""
+STRANGER_AT_A_PORT = """
+import socket, subprocess, sys, time
+from shoal.runtime.confine import firewall
+subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+server = socket.create_server(("127.0.0.1", 0))
+port = server.getsockname()[1]
+def asked():
+    try:
+        socket.create_connection(("127.0.0.1", port), 0.5).close()
+        return "answered"
+    except OSError as error:
+        return type(error).__name__
+other, own = int(sys.argv[1]), 0
+for is_open in (False, True):
+    firewall.protect(port, other, is_open=is_open)
+    print(asked())
+firewall.LINGER_S = 1
+firewall.release(port, other)
+print(asked())
+firewall.protect(port, own)
+print(asked())
+firewall.release(port, own)
+until = time.monotonic() + 30
+while f" {port} " in subprocess.check_output([firewall.find_nft(), "list", "ruleset"], text=True):
+    assert time.monotonic() < until
+print(asked())
 """
 FROM_PORTS = """
 import socket, sys
@@ -181,6 +208,18 @@ def test_port_is_protected_on_a_node_where_no_project_has_a_user_of_its_own() ->
         timeout=120,
     )
     assert told.stdout.split() == ["ConnectionRefusedError", "answered", "answered"]
+
+
+def test_nobody_but_the_replicas_project_answers_at_its_port() -> None:
+    """Until the server listens, whoever binds the port with SO_REUSEADDR would get its callers' requests."""
+    told = subprocess.run(
+        ["unshare", "--net", sys.executable, "-c", STRANGER_AT_A_PORT, str(JOB_UID)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert told.stdout.split() == ["TimeoutError"] * 3 + ["answered"] * 2
 
 
 def test_protection_of_a_port_is_renewed_long_before_it_ends() -> None:

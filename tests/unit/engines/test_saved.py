@@ -20,6 +20,7 @@ from shoal.runtime.rank.checkpoint.status import STATUS, Decision, Reason, note
 
 JOB = "job_0001"
 DATA = b"weights" * 100
+NESTED = b'{"other": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
 
 
 @pytest.fixture
@@ -95,7 +96,8 @@ def test_links_pipes_and_garbage_are_damaged_and_harm_nobody(home: Path, tmp_pat
     save(home, 5, generation=6)
     (home / JOB / "step-000000000007-1-0").symlink_to(tmp_path)
     (home / JOB / f"step-000000000008-1-{'9' * 200}").mkdir()
-    assert states(home, verify=True) == dict.fromkeys((7, 5, 4, 3, 2, 1), SavedState.DAMAGED)
+    (save(home, 9) / MANIFEST).write_bytes(NESTED)
+    assert states(home, verify=True) == dict.fromkeys((9, 7, 5, 4, 3, 2, 1), SavedState.DAMAGED)
 
 
 def test_places_and_pace_are_the_jobs_own_word(home: Path) -> None:
@@ -108,7 +110,7 @@ def test_places_and_pace_are_the_jobs_own_word(home: Path) -> None:
     assert msgspec.to_builtins(found.decision) == msgspec.to_builtins(decision)
 
 
-@pytest.mark.parametrize("odd", [b"", b"[1]", b'{"kept": 3}', b"x" * (2 << 20)])
+@pytest.mark.parametrize("odd", [b"", b"[1]", b'{"kept": 3}', b"x" * (2 << 20), NESTED])
 def test_status_that_is_none_is_passed_over(home: Path, odd: bytes) -> None:
     save(home, 1)
     (home / JOB / STATUS).write_bytes(odd)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from shoal.runtime import cache_trim, caches
+from shoal.runtime import cache_trim, caches, removal
 from shoal.runtime.caches import ProjectCache, variables
 from tests.support.shares import an_order
 
@@ -125,6 +127,25 @@ def test_what_was_not_used_for_longest_goes_first_and_as_a_whole(tmp_path: Path)
     cache_trim.trim(str(tmp_path), 0, is_alone=True)
     assert not now.exists()
     assert not any(path.name.startswith(cache_trim.REMOVED) for path in tmp_path.iterdir())
+
+
+def test_trimming_ends_in_time_whatever_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entries that are files at the top, which are looked at one by one; and removals that never end."""
+    for number in range(50):
+        write(tmp_path / f"flat{number}", used_ago_s=60 * cache_trim.DAY_S)
+        write(tmp_path / f"{cache_trim.REMOVED}{number}" / "inner")
+    monkeypatch.setattr(cache_trim, "MAX_LOOKED", 10)
+    assert sum(1 for _ in until_out_of_time(tmp_path)) <= 10
+    asked: list[float] = []
+    monkeypatch.setattr(removal, "remove", lambda _path, *, timeout_s: asked.append(timeout_s))
+    monkeypatch.setattr(cache_trim, "TRIM_S", 0.0)
+    cache_trim.trim(str(tmp_path), 0, is_alone=True)
+    assert asked == []
+
+
+def until_out_of_time(place: Path) -> Iterator[cache_trim.Entry]:
+    with contextlib.suppress(cache_trim.OutOfTime):
+        yield from cache_trim._entries(str(place), cache_trim.CLOCK.monotonic() + 60)
 
 
 def test_trimming_follows_no_link(tmp_path: Path) -> None:

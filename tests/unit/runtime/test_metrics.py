@@ -34,6 +34,13 @@ def meter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Meter]:
     monkeypatch.setattr(metrics, "_voice", None)
 
 
+def test_line_that_is_nested_deeply_is_lost_and_ends_nobody(meter: Meter) -> None:
+    fd = int(meter.variable.partition(":")[0])
+    os.write(fd, b"\x96\x00\x00\x00\x80\x00" + b"\x91" * 12_000)  # a sixth field, which is passed over
+    metrics.log(loss=0.5, step=1)
+    assert {"loss", "points_lost"} <= told(meter).keys()
+
+
 def told(meter: Meter) -> dict[str, Samples]:
     meter.hear()
     return {one.name: one for one in meter.take(is_last=True)}

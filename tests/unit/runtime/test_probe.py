@@ -187,6 +187,23 @@ def test_port_that_is_held_is_given_to_nobody_else_and_lets_its_server_in() -> N
             socket.create_connection(server.getsockname()).close()
 
 
+def test_port_that_a_replica_holds_is_given_to_no_other_that_names_it(tmp_path: Path) -> None:
+    """Neither listens yet, and Linux binds two sockets to one port if both set SO_REUSEADDR."""
+    first = OnPort(HERE, None, str(tmp_path / "ports"))
+    with pytest.raises(OSError, match=f"port {first.port} is taken by another replica"):
+        OnPort(HERE, first.port, str(tmp_path / "ports"))
+    for _ in range(2):
+        first.release()
+    OnPort(HERE, first.port, str(tmp_path / "ports")).release()
+
+
+def test_port_at_which_somebody_listens_at_another_address_is_taken() -> None:
+    with socket.create_server(("127.0.0.2", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(OSError, match=f"port {port} is taken"):
+            hold_port(HERE, port)
+
+
 def test_port_that_was_asked_for_and_is_taken_is_said() -> None:
     with socket.create_server((HERE, 0)) as taken:
         port = taken.getsockname()[1]

@@ -232,3 +232,12 @@ def test_supervisor_that_took_its_name_over_is_found_and_killed_by_it(tmp_path: 
             assert process.wait(20) == -signal.SIGKILL
         finally:
             process.kill()
+
+
+@pytest.mark.parametrize("text", [b"\xff", b'{"attempt_id": "\xff"}', b'{"a": ' + b"[" * 100_000])
+def test_outcome_that_is_none_is_one_kind_of_error(tmp_path: Path, text: bytes) -> None:
+    """Where a supervisor runs as the job's owner, that owner can write it."""
+    share = spool.Share(str(tmp_path))
+    Path(share.outcome).write_bytes(text)
+    with pytest.raises(msgspec.DecodeError):
+        spool.read_outcome(share)

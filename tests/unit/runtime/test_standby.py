@@ -124,6 +124,22 @@ def test_image_is_read_when_it_has_been_the_same_for_a_while(share: spool.Share)
     assert minder.read_image(share.stand_ins, None) is None
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"other": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"modules": {"\xff": ""}, "memory_bytes": 1}',
+        b'{"modules": {}, "memory_bytes": -1}',
+        b'{"modules": {}, "memory_bytes": 1' + b"0" * 400 + b"}",
+    ],
+)
+def test_image_that_no_zygote_writes_is_none_and_ends_nobody(share: spool.Share, text: bytes) -> None:
+    image = Path(share.stand_ins, names.IMAGE)
+    image.write_bytes(text)
+    age(image)
+    assert minder.read_image(share.stand_ins, None) is None
+
+
 def test_image_is_never_read_through_a_link_or_from_anothers_file(share: spool.Share, tmp_path: Path) -> None:
     folder = Path(share.stand_ins)
     secret = tmp_path / "secret"

@@ -6,7 +6,10 @@ import asyncio
 from collections import Counter
 from time import monotonic
 
+import pytest
+
 from shoal.serving.checks import check
+from shoal.serving.prompt import ask_of
 from shoal.serving.sweep import sweep
 from shoal.serving.table import Balance
 from tests.support.serving import Conversation, FakeReplica, Lab, get, reply, service, until
@@ -152,3 +155,8 @@ async def test_turns_go_on_where_they_were_when_a_new_table_comes(lab: Lab) -> N
     for _ in range(100):
         await lab.ask(get())
     assert [len(replica.requests) for replica in replicas] == [50, 50, 50, 50]
+
+
+@pytest.mark.parametrize("body", [b'{"other": ' + b"[" * 100_000, b'{"model": "\xff", "\xff": 1}', b"\xff"])
+def test_body_that_is_no_prompt_is_the_replicas_to_refuse(body: bytes) -> None:
+    assert ask_of(b"session", body).affinity == b"session"

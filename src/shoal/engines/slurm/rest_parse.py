@@ -197,7 +197,7 @@ def parse_reply(text: bytes) -> Reply | None:
     """None: this is no answer of slurmrestd's."""
     try:
         return msgspec.json.decode(text, type=Reply)
-    except msgspec.DecodeError:
+    except (ValueError, RecursionError):
         return None
 
 

@@ -94,10 +94,9 @@ class Confinement:
             self.words = tuple(word for word in self.words if word != "nftables")
 
     @property
-    def protects_ports(self) -> bool:
-        """Whether a replica's port can be closed to all but the data plane."""
-        is_walled = self.uid is not None and "nftables" in self.words
-        return is_walled and not self._order.has_open_network
+    def walled_uid(self) -> int | None:
+        """The job's user, where the kernel keeps those of other projects off its ports; None: it does not."""
+        return self.uid if "nftables" in self.words else None
 
     def settle(self, order: Order) -> None:
         """The share is there, and ours: its directories take their places, its limits hold."""

@@ -4,7 +4,8 @@ Every project has a user of its own, and the kernel knows whose process sends a 
 two projects is found when the server's kernel side answers it: the user that answers is then compared with
 the one that asked last from that port, because a process may take a port that another one has just let go.
 Connections of other users (people, root, the data plane) are left alone, but only Shoal's own user reaches
-the port of a replica. Nothing is tracked for longer than a handshake takes.
+the port of a replica, and only processes of the replica's project answer there: until the server listens,
+its port is free to whoever binds it. Nothing is tracked for longer than a handshake takes.
 
 Not covered: UDP, sockets in the abstract Unix namespace, connections that arrive from other machines.
 """
@@ -36,6 +37,10 @@ MOST_NOTED = 65_536
 MOST_IN_ALL = 1 << 20
 PORT_S = 600
 """A replica's port is protected for so long after its supervisor last said so."""
+LINGER_S = 60
+"""For so long after its server has ended nobody else answers there: data planes hear of that end later."""
+ASKERS, SERVED, SERVERS = "replica_ports", "served_ports", "servers"
+"""Ports that only Shoal's own user may connect to; ports at which one project alone may answer; which one."""
 
 
 class FirewallFailed(ShoalError):
@@ -96,21 +101,36 @@ def close(uid: int) -> None:
     _apply(rules(uid))
 
 
-def protect(port: int) -> None:
-    """For `PORT_S` from now only Shoal's own user may connect to this port. May be repeated.
+def protect(port: int, server_uid: int, *, is_open: bool = False) -> None:
+    """For `PORT_S` from now only this user may answer at the port, and only Shoal's own user may connect to
+    it unless it `is_open`. May be repeated.
 
     The rules need not be there: where projects have no users of their own, as on a node of Slurm, `close` is
     never called, and an administrator may have flushed them since.
     """
-    element = f"element {TABLE} replica_ports {{ {port}"
-    renewed = (f"add {element} timeout {PORT_S}s }}", f"delete {element} }}")
-    _apply("\n".join([*_shared(), *renewed, renewed[0]]) + "\n")
+    claims = list(_claims(port, server_uid))[int(is_open) :]
+    renewed = (line for claim in claims for line in (_added(claim), f"delete {claim} }}", _added(claim)))
+    _apply("\n".join([*_shared(), *renewed]) + "\n")
 
 
-def release(port: int) -> None:
-    """The port is nobody's any more. May be repeated."""
-    element = f"element {TABLE} replica_ports {{ {port}"
-    _apply(f"add {element} timeout {PORT_S}s }}\ndelete {element} }}\n")
+def release(port: int, server_uid: int) -> None:
+    """The server has ended: the port is nobody's in `LINGER_S`. May be repeated."""
+    askers, *answer = _claims(port, server_uid)
+    lines = [_added(askers), f"delete {askers} }}"]
+    for claim in answer:
+        lines += [_added(claim), f"delete {claim} }}", _added(claim, LINGER_S)]
+    _apply("\n".join(lines) + "\n")
+
+
+def _claims(port: int, server_uid: int) -> Iterator[str]:
+    """Elements of the three sets, not ended yet."""
+    yield f"element {TABLE} {ASKERS} {{ {port}"
+    yield f"element {TABLE} {SERVED} {{ {port}"
+    yield f"element {TABLE} {SERVERS} {{ {server_uid} . {port}"
+
+
+def _added(claim: str, timeout_s: int = PORT_S) -> str:
+    return f"add {claim} timeout {timeout_s}s }}"
 
 
 def rules(uid: int) -> str:
@@ -125,7 +145,9 @@ def _shared() -> Iterator[str]:
     yield f"add table {TABLE}"
     yield f"add map {TABLE} asking {{ type uid : verdict; }}"
     yield f"add map {TABLE} answering {{ type uid : verdict; }}"
-    yield f"add set {TABLE} replica_ports {{ type inet_service; flags timeout; }}"
+    for name in (ASKERS, SERVED):
+        yield f"add set {TABLE} {name} {{ type inet_service; flags timeout; }}"
+    yield f"add set {TABLE} {SERVERS} {{ typeof meta skuid . tcp sport; flags timeout; }}"
     last = f"typeof {LAST_ASKED} : meta mark; flags dynamic,timeout; size {MOST_IN_ALL}"
     yield f"add map {TABLE} last {{ {last}; timeout {HANDSHAKE_S}s; }}"
     for name, asked, _ in FAMILIES:
@@ -138,8 +160,10 @@ def _shared() -> Iterator[str]:
     # Whatever is sent to an address of this machine goes out by `lo`.
     yield f'add rule {TABLE} out oifname != "lo" accept'
     yield f"add rule {TABLE} out tcp flags & (syn | ack) == syn jump asks"
-    yield f"add rule {TABLE} out tcp flags & (syn | ack) == (syn | ack) meta skuid vmap @answering"
-    yield f"add rule {TABLE} asks meta skuid != {os.geteuid()} tcp dport @replica_ports reject with tcp reset"
+    answer = f"add rule {TABLE} out tcp flags & (syn | ack) == (syn | ack)"
+    yield f"{answer} tcp sport @{SERVED} meta skuid . tcp sport != @{SERVERS} drop"
+    yield f"{answer} meta skuid vmap @answering"
+    yield f"add rule {TABLE} asks meta skuid != {os.geteuid()} tcp dport @{ASKERS} reject with tcp reset"
     yield f"add rule {TABLE} asks meta skuid vmap @asking"
     yield f"add rule {TABLE} asks delete @last {{ {LAST_ASKED} : 0 }}"
 

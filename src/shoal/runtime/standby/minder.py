@@ -36,7 +36,9 @@ MAX_FAILED = 3
 """So many standbys may end by themselves: another would, too."""
 QUIET_S = 2.5
 """The zygote makes imports that nobody foresaw every two seconds: an older image is whole."""
-MAX_IMAGE = 16 << 20
+MAX_IMAGE = 4 << 20
+"""Bytes of some 30,000 modules. The supervisor may read it twice a second."""
+MAX_MEMORY = 1 << 53
 ROOM, LEAST_BYTES = 1.5, 64 << 20
 """What a standby may use, beside what the zygote uses that it is to be like."""
 GROWTH, NEAR = 1.25, 0.9
@@ -278,9 +280,11 @@ def read_image(stand_ins: str, uid: int | None) -> Image | None:
             return None
         if abs(time.time() - facts.st_mtime) < QUIET_S:
             return None
-        return msgspec.json.decode(os.read(opened[-1], MAX_IMAGE), type=Image)
-    except (OSError, msgspec.DecodeError, UnicodeError):
+        image = msgspec.json.decode(os.read(opened[-1], MAX_IMAGE), type=Image)
+    except (OSError, ValueError, RecursionError):
         return None
+    else:
+        return image if 0 <= image.memory_bytes <= MAX_MEMORY else None
     finally:
         for fd in opened:
             os.close(fd)

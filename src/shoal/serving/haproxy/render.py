@@ -176,6 +176,7 @@ def _one_meaning() -> Iterator[str]:
     many, none = "{ req.fhdr_cnt(host) gt 1 }", "{ req.fhdr_cnt(host) eq 0 } !{ req.ver 1.0 }"
     strange = f"{{ req.fhdr(host) -m found }} !{{ req.fhdr(host) -m reg '{HOST}' }}"
     yield refusal(malformed("one Host is needed"), f"{many} || {none} || {strange}")
+    yield refusal(malformed("more than one Authorization"), "{ req.fhdr_cnt(authorization) gt 1 }")
     target = (
         "!{ path_beg / } || { url_sub '#' } || !{ url_beg / } !{ url -m reg -i '^https?://[^/?#@]+([/?]|$)' }"
     )

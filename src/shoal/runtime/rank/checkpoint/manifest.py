@@ -64,7 +64,10 @@ def parse_name(text: str) -> Name | None:
 
 def read_manifest(data: bytes, name: Name) -> Manifest:
     """`ValueError`: it is damaged, or of another checkpoint."""
-    manifest = msgspec.json.decode(data, type=Manifest)
+    try:
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
     if manifest.name != name:
         raise ValueError(f"its manifest is of {manifest.name}")
     if any(os.path.basename(file) != file for file in manifest.files):

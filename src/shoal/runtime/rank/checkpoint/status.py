@@ -54,7 +54,7 @@ def read_status(data: bytes) -> Status | None:
     """None: it is not one, or of another version."""
     try:
         return msgspec.json.decode(data, type=Status)
-    except (msgspec.DecodeError, UnicodeError):
+    except (ValueError, RecursionError):
         return None
 
 
