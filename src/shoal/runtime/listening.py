@@ -93,10 +93,14 @@ class OnPort:
 
 
 def _claimed(folder: str, port: int) -> IO[bytes]:
-    """The lock of this port, held until it is closed. `OSError`: a replica of this home has it."""
+    """The lock of this port, held until it is closed. `OSError`: a replica of this home has it.
+
+    Machines may share the home, and each has its own ports; so has each container on one of them.
+    """
     os.makedirs(folder, 0o700, exist_ok=True)
+    where = f"{os.uname().nodename}-{os.stat('/proc/self/ns/net').st_ino}"
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    lock = os.fdopen(os.open(f"{folder}/{port}", flags, 0o600), "r+b", buffering=0)
+    lock = os.fdopen(os.open(f"{folder}/{where}-{port}", flags, 0o600), "r+b", buffering=0)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
