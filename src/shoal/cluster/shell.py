@@ -174,8 +174,12 @@ install -d -o {user} -g {group} -m {mode} {path}"""
 def is_running(service: Service, init: str) -> str:
     if init == "systemd":
         return f"systemctl is-active --quiet {service.name}"
-    # A container's first process may never bury its dead: a zombie does not run.
-    status = f"/proc/$(cat {service.pid_file} 2>/dev/null)/status"
+    return _is_alive(service, f"$(cat {service.pid_file} 2>/dev/null)")
+
+
+def _is_alive(service: Service, pid: str) -> str:
+    # A container's first process may never reap its children: a zombie does not run.
+    status = f"/proc/{pid}/status"
     return f"{{ grep -qs '^Name:.{service.process}$' {status} && ! grep -qs '^State:.[ZX]' {status}; }}"
 
 
@@ -229,11 +233,13 @@ def stop(service: Service, init: str) -> str:
     """
     if init == "systemd":
         return f"systemctl disable --now --quiet {service.name} 2>/dev/null || true\nrm -f {service.pid_file}"
+    # The pid is read once: a daemon that still starts may rewrite its pid file, which is empty meanwhile.
     return f"""\
 if {is_running(service, init)}; then
-  kill "$(cat {service.pid_file})"
-  for i in $(seq 1200); do {is_running(service, init)} && sleep 0.1 || break; done
-  if {is_running(service, init)}; then echo '{service.process} does not end' >&2; exit 1; fi
+  pid=$(cat {service.pid_file})
+  kill "$pid"
+  for i in $(seq 1200); do {_is_alive(service, "$pid")} || break; sleep 0.1; done
+  if {_is_alive(service, "$pid")}; then echo '{service.process} does not end' >&2; exit 1; fi
 fi
 rm -f {service.pid_file}"""
 
