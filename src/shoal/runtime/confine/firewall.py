@@ -161,7 +161,10 @@ def _shared() -> Iterator[str]:
     yield f'add rule {TABLE} out oifname != "lo" accept'
     yield f"add rule {TABLE} out tcp flags & (syn | ack) == syn jump asks"
     answer = f"add rule {TABLE} out tcp flags & (syn | ack) == (syn | ack)"
-    yield f"{answer} tcp sport @{SERVED} meta skuid . tcp sport != @{SERVERS} drop"
+    # Shoal's own user may answer. It has every secret, and its daemons may get a port that was a replica's.
+    yield (
+        f"{answer} meta skuid != {os.geteuid()} tcp sport @{SERVED} meta skuid . tcp sport != @{SERVERS} drop"
+    )
     yield f"{answer} meta skuid vmap @answering"
     yield f"add rule {TABLE} asks meta skuid != {os.geteuid()} tcp dport @{ASKERS} reject with tcp reset"
     yield f"add rule {TABLE} asks meta skuid vmap @asking"
