@@ -190,7 +190,9 @@ class SlurmLab(ClusterLab):
         def is_resumed() -> bool:
             state = self.run("sinfo", "-h", "-N", "-n", name, "-o", "%T")
             if "drain" in state or "down" in state:
-                self.run("scontrol", "update", f"NodeName={name}", "State=RESUME")
+                # Refused where the node has become well since `sinfo`: the next look shows it.
+                resume = ("scontrol", "update", f"NodeName={name}", "State=RESUME")
+                subprocess.run(resume, env=self.environment, capture_output=True, check=False)
             return name in self.usable()
 
         self.until(is_resumed, f"{name} takes work")

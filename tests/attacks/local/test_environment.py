@@ -71,11 +71,11 @@ def test_a_hostile_variable_changes_nothing_before_the_jobs_own_program(start: S
     share = with_archive(start, order, tar_of({"a.py": b""}))
     outcome = share.run()
     assert outcome.kind is EndKind.SUCCEEDED, share.describe()
-    work = share.share.work
+    stand_ins = Path(share.share.work).parent / "stand-ins"
     in_front = {
-        "PATH": f"{work}/.shoal/bin:{HOSTILE['PATH']}",
-        "PYTHONPATH": f"{work}/.shoal/hook:{HOSTILE['PYTHONPATH']}",
-        "BASH_ENV": f"{work}/.shoal/bash_env",  # which reads the job's own
+        "PATH": f"{stand_ins}/bin:{HOSTILE['PATH']}",
+        "PYTHONPATH": f"{stand_ins}/hook:{HOSTILE['PYTHONPATH']}",
+        "BASH_ENV": f"{stand_ins}/bash_env",  # which reads the job's own
     }
     assert share.texts() == [in_front.get(name, HOSTILE[name])]
     assert Path(share.share.errors).read_text() == ""
