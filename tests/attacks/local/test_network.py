@@ -68,31 +68,36 @@ for _ in range(2):
 print(asked(*other))
 """
 STRANGER_AT_A_PORT = """
-import socket, subprocess, sys, time
+import os, socket, subprocess, sys, time
 from shoal.runtime.confine import firewall
 subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+project, stranger = int(sys.argv[1]), int(sys.argv[2])
+os.seteuid(stranger)  # the kernel takes the user of a socket from the process that makes it
 server = socket.create_server(("127.0.0.1", 0))
+os.seteuid(0)
 port = server.getsockname()[1]
-def asked():
+def asked(port=port):
     try:
         socket.create_connection(("127.0.0.1", port), 0.5).close()
         return "answered"
     except OSError as error:
         return type(error).__name__
-other, own = int(sys.argv[1]), 0
 for is_open in (False, True):
-    firewall.protect(port, other, is_open=is_open)
+    firewall.protect(port, project, is_open=is_open)
     print(asked())
 firewall.LINGER_S = 1
-firewall.release(port, other)
+firewall.release(port, project)
 print(asked())
-firewall.protect(port, own)
+firewall.protect(port, stranger)
 print(asked())
-firewall.release(port, own)
+firewall.release(port, stranger)
 until = time.monotonic() + 30
 while f" {port} " in subprocess.check_output([firewall.find_nft(), "list", "ruleset"], text=True):
     assert time.monotonic() < until
 print(asked())
+daemon = socket.create_server(("127.0.0.1", 0))
+firewall.protect(daemon.getsockname()[1], project)
+print(asked(daemon.getsockname()[1]))
 """
 FROM_PORTS = """
 import socket, sys
@@ -210,16 +215,16 @@ def test_port_is_protected_on_a_node_where_no_project_has_a_user_of_its_own() ->
     assert told.stdout.split() == ["ConnectionRefusedError", "answered", "answered"]
 
 
-def test_nobody_but_the_replicas_project_answers_at_its_port() -> None:
+def test_only_the_replicas_project_and_shoals_own_daemons_answer_at_its_port() -> None:
     """Until the server listens, whoever binds the port with SO_REUSEADDR would get its callers' requests."""
     told = subprocess.run(
-        ["unshare", "--net", sys.executable, "-c", STRANGER_AT_A_PORT, str(JOB_UID)],
+        ["unshare", "--net", sys.executable, "-c", STRANGER_AT_A_PORT, str(JOB_UID), str(OTHER_UID)],
         capture_output=True,
         text=True,
         check=True,
         timeout=120,
     )
-    assert told.stdout.split() == ["TimeoutError"] * 3 + ["answered"] * 2
+    assert told.stdout.split() == ["TimeoutError"] * 3 + ["answered"] * 3
 
 
 def test_protection_of_a_port_is_renewed_long_before_it_ends() -> None:
