@@ -33,38 +33,27 @@ def what_is_missing() -> str | None:
     missing = [name for name in NEEDED if shutil.which(name) is None]
     if missing:
         return f"no {', '.join(missing)} here: `apt-get install passwd util-linux`"
-    return (
-        None
-        if readable_python()
-        else f"no Python {sys.version_info.minor} that every user may run: /usr/bin/python3"
-    )
+    if not readable_python():
+        return f"no Python {sys.version_info.minor} that every user may run: /usr/bin/python3"
+    if not as_nobody(readable_python(), "-c", "import shoal.wire", PYTHONPATH=PYTHON_PATH):
+        return f"other users may not read {SOURCE}: put the clone elsewhere, such as below /srv"
+    return None
+
+
+PYTHON_PATH = f"{SOURCE}:{sysconfig.get_path('purelib')}"
 
 
 def readable_python() -> str:
     """One that has our version and that every user may run; empty: there is none."""
-    asked = "import sys; print(sys.version_info[:2] == tuple(map(int, sys.argv[1:])))"
-    for one in (sys.executable, "/usr/bin/python3"):
-        # By a shell: `setpriv` itself finds what it starts with the powers of root.
-        words = [
-            "setpriv",
-            "--reuid=65534",
-            "--clear-groups",
-            "sh",
-            "-c",
-            'exec "$@"',
-            "sh",
-            one,
-            "-c",
-            asked,
-        ]
-        words += map(str, sys.version_info[:2])
-        done = subprocess.run(words, capture_output=True, check=False, cwd="/")
-        if done.stdout.strip() == b"True":
-            return one
-    return ""
+    same = f"import sys; sys.exit(sys.version_info[:2] != {tuple(sys.version_info[:2])})"
+    return next((one for one in (sys.executable, "/usr/bin/python3") if as_nobody(one, "-c", same)), "")
 
 
-PYTHON_PATH = f"{SOURCE}:{sysconfig.get_path('purelib')}"
+def as_nobody(*command: str, **env: str) -> bool:
+    """Whether the command ends well for a user who has no rights of root's."""
+    # By a shell: `setpriv` itself finds what it starts with the powers of root.
+    words = ["setpriv", "--reuid=65534", "--clear-groups", "sh", "-c", 'exec "$@"', "sh", *command]
+    return subprocess.run(words, capture_output=True, check=False, cwd="/", env=env).returncode == 0
 
 
 class OwnersPlane(ClusterPlane):

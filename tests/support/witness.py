@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import time
 from collections import Counter
 from itertools import pairwise
@@ -39,10 +40,11 @@ class Witness:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self.deaf = folder / "deaf"
+        shutil.copy(PROGRAM, folder)  # jobs cannot read a clone in a closed home
 
     def job(self, seconds: float = float("inf"), *options: str) -> dict[str, Any]:
         """For the spec of a job: what it runs in every rank, and where that is written down."""
-        run = shlex.join(["exec", "python", str(PROGRAM), TARGET, str(seconds), *options])
+        run = shlex.join(["exec", "python", f"{TARGET}/{PROGRAM.name}", TARGET, str(seconds), *options])
         return {"run": run, "mounts": [{"source": str(self._folder), "target": TARGET}]}
 
     def let_go(self, job: JobHandle) -> None:

@@ -19,6 +19,8 @@ from . import mpi_line
 
 MEET_S, WARN_S, PAUSE_S = 1800.0, 60.0, 0.02
 """How long ranks wait for each other, as some come from a long preparation; when they first say so."""
+SETTLE_S = 5.0
+"""How long a rank without a place outlives its world: the job should name the rank that failed first."""
 MAX_MESSAGE = 64 << 20
 WORLD = "SHOAL_MPI"
 """Of a rank that is in an MPI world: whose it is."""
@@ -105,6 +107,7 @@ def become(folder: str, rank: int, name: str) -> None:
     send(door, {"rank": rank})
     message, fds = receive(door)
     if message is None or "argv" not in message:
+        time.sleep(SETTLE_S)
         os._exit(1 if message is None else message["code"])  # the node's host has said why
     is_mpich = "PMI_SIZE" in message["env"]
     environment = {**clean(dict(os.environ)), **OTHERS[is_mpich], **message["env"]}
