@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,7 +14,8 @@ import anyio.from_thread
 import pytest
 
 from shoal.cli import backup, backup_request
-from shoal.errors import StateError
+from shoal.client.credentials import write_private
+from shoal.errors import ServerUnreachable, StateError, StoreUnavailable
 from shoal.settings import Settings, load_settings
 from shoal.store import Head
 
@@ -20,15 +23,23 @@ from shoal.store import Head
 class Store:
     def __init__(self) -> None:
         self.num_copies = 0
+        self.problem: Exception | None = None
 
     def copy_to(self, target: Path) -> Head:
+        if self.problem is not None:
+            raise self.problem
         self.num_copies += 1
         target.write_text(f"copy {self.num_copies}")
         return Head(self.num_copies, "x")
 
 
 @pytest.fixture
-def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
+def store() -> Store:
+    return Store()
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: Store) -> Iterator[Settings]:
     """Of a home whose control plane answers requests."""
     for module in (backup, backup_request):
         monkeypatch.setattr(module, "holder", lambda _: 1)
@@ -36,7 +47,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settin
     home = tmp_path / "home"
     home.mkdir()
     with anyio.from_thread.start_blocking_portal() as portal:
-        serving = portal.start_task_soon(backup_request.serve_requests, home, Store())
+        serving = portal.start_task_soon(backup_request.serve_requests, home, store)
         yield replace(load_settings({}), home=home)
         serving.cancel()
 
@@ -85,3 +96,40 @@ def test_request_of_a_backup_that_was_killed_does_not_take_the_answer_of_the_nex
         (folder / f"{name * 16}.asked").touch()
     with backup._database(settings, tmp_path / "a.tar", lambda _: None) as (copy, head):
         assert copy.read_text() == f"copy {head.seq}"
+
+
+def test_database_that_cannot_be_copied_is_the_backups_error_and_the_next_one_is_made(
+    settings: Settings, tmp_path: Path, store: Store
+) -> None:
+    store.problem = StoreUnavailable("the store is not available: disk I/O error")
+    with (
+        pytest.raises(StateError, match="disk I/O error"),
+        backup._database(settings, tmp_path / "a.tar", lambda _: None),
+    ):
+        pass
+    store.problem = None
+    with backup._database(settings, tmp_path / "a.tar", lambda _: None) as (copy, _):
+        assert copy.read_text() == "copy 1"
+
+
+def test_backup_whose_answer_cannot_be_written_does_not_wait_for_it_for_ever(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_full = True
+
+    def write_or_fail(path: Path, text: str) -> None:
+        if is_full and path.suffix == ".answer":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write_private(path, text)
+
+    monkeypatch.setattr(backup_request, "write_private", write_or_fail)
+    monkeypatch.setattr(backup_request, "TAKEN_S", 0.1)
+    with (
+        pytest.raises(ServerUnreachable, match="does not make a copy"),
+        backup._database(settings, tmp_path / "a.tar", lambda _: None),
+    ):
+        pass
+    is_full = False
+    monkeypatch.setattr(backup_request, "TAKEN_S", 60.0)
+    with backup._database(settings, tmp_path / "a.tar", lambda _: None) as (copy, _):
+        assert copy.read_text() == "copy 2"

@@ -9,11 +9,13 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 import pytest
+from sqlalchemy import create_engine
 
 from shoal.clock import SystemClock
 from shoal.errors import StoreUnavailable
 from shoal.store import Tx, open_store
 from shoal.store.copying import copy_of_sqlite
+from shoal.store.sqlite import SqliteDatabase
 
 
 def add(tx: Tx) -> None:
@@ -64,3 +66,16 @@ async def test_nothing_is_left_of_a_copy_that_failed(tmp_path: Path, monkeypatch
     with pytest.raises(StoreUnavailable, match="disk is full"):
         copy_of_sqlite(tmp_path / "a.db", tmp_path / "half.db", lambda _done, _of: None)
     assert not (tmp_path / "half.db").exists()
+
+
+async def test_database_that_cannot_be_read_is_unavailable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As without a descriptor, or on a disk that fails: no other error ends who serves backups."""
+    store = open_store(f"sqlite:///{tmp_path}/a.db", clock=SystemClock())
+    missing = create_engine(f"sqlite:///{tmp_path}/missing/b.db")
+    monkeypatch.setattr(SqliteDatabase, "connect_reader", lambda _: missing.connect())
+    with pytest.raises(StoreUnavailable, match="unable to open"):
+        await anyio.to_thread.run_sync(store.copy_to, tmp_path / "copy.db")
+    assert not (tmp_path / "copy.db").exists()
+    await store.close()

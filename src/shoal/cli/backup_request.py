@@ -69,7 +69,11 @@ def _answer(request: Path, store: CanCopy) -> None:
         log.warning("backup.failed", error=str(error))
         answer = Answer(error=str(error))
     request.unlink(missing_ok=True)
-    write_private(request.with_suffix(".answer"), msgspec.json.encode(answer).decode())
+    try:
+        write_private(request.with_suffix(".answer"), msgspec.json.encode(answer).decode())
+    except OSError:
+        copy.unlink(missing_ok=True)  # while it is there, the backup waits for the answer
+        raise
 
 
 def _clear(folder: Path) -> None:

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import anyio.to_thread
 from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
 
 from shoal.clock import Clock
 from shoal.errors import StoreUnavailable
 from shoal.store.base import Head, OnCommit, T
 from shoal.store.commit import Committer
 from shoal.store.copying import copy_sqlite
-from shoal.store.database import Database
+from shoal.store.database import Database, unavailable
 from shoal.store.line import Change
 from shoal.store.postgres import PostgresDatabase
 from shoal.store.readers import Readers
@@ -74,10 +75,16 @@ class ThreadedStore:
             self._database.on_deposed = callback
 
     def copy_to(self, target: Path) -> Head:
-        """Copy a SQLite database as of one moment to a new file. Blocks; writers go on meanwhile."""
-        with self._database.connect_reader() as reader:
-            self._database.begin_read(reader)
-            return copy_sqlite(reader, target)
+        """Copy a SQLite database as of one moment to a new file. Blocks; writers go on meanwhile.
+
+        `StoreUnavailable`: the database cannot be read, or the disk does not take the copy.
+        """
+        try:
+            with self._database.connect_reader() as reader:
+                self._database.begin_read(reader)
+                return copy_sqlite(reader, target)
+        except DBAPIError as error:
+            raise unavailable(error) from error
 
     async def close(self) -> None:
         if not self._is_closed:
