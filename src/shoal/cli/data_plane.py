@@ -45,23 +45,42 @@ MAX_LOG_BYTES = 16 << 20
 
 
 async def keep(settings: Settings, plane: ControlPlane) -> None:
-    """Until cancelled; what runs then runs on."""
-    book = plane.core.services
+    """Until cancelled; what runs then runs on.
+
+    Where the disk or the machine does not allow a turn, a later one does what is left: the control plane goes
+    on without it.
+    """
     child: subprocess.Popen[bytes] | None = None
+    problem = ""
     while True:
-        bound_log(settings.home / "logs" / "serving.log")
         if child is not None:
             child.poll()  # one that has ended is there until somebody asks
-        found = running(settings.home)
-        book.url = str(found["url"]) if found else None
-        if book.table.services and (found is None or found.get("told") != _told(settings)):
-            token = data_plane_token(plane.core.key)
-            child = await anyio.to_thread.run_sync(_start, settings, token, found)
-            if child is None:
-                await anyio.sleep(AGAIN_S)
-            elif found is not None:
-                terminate(found)  # who takes its place accepts connections already
-        await anyio.sleep(LOOK_EVERY_S)
+        try:
+            child = await _keep_once(settings, plane, child)
+            problem = ""
+        except OSError as error:
+            if str(error) != problem:
+                log.warning("data_plane.not_kept", error=str(error))
+            problem = str(error)
+        await anyio.sleep(AGAIN_S if problem else LOOK_EVERY_S)
+
+
+async def _keep_once(
+    settings: Settings, plane: ControlPlane, child: subprocess.Popen[bytes] | None
+) -> subprocess.Popen[bytes] | None:
+    """One turn. Returns the data plane that this process began last."""
+    await anyio.to_thread.run_sync(bound_log, settings.home / "logs" / "serving.log")
+    book, found = plane.core.services, running(settings.home)
+    book.url = str(found["url"]) if found else None
+    if not book.table.services or (found is not None and found.get("told") == _told(settings)):
+        return child
+    token = data_plane_token(plane.core.key)
+    child = await anyio.to_thread.run_sync(_start, settings, token, found)
+    if child is None:
+        await anyio.sleep(AGAIN_S)
+    elif found is not None:
+        terminate(found)  # who takes its place accepts connections already
+    return child
 
 
 def bound_log(path: Path) -> None:
@@ -128,7 +147,12 @@ def _start(settings: Settings, token: str, before: dict[str, Any] | None) -> sub
         scheme = "https" if settings.tls_cert else "http"
         facts: dict[str, Any] = {"pid": child.pid, "ticks": start_ticks(child.pid), "told": _told(settings)}
         facts |= {"url": f"{scheme}://{address}", "home": directory_of(home)}
-        write_private(home / FACTS, json.dumps(facts) + "\n")
+        try:
+            write_private(home / FACTS, json.dumps(facts) + "\n")
+        except OSError:
+            child.kill()  # nobody would find it again
+            child.wait()
+            raise
         log.info("data_plane.started", pid=child.pid, address=address)
         return child
     log.warning("data_plane.not_started", log=str(home / "logs" / "serving.log"))
