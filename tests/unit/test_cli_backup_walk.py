@@ -216,6 +216,23 @@ def test_file_of_holes_takes_no_room_in_what_is_told_and_is_left_out(home: Home)
     assert manifest.skipped == {"checkpoints/job_1/sparse.pt": "it has more than 64 MiB of holes"}
 
 
+def test_file_that_grows_after_it_was_judged_is_saved_as_long_as_it_was(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job could make it 16 TiB of holes in that moment, and a backup writes them all."""
+    path, judge = home.file("model.pt"), backup_walk._too_sparse
+
+    def judge_and_grow(fd: int, *more: os.stat_result) -> str:
+        problem = judge(fd, *more)
+        if os.path.samestat(os.fstat(fd), path.stat()):
+            os.truncate(path, 1 << 26)
+        return problem
+
+    monkeypatch.setattr(backup_walk, "_too_sparse", judge_and_grow)
+    assert home.save().skipped == {}
+    assert home.saved() == {"job_1/model.pt": b"weights"}
+
+
 def test_file_with_few_holes_is_saved_whole(home: Home) -> None:
     path = home.file("model.pt", b"x")
     os.truncate(path, 1 << 20)

@@ -90,18 +90,16 @@ class Writer:
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError:
             return False
-        self._add(name, fd, is_of_job=False)
+        self._add(name, fd, os.fstat(fd), is_of_job=False)
         return True
 
     def add_found(self, found: FoundFile) -> None:
         """Add what a walk stands at, or name it as left out."""
-        fd = open_found(found, self.left_out)
-        if fd is not None:
-            self._add(found.name, fd, is_of_job=found.owner is not None)
+        if (opened := open_found(found, self.left_out)) is not None:
+            self._add(found.name, *opened, is_of_job=found.owner is not None)
 
-    def _add(self, name: str, fd: int, *, is_of_job: bool) -> None:
+    def _add(self, name: str, fd: int, facts: os.stat_result, *, is_of_job: bool) -> None:
         with os.fdopen(fd, "rb") as file:
-            facts = os.fstat(fd)
             hashed = _Hashed(file, name, facts.st_size, fills=is_of_job)
             info = _info(stored := stored_name(name), facts.st_size)
             info.uid, info.gid = facts.st_uid, facts.st_gid

@@ -93,9 +93,10 @@ def walk_of_jobs(home: Path, name: str, left_out: LeftOut) -> Iterator[FoundFile
         left_out.add(name, f"it cannot be opened as a directory: {error.strerror}")
 
 
-def open_found(found: FoundFile, left_out: LeftOut) -> int | None:
-    """A descriptor of the file that was found; None: it is left out.
+def open_found(found: FoundFile, left_out: LeftOut) -> tuple[int, os.stat_result] | None:
+    """Return a descriptor of the file that was found, and the facts to save it by. None: it is left out.
 
+    A job can make the file longer at any moment, so what is saved has the size that was judged here.
     `OSError`: a file of the home itself cannot be opened.
     """
     try:
@@ -108,11 +109,12 @@ def open_found(found: FoundFile, left_out: LeftOut) -> int | None:
             raise
         left_out.add(found.name, f"it cannot be opened: {error.strerror}")
         return None
-    if problem := _problem(os.fstat(fd), found.owner) or _too_sparse(fd):
+    facts = os.fstat(fd)
+    if problem := _problem(facts, found.owner) or _too_sparse(fd, facts):
         left_out.add(found.name, problem)
         os.close(fd)
         return None
-    return fd
+    return fd, facts
 
 
 def allocated(found: Iterator[FoundFile]) -> int:
@@ -201,9 +203,9 @@ def _linked(facts: os.stat_result, name: str, budget: _Budget | None) -> str:
     return "" if first == name else f"it is another name of {stored_name(first)}"
 
 
-def _too_sparse(fd: int) -> str:
+def _too_sparse(fd: int, facts: os.stat_result) -> str:
     """Ends after 64 MiB of holes, so at most 16,384 of 4 KiB are looked at."""
-    facts, at, holes = os.fstat(fd), 0, 0
+    at = holes = 0
     if facts.st_blocks * BLOCK >= facts.st_size:
         return ""
     with contextlib.suppress(OSError):  # ENXIO: no data after here. The last hole ends with the file
