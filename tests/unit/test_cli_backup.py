@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import os
@@ -108,12 +109,73 @@ def test_restored_home_writes_no_anchor_where_the_original_does(tmp_path: Path) 
     assert json.loads((tmp_path / REMEMBERED).read_text()) == {"listen": "127.0.0.1:1"}
 
 
-def test_restore_removes_nothing_that_was_put_into_the_new_home_meanwhile(tmp_path: Path) -> None:
-    (tmp_path / "home" / "logs").mkdir(parents=True)
-    (tmp_path / "home" / "precious").write_text("x")
-    with pytest.raises(StateError, match="cannot make way"):
-        backup._make_way(tmp_path / "home")
-    assert (tmp_path / "home" / "precious").read_text() == "x"
+def saved(folder: Path) -> Path:
+    """A backup of a home with one file in it."""
+    target = folder / "saved.tar"
+    with backup_file.writing(target) as writer:
+        (folder / "content").write_text("x")
+        writer.add("archives/a", folder / "content")
+        writer.finish(
+            Manifest(
+                shoal="0", made_at=0.0, seq=0, head="", left_out={}, skipped={}, num_skipped=0, cut=(),
+                members=writer.members,
+            )
+        )  # fmt: skip
+    return target
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_home_can_be_restored_where_another_backup_was_refused(tmp_path: Path, *, is_there: bool) -> None:
+    good, home = saved(tmp_path), tmp_path / "home"
+    bad = tmp_path / "bad.tar"
+    bad.write_bytes(good.read_bytes()[:1_024])  # its first member, and no manifest
+    if is_there:
+        home.mkdir()
+    with pytest.raises(StateError, match="no whole backup"):
+        backup.restore(bad, home=home)
+    assert backup.restore(good, home=home) == 0
+    assert (home / "archives" / "a").read_text() == "x"
+    assert home.stat().st_mode & 0o777 == 0o700
+    assert list(tmp_path.glob(".home*")) == []
+
+
+def test_restore_replaces_nothing_that_was_put_into_the_new_home_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, keep = tmp_path / "home", backup._keep_options
+
+    def put_and_keep(part: Path, database: str | None) -> None:
+        home.mkdir()
+        (home / "precious").write_text("x")
+        keep(part, database)
+
+    monkeypatch.setattr(backup, "_keep_options", put_and_keep)
+    with pytest.raises(StateError, match="cannot be what was restored"):
+        backup.restore(saved(tmp_path), home=home)
+    assert [path.name for path in home.iterdir()] == ["precious"]
+
+
+def test_backup_goes_to_a_disk_that_has_no_hard_links_and_replaces_nothing_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_source: Path, target: Path) -> None:
+        if target.parent.name == "race":
+            target.write_text("another's")
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", refuse)
+    for name in ("stick", "race"):
+        (tmp_path / name).mkdir()
+    made = saved(tmp_path / "stick")
+    backup_file.read(made, lambda _name, file, _size: backup_file.copy_out(file, None))
+    with pytest.raises(StateError, match="not permitted"):
+        saved(tmp_path / "race")
+    assert (tmp_path / "race" / "saved.tar").read_text() == "another's"
+
+
+def test_backup_that_is_not_there_cannot_be_checked(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="No such file"):
+        backup.backup(tmp_path / "missing.tar", verify=True)
 
 
 def test_restore_refuses_a_mount_point_before_it_unpacks() -> None:

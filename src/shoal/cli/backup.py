@@ -108,10 +108,9 @@ def restore(
         raise SpecError("`--database` is not postgresql://...", hint="leave it out for SQLite in the home")
     if target.is_mount():
         raise SpecError(f"{target} is a mount point", hint=f"name a directory in it: `--home {target}/shoal`")
-    prepare_home(target)
     part = target.with_name(f".{target.name}.{os.urandom(6).hex()}.part")
     try:
-        part.mkdir(mode=0o700)
+        prepare_home(part)
         with long_work("unpacking ...") as say:
             manifest = _unpack(path, part, say)
             give_checkpoints(part / CHOICES["checkpoints"], part / DATABASE)
@@ -119,8 +118,7 @@ def restore(
                 load_postgres(part / DATABASE, database, lambda done, of: say(f"table {done} of {of}"))
                 (part / DATABASE).unlink()
         _keep_options(part, database)
-        _make_way(target)
-        part.rename(target)
+        _put(part, target)
     finally:
         shutil.rmtree(part, ignore_errors=True)
     if json:
@@ -133,13 +131,12 @@ def restore(
     return 0
 
 
-def _make_way(target: Path) -> None:
-    """Remove the empty directory that `prepare_home` made. `StateError`: somebody has put something there."""
+def _put(part: Path, target: Path) -> None:
+    """Make it the new home. `StateError`: somebody has put something there meanwhile."""
     try:
-        for made in (target / "logs", target):
-            made.rmdir()
+        part.rename(target)  # over nothing, or over an empty directory
     except OSError as error:
-        told = f"{target} cannot make way for what was restored: {error.strerror}"
+        told = f"{target} cannot be what was restored: {error.strerror}"
         raise StateError(told, hint="name a new directory: `--home DIR`") from error
 
 
@@ -246,7 +243,12 @@ def _verify(source: Path, *, json: bool) -> int:
                 out = opened.enter_context(kept.open("wb")) if kept is not None else None
                 backup_file.copy_out(file, out)
 
-        manifest = backup_file.read(source, take)
+        try:
+            manifest = backup_file.read(source, take)
+        except OSError as error:
+            told = f"cannot check {source}: {error.strerror or error}"
+            hint = f"ls -l {source}; df -h {folder}; `export TMPDIR=DIR` names a directory with more room"
+            raise StateError(told, hint=hint) from error
         key = place.with_name("key")
         if not key.exists():
             raise StateError(

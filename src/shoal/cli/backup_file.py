@@ -6,6 +6,7 @@ Written under another name and renamed when it is whole and on disk. Reading it 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import io
 import os
@@ -23,6 +24,8 @@ from shoal.errors import SpecError, StateError
 MANIFEST = "manifest.json"
 MAX_MANIFEST = 256 << 20
 PIECE = 1 << 20
+NO_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP})
+"""Answers of file systems without hard links, such as those of USB sticks."""
 Tell = Callable[[str], None]
 
 
@@ -131,7 +134,7 @@ def writing(target: Path) -> Iterator[Writer]:
                 yield Writer(tar)
             file.flush()
             os.fsync(file.fileno())
-        os.link(part, target)  # unlike a rename it replaces nothing
+        _put(part, target)
         directory = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
         os.fsync(directory)
         os.close(directory)
@@ -142,6 +145,15 @@ def writing(target: Path) -> Iterator[Writer]:
         ) from error
     finally:
         part.unlink(missing_ok=True)
+
+
+def _put(part: Path, target: Path) -> None:
+    try:
+        os.link(part, target)  # unlike a rename it replaces nothing
+    except OSError as error:
+        if error.errno not in NO_LINKS or target.exists():
+            raise
+        part.rename(target)
 
 
 def read(source: Path, take: Callable[[str, IO[bytes], int], None]) -> Manifest:
