@@ -79,10 +79,12 @@ def test_manifest_that_is_nested_deeply_is_damage(tmp_path: Path) -> None:
         backup_file.read(made, lambda _name, _file, _size: None)
 
 
-def test_caches_are_no_part_of_a_backup(tmp_path: Path) -> None:
+def test_caches_and_notes_of_this_machine_are_no_part_of_a_backup(tmp_path: Path) -> None:
     cache = tmp_path / "caches" / "default-1000" / "huggingface"
     cache.mkdir(parents=True)
     (cache / "model.bin").write_text("many bytes")
+    (tmp_path / "uids").mkdir()
+    (tmp_path / "uids" / "1900000000").write_text("another home's")
     (tmp_path / "keys").mkdir()
     (tmp_path / "keys" / "signing").write_text("key")
     found = backup._files(replace(load_settings({}), home=tmp_path), set(), LeftOut())

@@ -38,7 +38,7 @@ CHOICES = {"logs": "spool/kept", "checkpoints": "checkpoints"}
 """What is left out unless it is asked for."""
 NOT_OURS = frozenset(
     {
-        *("spool", "desk", "checkpoints", "caches", "sockets", "logs", "backup", "ray"),
+        *("spool", "desk", "checkpoints", "caches", "sockets", "logs", "backup", "ray", "uids"),
         *("server.json", "server.lock", "serving.json", "serving-table.json", "leader.json"),
         *("site.json", "restore.json", "credentials.json", "port", "own-port", ANCHOR),
     }

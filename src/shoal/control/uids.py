@@ -14,6 +14,8 @@ from collections.abc import Collection, Iterator
 from itertools import islice
 from pathlib import Path
 
+import structlog
+
 from shoal.errors import StateError
 from shoal.loopback import FIRST_PROJECT_UID
 
@@ -25,6 +27,8 @@ SUBORDINATE = (Path("/etc/subuid"), Path("/etc/subgid"))
 REGISTRY = Path("/var/lib/shoal/uids")
 """On each machine, a file for each block that a home of root's has. Its name is the first uid; in it are the
 home's id and path."""
+
+log = structlog.get_logger()
 
 
 def claim_block(home: Path, home_id: str, registry: Path | None = None, used: Collection[int] = ()) -> int:
@@ -84,10 +88,18 @@ def subordinate_ranges(files: Collection[Path] = SUBORDINATE) -> Iterator[range]
 
 
 def _is_noted(registry: Path, first: int, home: Path, home_id: str) -> bool:
-    """Whether the block is this home's, which is noted with the path that the home has now."""
-    registry.mkdir(mode=0o755, parents=True, exist_ok=True)
+    """Whether the block is this home's, which is noted with the path that the home has now.
+
+    Where nothing can be noted, because `/var` is full or read-only, the home has the block all the same: its
+    id seldom leads to another's block, and jobs need a control plane that starts.
+    """
     note, new = registry / str(first), registry / f".{first}.{os.getpid()}"
-    new.write_text(f"{home_id}\n{home}\n", encoding="utf-8")
+    try:
+        registry.mkdir(mode=0o755, parents=True, exist_ok=True)
+        new.write_text(f"{home_id}\n{home}\n", encoding="utf-8")
+    except OSError as error:
+        log.warning("uids.not_noted", first_uid=first, error=str(error))
+        return True
     try:
         os.link(new, note)  # whole, and by one home alone
     except FileExistsError:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from itertools import islice
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from shoal.control.uids import (
     BLOCK,
@@ -92,3 +94,17 @@ def test_home_that_was_restored_on_another_machine_has_its_block_there(tmp_path:
     assert keep_block(one, restored, "same", registry)
     assert not keep_block(one, other, "another", registry)
     assert {*registry.iterdir()} == {registry / str(one)}
+
+
+@needs_root
+def test_home_starts_where_nothing_can_be_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    (home,) = homes(tmp_path, "home")
+    monkeypatch.setattr(Path, "write_text", full)
+    with capture_logs() as logs:
+        first = claim_block(home, "same", tmp_path / "uids")
+        assert keep_block(first + 7, home, "same", tmp_path / "uids")
+    assert first == next(blocks("same", tuple(subordinate_ranges())))
+    assert [one["event"] for one in logs] == ["uids.not_noted"] * 2
