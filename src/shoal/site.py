@@ -179,7 +179,9 @@ def refuse_copy(home: Path, *, is_bound_to_machine: bool) -> None:
     if not is_copy(home, is_bound_to_machine=is_bound_to_machine) or read_request(home) is not None:
         return
     site = read_site(home)
-    origin = f"a copy of {site.directory.path}" if site is not None else "a copy or a restored backup"
+    origin = "a copy, a restored backup, or a home that an older Shoal used"
+    if site is not None:
+        origin = f"a copy of {site.directory.path}"
     raise CopiedHome(
         f"{home} is {origin}: jobs that its records call open may run under the original",
         hint="to make the copy a home of its own, `shoal up --restored`: its open jobs end here, and `shoal "

@@ -206,7 +206,7 @@ async def test_a_copied_home_is_refused_until_the_operator_says_what_it_is(tmp_p
     home.rename(copy)
     assert await claim(store, copy) is None, "a home that was renamed is no copy"
     (copy / site.FILE).unlink()
-    with pytest.raises(site.CopiedHome, match="a copy or a restored backup"):
+    with pytest.raises(site.CopiedHome, match="a restored backup, or a home that an older Shoal"):
         await claim(store, copy)
 
 
