@@ -26,8 +26,8 @@ from shoal.wire import EndKind, NodeOutcome
 
 MOVING = (NodeState.DRAINING, NodeState.DEAD)
 """What runs on a node that is one of these is to go on elsewhere."""
-MAX_DRAINED = 10
-"""Nodes that one transaction marks as drained: for each it looks through what holds resources."""
+MAX_DRAINED = 100
+"""Nodes that one transaction marks as drained."""
 MOVE_SERVERS_S = 300.0
 """So long a drain waits for a service to start another replica elsewhere."""
 
@@ -43,21 +43,24 @@ async def heal(core: Core) -> None:
         for name in sorted(moving.intersection(attempt.nodes_left)):
             await _move(core, job, attempt, nodes[name])
     if any(nodes[name].state is NodeState.DRAINING for name in moving):
-        for names in batched(await core.store.read(_drained), MAX_DRAINED):
-            await core.store.write(partial(_finish_drains, core, names))
+        for some in batched(await core.store.read(_drained), MAX_DRAINED):
+            await core.store.write(partial(_finish_drains, core, some))
 
 
-def _drained(tx: Tx) -> list[str]:
+def _drained(tx: Tx) -> list[Node]:
     """Draining nodes that hold nothing."""
     held = {name for _, attempt in tx.attempts.holding() for name in attempt.node_names}
-    return [n.name for n in tx.nodes.all() if n.state is NodeState.DRAINING and n.name not in held]
+    return [n for n in tx.nodes.all() if n.state is NodeState.DRAINING and n.name not in held]
 
 
-def _finish_drains(core: Core, names: Sequence[str], tx: Tx) -> None:
-    """Nobody is placed on a draining node, so what holds nothing now never will."""
+def _finish_drains(core: Core, empty: Sequence[Node], tx: Tx) -> None:
+    """Nobody is placed on a draining node. So one that held nothing still does while its record is the same.
+
+    To look through what holds resources would take 50 ms for each node where 20,000 jobs run.
+    """
     now = core.clock.now()
-    for node in filter(None, map(tx.nodes.get, names)):
-        if node.state is NodeState.DRAINING and not tx.attempts.holding_on(node.name):
+    for node in empty:
+        if tx.nodes.get(node.name) == node:
             drained = msgspec.structs.replace(
                 node, state=NodeState.DRAINED, changed_at=now, version=node.version + 1
             )
