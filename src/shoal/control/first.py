@@ -66,9 +66,6 @@ async def claim(store: Store, home: Path, *, is_bound_to_machine: bool = True) -
         write_private(home_id_path(home), f"{owner}\n".encode())
     refuse_strange_home(owner, home)
     site.refuse_copy(home, is_bound_to_machine=is_bound_to_machine)
-    if owner is None:
-        await _begin(store, home)
-        return None
     known = site.read_site(home)
     is_elsewhere = known is not None and site_id is not None and known.site_id != site_id
     if request is None and is_elsewhere:
@@ -82,6 +79,8 @@ async def claim(store: Store, home: Path, *, is_bound_to_machine: bool = True) -
         if known is not None and known.site_id == request.site_id:
             return None  # it was carried out, and the start that did so was killed before it removed the word
         raise StateError(f"{home} is no copy, so there is nothing to restore", hint="shoal up")
+    if owner is None:
+        await _begin(store, home, is_copy=is_copy)
     return request
 
 
@@ -93,10 +92,10 @@ def _mark(home: Path) -> Site:
     return made
 
 
-async def _begin(store: Store, home: Path) -> None:
-    """The id is written last: a home that has one has a past."""
+async def _begin(store: Store, home: Path, *, is_copy: bool) -> None:
+    """The id is written last: a home that has one has a past. A copy is marked when it is settled."""
     own, known = home_id(home), site.read_site(home)
-    if known is None or own is None:
+    if not is_copy and (known is None or own is None):
         known = _mark(home)
     if own is None:
         own = os.urandom(16).hex()
@@ -104,7 +103,8 @@ async def _begin(store: Store, home: Path) -> None:
 
     def change(tx: Tx) -> None:
         tx.meta.set(HOME_ID, own)
-        tx.meta.set(SITE_ID, known.site_id)
+        if known is not None and not is_copy:
+            tx.meta.set(SITE_ID, known.site_id)
 
     await store.write(change)
 

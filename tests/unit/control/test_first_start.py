@@ -210,6 +210,30 @@ async def test_a_copied_home_is_refused_until_the_operator_says_what_it_is(tmp_p
         await claim(store, copy)
 
 
+async def test_copy_that_begins_with_an_empty_database_is_settled_at_its_first_start(tmp_path: Path) -> None:
+    """At a later one, jobs that it has accepted meanwhile would end."""
+    home, copy = tmp_path / "home", tmp_path / "copy"
+    await claim(open_memory_store(), home)
+    shutil.copytree(home, copy)
+    ask_to_restore(copy)
+    store = open_memory_store()
+    for _ in range(2):  # the first one may be killed before it is done
+        request = await claim(store, copy)
+        assert request is not None
+    known = site.read_site(copy)
+    assert known is not None
+    assert not site.is_same(known.directory, site.identify(copy)), "`finish` says so, and nobody before"
+
+
+async def test_word_about_a_home_without_a_past_is_refused_and_not_kept(tmp_path: Path) -> None:
+    ask_to_restore(tmp_path)
+    store = open_memory_store()
+    with pytest.raises(StateError, match="is no copy"):
+        await claim(store, tmp_path)
+    for _ in range(2):
+        assert await claim(store, tmp_path) is None
+
+
 async def test_a_home_that_cannot_be_read_is_given_no_id(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.symlink_to(home)
