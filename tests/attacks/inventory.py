@@ -89,9 +89,9 @@ def aimed(world: World, row: Declared) -> Shot:
     if "/nodes/" in row.path:
         values["name"] = "node-2"
     elif "/users/" in row.path:
-        values["name"] = _new_user(world)
+        values["name"] = new_user(world)
     if "{user}" in row.path:
-        values["user"] = _new_user(world, project="vision")
+        values["user"] = new_user(world, project="vision")
     if "{token_id}" in row.path:
         values["token_id"] = _new_token(world)
     if row.method == "POST" and "{job_id}" in row.path:
@@ -155,7 +155,7 @@ def _archive(row: Declared, filled: str) -> Shot:
     return Shot(row.method, f"{target}?project=vision", body=ARCHIVE, headers=headers)
 
 
-def _new_user(world: World, project: str | None = None) -> str:
+def new_user(world: World, project: str | None = None) -> str:
     name = f"user-{next(_serial)}"
     assert world.call("POST", "/v1/users", role="admin", data={"name": name}).status == 201
     if project is not None:

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
+from shoal.settings import ServerLimits
 from shoal.store.array_work import ArrayVerb
 from shoal.store.commit import Answer, Committer
 from shoal.store.transaction import Tx
-from tests.attacks.inventory import GUARDED, Shot, aimed, fire, title
+from tests.attacks.inventory import GUARDED, Shot, aimed, fire, new_user, title
 from tests.support import asgi
 from tests.support.transactions import Change, counted
 from tests.support.world import ROOT, World, eventually, open_world
@@ -95,6 +96,37 @@ def renewal(world: World) -> Shot:
     return Shot(shot.method, shot.target, data={**shot.data, "metrics": samples})
 
 
+def stop_of_awaited(world: World) -> Shot:
+    """The stop of a job that a whole array waits for."""
+    awaited = world.submit("member", "vision")
+    blocked = {"run": "true", "array": ELEMENTS, "after": [awaited]}
+    made = world.call("POST", "/v1/jobs", role="member", data={"spec": blocked, "project": "vision"})
+    assert made.status == 201, made.body
+    return Shot("POST", f"/v1/jobs/{awaited}/stop", data={})
+
+
+def tokens_of(world: World, user: str) -> str:
+    """As many tokens as a user may have, one made with the other. Returns the id of the first."""
+    asked = {"label": "made by a test", "user": user}
+    first = world.call("POST", "/v1/tokens", role="admin", data=asked).json()
+    text = first["text"]
+    for _ in range(ServerLimits().max_tokens_per_user - 1):
+        made = world.call("POST", "/v1/tokens", token=text, data=asked)
+        assert made.status == 201, made.body
+        text = made.json()["text"]
+    return str(first["id"])
+
+
+def revocation(world: World) -> Shot:
+    return Shot("DELETE", f"/v1/tokens/{tokens_of(world, new_user(world))}")
+
+
+def dismissal(world: World) -> Shot:
+    user = new_user(world)
+    tokens_of(world, user)
+    return Shot("PATCH", f"/v1/users/{user}", data={"is_active": False})
+
+
 LARGEST: dict[str, Make] = {
     "POST /v1/jobs": lambda world: (array(world), "member"),
     "POST /v1/arrays/{array_id}/stop": lambda world: (stop_of_array(world), "member"),
@@ -103,23 +135,23 @@ LARGEST: dict[str, Make] = {
     "POST /v1/services/{service_id}/stop": lambda world: (stop_of_service(world), "member"),
     "POST /v1/windows": lambda world: (window(world), "operator"),
     "POST /v1/supervisor/renew": lambda world: (renewal(world), "supervisor"),
+    "POST /v1/jobs/{job_id}/stop": lambda world: (stop_of_awaited(world), "member"),
+    "DELETE /v1/tokens/{token_id}": lambda world: (revocation(world), "admin"),
+    "PATCH /v1/users/{name}": lambda world: (dismissal(world), "admin"),
     **{
         name: of_one("member")(name)
         for name in (
-            "POST /v1/jobs/{job_id}/stop",
             "POST /v1/jobs/{job_id}/retry",
             "POST /v1/jobs/{job_id}/drills",
             "PUT /v1/archives/{digest}",
             "POST /v1/services/{service_id}/rollout",
             "POST /v1/tokens",
-            "DELETE /v1/tokens/{token_id}",
         )
     },
     **{
         name: of_one("admin")(name)
         for name in (
             "POST /v1/users",
-            "PATCH /v1/users/{name}",
             "POST /v1/projects",
             "PATCH /v1/projects/{name}",
             "PUT /v1/projects/{name}/members/{user}",

@@ -42,9 +42,11 @@ def test_data_parallel_trains_on_two_nodes_and_goes_on_from_its_checkpoint(shoal
     assert len(shoal.jobs("data-parallel")) == 1
 
 
-def test_spec_for_vllm_is_one() -> None:
-    spec = load_service(ROOT / "examples" / "vllm" / "service.yaml")
-    assert (spec.readiness.path, spec.replicas.min, spec.balance) == ("/health", 0, "tokens")
+@pytest.mark.parametrize(("name", "nodes", "fewest"), [("service", 1, 0), ("two_nodes", 2, 1)])
+def test_specs_for_vllm_are_services(name: str, nodes: int, fewest: int) -> None:
+    spec = load_service(ROOT / "examples" / "vllm" / f"{name}.yaml")
+    assert (spec.readiness.path, spec.balance, spec.network) == ("/health", "tokens", "closed")
+    assert (spec.resources.nodes.max, spec.replicas.min) == (nodes, fewest)
 
 
 def test_array_tries_every_learning_rate(shoal: Cluster) -> None:

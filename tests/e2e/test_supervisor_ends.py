@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from shoal.runtime import spool, tree
-from shoal.wire import Credentials, EndKind, LeftBehind, Limits, LogRule, RuleAction, Written
+from shoal.wire import Credentials, EndKind, LeftBehind, Limits, LogRule, Probe, RuleAction, Written
 from tests.support.shares import RunningShare, Start, an_order, told_to_end, until
 
 
@@ -317,3 +317,17 @@ def test_log_limit_drops_further_lines_and_the_job_runs_on(start: Start) -> None
     assert share.run().kind is EndKind.SUCCEEDED
     assert "limit of 2000 bytes" in share.texts("e")[-1]
     assert (share.directory / "work" / "proof").exists()
+
+
+@pytest.mark.parametrize("node_rank", [0, 1])
+def test_a_replica_finds_its_key_path_and_port_on_every_node(start: Start, node_rank: int) -> None:
+    order = an_order(
+        node=f"node-{node_rank}",
+        node_rank=node_rank,
+        nodes=("node-0", "node-1"),
+        probe=Probe(service_path="/demo/chat"),
+        run='echo "$SHOAL_REPLICA_KEY $SHOAL_SERVICE_PATH"; test -n "$PORT" -a "$PORT" = "$SHOAL_PORT"',
+    )
+    share = start(order, Credentials(replica_secret="s3cret"))
+    assert share.run().kind is EndKind.SUCCEEDED
+    assert share.texts("o") == ["s3cret /demo/chat"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from shoal.cluster.facts import DATABASE, STATE_DIR
 from shoal.cluster.render import File
@@ -33,6 +34,9 @@ class Service:
     pid_file: str
     start: str
     before: str = "true"
+    stop_s: int = 120
+    is_killed: Literal["true", "false"] = "false"
+    """Whether it is killed if it still runs `stop_s` after SIGTERM."""
 
 
 MUNGE = Service(
@@ -53,7 +57,16 @@ MARIADB = Service(
 )
 SLURMDBD = Service("slurmdbd", "slurmdbd", "slurmdbd", "/run/slurmdbd.pid", "/usr/sbin/slurmdbd")
 SLURMCTLD = Service("slurmctld", "slurmctld", "slurmctld", "/run/slurmctld.pid", "/usr/sbin/slurmctld")
-SLURMD = Service("slurmd", "slurmd", "slurmd", "/run/slurmd.pid", "/usr/sbin/slurmd")
+SLURMD = Service(
+    name="slurmd",
+    package="slurmd",
+    process="slurmd",
+    pid_file="/run/slurmd.pid",
+    start="/usr/sbin/slurmd",
+    # One that could not register sleeps for up to 128 s before it ends. Its jobs do not end with it.
+    stop_s=30,
+    is_killed="true",
+)
 SERVICES = (SLURMD, SLURMCTLD, SLURMDBD, MARIADB, MUNGE)
 """In the order in which they are stopped."""
 
@@ -233,13 +246,16 @@ def stop(service: Service, init: str) -> str:
     """
     if init == "systemd":
         return f"systemctl disable --now --quiet {service.name} 2>/dev/null || true\nrm -f {service.pid_file}"
+    alive = _is_alive(service, "$pid")
+    gone = f"for i in $(seq {service.stop_s}0); do {alive} || break; sleep 0.1; done"
     # The pid is read once: a daemon that still starts may rewrite its pid file, which is empty meanwhile.
     return f"""\
 if {is_running(service, init)}; then
   pid=$(cat {service.pid_file})
   kill "$pid"
-  for i in $(seq 1200); do {_is_alive(service, "$pid")} || break; sleep 0.1; done
-  if {_is_alive(service, "$pid")}; then echo '{service.process} does not end' >&2; exit 1; fi
+  {gone}
+  if {service.is_killed} && {alive}; then kill -KILL "$pid"; {gone}; fi
+  if {alive}; then echo '{service.process} does not end' >&2; exit 1; fi
 fi
 rm -f {service.pid_file}"""
 

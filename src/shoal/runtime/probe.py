@@ -69,11 +69,6 @@ class Prober:
         self.verdict: str | None = None
         """Why the server is as good as dead; None: it is not, or not known to be."""
 
-    def variables(self) -> dict[str, str]:
-        """What the server finds in its environment."""
-        key = {"SHOAL_REPLICA_KEY": self._secret} if self._secret else {}
-        return {**self._at.variables, **key, "SHOAL_SERVICE_PATH": self._probe.service_path}
-
     def start(self) -> None:
         """The server was started. May be repeated."""
         if self._thread is None:

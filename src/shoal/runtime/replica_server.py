@@ -1,6 +1,7 @@
 """The server of a replica, as its supervisor sees it: where it listens, whether it answers, who may reach it.
 
-Requests go to the first node alone. On the others $PORT is a free port, so that the same line runs there.
+The data plane sends requests to the first node alone. The other nodes find the same variables, so that the
+same line runs there. Their $PORT is a free port that no request comes to.
 """
 
 from __future__ import annotations
@@ -104,10 +105,12 @@ class ReplicaServer:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What the program finds in its environment."""
-        if self._prober is not None:
-            return self._prober.variables()
-        return self._at.variables if self._at is not None else {}
+        """What the program finds in its environment, on every node of the replica."""
+        probe, secret = self._order.probe, self._credentials.replica_secret
+        if probe is None or self._at is None:
+            return {}
+        key = {"SHOAL_REPLICA_KEY": secret} if secret else {}
+        return {**self._at.variables, **key, "SHOAL_SERVICE_PATH": probe.service_path}
 
     @property
     def should_end(self) -> bool:

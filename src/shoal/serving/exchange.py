@@ -467,7 +467,8 @@ class Exchange:
         outcome = "the request may have had an effect"
         if self.entry.is_safe:
             tries = self._tries + 1
-            outcome = f"{tries} replica{'s' if tries > 1 else ''} tried; it does no harm to ask again"
+            times = "once" if tries == 1 else f"{tries} times"
+            outcome = f"tried {times}; it does no harm to ask again"
         self.refuse(Refused(502, "replica.lost", f"{reason}; {outcome}"))
 
     def _judge(self, replica: LiveReplica, status: int, now: float) -> None:

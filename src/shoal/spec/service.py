@@ -145,6 +145,14 @@ class ServiceSpec(BaseModel):
             raise ValueError("`private` has room for one node; leave it out, or set `nodes: 1`")
         return network
 
+    @field_validator("port", mode="after")
+    @classmethod
+    def _socket_is_of_one_node(cls, port: Port | None, info: ValidationInfo) -> Port | None:
+        resources = info.data.get("resources")
+        if port == "socket" and isinstance(resources, Resources) and resources.nodes.max > 1:
+            raise ValueError("`socket` has room for one node; leave `port` out, or set `nodes: 1`")
+        return port
+
     @field_validator("include", "exclude", mode="after")
     @classmethod
     def _files_have_a_folder(cls, patterns: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:

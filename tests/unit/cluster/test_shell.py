@@ -7,6 +7,8 @@ import os
 import pwd
 import subprocess
 from pathlib import Path
+from subprocess import PIPE
+from typing import Literal
 
 import pytest
 
@@ -105,6 +107,28 @@ def test_whose_the_record_is_is_the_last_thing_forgotten(
     assert [path.name for path in place.rglob("*")] == ["cluster"]
     run(tail)
     assert not place.exists()
+
+
+@pytest.mark.parametrize(("is_killed", "code"), [("true", 0), ("false", 1)])
+def test_a_daemon_that_ignores_sigterm_is_killed_where_that_loses_nothing(
+    tmp_path: Path, is_killed: Literal["true", "false"], code: int
+) -> None:
+    pid_file = tmp_path / "pid"
+    command = ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 1; done"]
+    with subprocess.Popen(command, stdout=PIPE) as daemon:
+        try:
+            assert daemon.stdout is not None
+            assert daemon.stdout.readline() == b"ready\n"
+            pid_file.write_text(str(daemon.pid))
+            process = Path(f"/proc/{daemon.pid}/comm").read_text().strip()
+            service = shell.Service("x", "x", process, str(pid_file), "true", stop_s=1, is_killed=is_killed)
+            done = subprocess.run(
+                ["sh", "-c", shell.stop(service, "none")], stderr=PIPE, text=True, check=False
+            )
+            assert (done.returncode, done.stderr) == (code, f"{process} does not end\n" if code else "")
+            assert pid_file.exists() is bool(code)
+        finally:
+            daemon.kill()
 
 
 def test_what_was_there_before_is_back_in_one_move(tmp_path: Path) -> None:

@@ -49,6 +49,11 @@ def test_network_of_its_own_is_for_one_node() -> None:
         parse_service({**LEAST, "network": "private", "resources": {"nodes": 2}})
 
 
+def test_socket_is_for_one_node() -> None:
+    with pytest.raises(SpecError, match="`socket` has room for one node; leave `port` out"):
+        parse_service({**LEAST, "port": "socket", "resources": {"nodes": 2}})
+
+
 def test_replica_is_a_job_with_what_the_two_have_in_common() -> None:
     spec = parse_service(
         {

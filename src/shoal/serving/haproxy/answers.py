@@ -11,7 +11,11 @@ BY_ITSELF = (
     Refused(400, "request.malformed", "the request is not HTTP/1.1 that has one meaning"),
     Refused(408, "request.slow", "the request comes too slowly"),
     Refused(500, "plane.failed", "the data plane failed"),
-    Refused(502, "replica.lost", "the replica gave no answer; the request may have had an effect"),
+    Refused(
+        502,
+        "replica.lost",
+        "the replica gave no answer; a request that changes something may have had an effect",
+    ),
     Refused(503, "service.busy", "no replica could take the request", retry_s=5.0),
     Refused(504, "replica.late", "the replica did not answer in time"),
 )
