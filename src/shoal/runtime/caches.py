@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import os
 import signal
+import time
 from collections.abc import Mapping
 from itertools import islice
 
@@ -24,6 +25,8 @@ KEEP_S = 30 * 86400.0
 TRIM_EVERY_S = 3600.0
 REMOVE_S = 2.0
 MAX_TRIM_S = 20
+WAIT_S, AGAIN_S = 10.0, 0.05
+"""How long a job waits while another one trims the cache. Afterwards it runs without a cache."""
 """The tree may be anything: nothing that a job made keeps its project's next start waiting for longer."""
 MAX_LOCKS = 1000
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
@@ -67,8 +70,10 @@ class ProjectCache:
         name = f"{order.project}-{self._uid}"
         if self._max_bytes > 0 and "/" not in name and not name.startswith("."):
             # A full disk, a file in its place: a cache is no reason to end a job.
-            with contextlib.suppress(OSError):
+            try:
                 self._open(name)
+            except OSError:
+                self._let_go()
 
     def _open(self, name: str) -> None:
         with contextlib.suppress(FileExistsError):
@@ -89,9 +94,15 @@ class ProjectCache:
                 os.close(own)
         finally:
             os.close(root)
-        fcntl.flock(self._lock, fcntl.LOCK_SH)
+        _share(self._lock)
         os.utime(self._lock)
         self.directory = f"{self._root}/{name}"
+
+    def _let_go(self) -> None:
+        """Close the lock: it may be exclusive, and the project's next job would wait for it."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
     def _make_own(self, own: int) -> None:
         """Give a new directory to the job's user. `PermissionError`: it is another user's."""
@@ -144,7 +155,11 @@ def _hold(root: int, name: str) -> tuple[int, bool]:
         fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600, dir_fd=root)
         is_alone = _try_alone(fd)
         if not is_alone:
-            fcntl.flock(fd, fcntl.LOCK_SH)
+            try:
+                _share(fd)
+            except TimeoutError:
+                os.close(fd)
+                raise
         with contextlib.suppress(FileNotFoundError):
             if os.fstat(fd).st_ino == os.stat(name, dir_fd=root, follow_symlinks=False).st_ino:
                 return fd, is_alone
@@ -158,6 +173,20 @@ def _try_alone(fd: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _share(fd: int) -> None:
+    """Hold the lock with the others. `TimeoutError`: another job has had it alone for `WAIT_S`."""
+    deadline = CLOCK.monotonic() + WAIT_S
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if CLOCK.monotonic() > deadline:
+                raise TimeoutError from None
+            time.sleep(AGAIN_S)
+        else:
+            return
 
 
 def _clear_stale_locks(own: int) -> None:

@@ -9,6 +9,7 @@ import signal
 import msgspec
 
 from shoal.runtime.confine.view import PRIVATE, is_within
+from shoal.runtime.last_words import NO_MPI
 from shoal.wire import MAX_OUTCOME_MESSAGE, EndKind, Recovery
 
 _NO_GPU_MEMORY = re.compile(r"OutOfMemoryError: (?:CUDA|HIP) out of memory|CUDA error: out of memory")
@@ -22,12 +23,6 @@ _MISSING = re.compile(
 """A program, as bash, dash and env say it."""
 _NO_LIBRARY = re.compile(r"error while loading shared libraries: ([^\s:]+):")
 """As the loader says it, which ends with the same code."""
-_NO_MPI = re.compile(
-    r"An error occurred in MPI_Init|\*\*\* on a NULL communicator|MPI_INIT failed|PMI_Init returned -1"
-    r"|before MPI_INIT completed|orte/util/show_help\.c|error has occurred in ORTE|start_it_with_mpirun"
-    r"|connection back\s+to mpirun"
-)
-"""MPI could not begin, as Open MPI and MPICH say it, with the last of their lines."""
 _MPI_REMEDY = (
     "MPI could not begin. Start the program with `mpirun PROGRAM` in `run`, without a path before `mpirun` "
     "and with the one of its own MPI (`mpirun.openmpi`, `mpirun.mpich`): a rank that begins MPI in another "
@@ -79,7 +74,7 @@ def of_rank(
     code = None if number is not None else os.waitstatus_to_exitcode(status)
     kind = EndKind.EXITED if number is None else EndKind.SIGNALED
     how = f"rank {rank} {describe(status, last_words)}"
-    if kind is EndKind.EXITED and _NO_MPI.search(last_words):
+    if kind is EndKind.EXITED and NO_MPI.search(last_words):
         how = f"{how}: {_MPI_REMEDY}"
     if is_out_of_memory:
         kind = EndKind.OUT_OF_MEMORY

@@ -19,6 +19,14 @@ FATAL_LINES = 8
 """faulthandler names the innermost frame first, so its beginning is kept."""
 MESSAGE_LINES = 4
 """Indented lines of an exception's message that are kept after its first line."""
+NO_MPI = re.compile(
+    r"An error occurred in MPI_Init|\*\*\* on a NULL communicator|MPI_INIT failed|PMI_Init returned -1"
+    r"|before MPI_INIT completed|orte/util/show_help\.c|error has occurred in ORTE|start_it_with_mpirun"
+    r"|connection back\s+to mpirun"
+)
+"""MPI could not begin, as Open MPI and MPICH say it. Their launchers write more lines than are remembered
+after it, so the newest such line is kept as a traceback is."""
+_NO_MPI = re.compile(NO_MPI.pattern.encode())
 MAX_NOISE = 200
 """Lines of noise in one piece of output that do not hide what stood before them."""
 MAX_OPEN = 8
@@ -113,6 +121,8 @@ class LastWords:
         """Lines that followed the newest traceback."""
         self._is_aside = False
         self._chain: list[bytes] = []
+        self._no_mpi = b""
+        self._num_since_mpi = 0
 
     def add(self, lines: list[bytes], now: float) -> None:
         if not self._open and not any(mark in line for line in lines for mark in _MARKS):
@@ -129,7 +139,10 @@ class LastWords:
     def text(self, now: float) -> str:
         """The newest traceback if the process may have ended by it, else its last lines."""
         trace = self._newest if self.has_traceback(now) else None
-        return _told(list(self._lines if trace is None else trace.lines))
+        if trace is not None:
+            return _told(list(trace.lines))
+        is_cause = self._no_mpi and self._no_mpi not in self._lines and self._num_since_mpi <= STALE_LINES
+        return _told([*([self._no_mpi] if is_cause else []), *self._lines])
 
     def has_traceback(self, now: float) -> bool:
         is_stale = self._num_since > STALE_LINES and now - self._newest_at > STALE_S
@@ -139,6 +152,9 @@ class LastWords:
         """Noise only where nothing else was said."""
         if shown.strip() and not (self._lines and _NOISE.search(shown)):
             self._lines.append(shown)
+            self._num_since_mpi += 1
+            if _NO_MPI.search(shown):
+                self._no_mpi, self._num_since_mpi = shown, 0
         self._is_aside = bool(_ASIDE.search(shown)) or (
             self._is_aside and any(mark in shown for mark in _MARKS)
         )

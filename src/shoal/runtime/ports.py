@@ -86,7 +86,11 @@ def _sockets(pid: int) -> Iterator[str]:
 def _listening(pid: int | str) -> Iterator[tuple[str, int]]:
     """Inodes and ports of the sockets that listen in the network of this process."""
     for table in ("tcp", "tcp6"):
-        rows = bounded_file.read_start(f"/proc/{pid}/net/{table}", MAX_TABLE).decode("ascii").split("\n")
+        try:
+            text = bounded_file.read_start(f"/proc/{pid}/net/{table}", MAX_TABLE).decode("ascii")
+        except FileNotFoundError:
+            continue  # a machine without IPv6 has no `tcp6`
+        rows = text.split("\n")
         for row in rows[1:-1]:  # without the heads, and without what is behind the last newline
             words = row.split()
             if words[3] == LISTENS:

@@ -16,6 +16,7 @@ import msgspec
 
 from shoal.clock import Clock
 from shoal.errors import ShoalError
+from shoal.runtime.confine.firewall import PORT_S
 from shoal.runtime.listening import Listening
 from shoal.runtime.ports import listened_to
 from shoal.runtime.sleeping import Sleeper
@@ -31,8 +32,8 @@ BAD_STATUS = 400
 MAX_READ = 1 << 16
 ASLEEP = "asleep"
 FIRST_LOOK_S, LOOK_EVERY_S = 2.0, 5.0
-PROTECT_EVERY_S = 120.0
 """When and how often it is looked for the ports of a program that does not listen where it should."""
+PROTECT_EVERY_S = 120.0
 
 
 class Prober:
@@ -65,6 +66,8 @@ class Prober:
         self._look_at = 0.0
         self._protect = protect
         self._protected_at = clock.monotonic()
+        self._protect_at = self._protected_at + PROTECT_EVERY_S
+        self._unprotected: str | None = None
         self._pause = threading.Event()
         self.verdict: str | None = None
         """Why the server is as good as dead; None: it is not, or not known to be."""
@@ -99,14 +102,14 @@ class Prober:
         self._look_at = began + FIRST_LOOK_S
         self._say(is_ready=False, because="it was not asked yet")
         while True:
-            self._keep_protected()
+            unprotected = self._keep_protected()
             if self._is_ended:
                 self._say(is_ready=False, because=ASLEEP)
                 failures, was_ready, pause_s = 0, False, FIRST_PAUSE_S
                 began = self._clock.monotonic()
                 self._wait(self._probe.interval_s)
                 continue
-            problem = self._ask()
+            problem = unprotected or self._ask()
             if problem is None and self._probe.can_sleep:
                 problem = self._sleeper.obey(should_sleep=self._should_sleep)
             now = self._clock.monotonic()
@@ -123,15 +126,21 @@ class Prober:
             self._wait(pause_s if not was_ready else self._probe.interval_s)
             pause_s = min(pause_s * 2, self._probe.interval_s)
 
-    def _keep_protected(self) -> None:
+    def _keep_protected(self) -> str | None:
+        """Renew the protection of the port when it is time.
+
+        Return why the port is about to be open; None: it is protected until the next turn and longer.
+        """
         now = self._clock.monotonic()
-        if self._protect is None or now - self._protected_at < PROTECT_EVERY_S:
-            return
-        self._protected_at = now
-        try:
-            self._protect()
-        except ShoalError as error:
-            self._say(is_ready=False, because=f"its port could not be protected: {error.message}")
+        if self._protect is not None and now >= self._protect_at:
+            self._protect_at = now + PROTECT_EVERY_S
+            try:
+                self._protect()
+            except ShoalError as error:
+                self._unprotected = f"its port could not be protected: {error.message}"
+            else:
+                self._protected_at, self._unprotected = now, None
+        return self._unprotected if now - self._protected_at >= PORT_S - PROTECT_EVERY_S else None
 
     def _wait(self, at_most_s: float) -> None:
         self._pause.wait(at_most_s)

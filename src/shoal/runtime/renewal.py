@@ -91,8 +91,8 @@ class Renewer:
         self.drill: DrillOrder | None = None
         """What this node should do by the newest answer; whether that is done, the asked one knows."""
         self.progress: Progress | None = None
+        """How far the ranks are. Every message carries it, and the world below."""
         self.world: World | None = None
-        """How far the ranks are; goes with every message."""
         self._signs: Signs | None = None
         self._serving: Serving | None = None
         self.on_sleep: Callable[[bool], None] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 from collections.abc import Iterator
@@ -71,6 +72,30 @@ def test_what_is_no_directory_is_not_used_and_ends_no_job(tmp_path: Path, what: 
     else:
         place.symlink_to("/etc")
     assert cache(tmp_path).directory is None
+
+
+def test_a_cache_that_could_not_be_opened_does_not_hold_up_the_next_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(caches, "WAIT_S", 0.0)
+    place = tmp_path / "caches" / f"vision-{os.geteuid()}"
+    place.parent.mkdir(mode=0o700)
+    place.touch()
+    without = cache(tmp_path)
+    assert without.directory is None
+    place.unlink()
+    assert directory(cache(tmp_path)) == place
+
+
+def test_a_job_runs_without_a_cache_that_another_job_has_alone_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(caches, "WAIT_S", 0.0)
+    (tmp_path / "caches").mkdir(mode=0o700)
+    with (tmp_path / "caches" / f"vision-{os.geteuid()}.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert cache(tmp_path).directory is None
+    assert cache(tmp_path).directory is not None
 
 
 @pytest.mark.parametrize("project", ["../../etc", ".ssh", "a/b"])

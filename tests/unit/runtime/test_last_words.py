@@ -177,6 +177,14 @@ def test_output_counts_where_errors_went_there() -> None:
     assert why(of_lines(b"giving up"), of_lines(b"step 3"), 0.0) == "giving up"
 
 
+def test_mpi_that_could_not_begin_is_told_though_its_launcher_writes_on() -> None:
+    cause = b"[node:14] *** An error occurred in MPI_Init"
+    noise = [b"[proxy:0:0@node] demux engine error %d" % n for n in range(10)]
+    assert of_lines(cause, noise).text(0.0).splitlines()[0] == cause.decode()
+    assert of_lines(cause, noise[:2]).text(0.0).count(cause.decode()) == 1
+    assert cause.decode() not in of_lines(cause, noise * 3).text(0.0), "the program went on for long"
+
+
 def test_groups_of_exceptions_and_chains_as_python_prints_them() -> None:
     program = """
 def failed(error):

@@ -168,6 +168,9 @@ def test_launcher_tells_the_only_rank_who_it_is_as_the_real_one_would() -> None:
         ("-n 8 python t.py", "python t.py", "asks for 8 tasks, and the job has 4"),
         ("-N 4 python t.py", "python t.py", "asks for 4 nodes, and the job has 2"),
         ("-n 4", "", "has no program behind its options"),
+        ("--propagate -K -lun4 --immediate python t.py", "python t.py", None),
+        ("-lN 2 -k2 --pty bash -i", "bash -i", None),
+        ("-qnormal -lun8 python t.py", "python t.py", "asks for 8 tasks, and the job has 4"),
     ],
 )
 def test_srun_comes_down_to_its_program(

@@ -16,8 +16,10 @@ from typing import ClassVar
 
 import pytest
 
+from shoal import bounded_file
 from shoal.clock import SystemClock
 from shoal.runtime import probe as probing
+from shoal.runtime.confine.firewall import FirewallFailed
 from shoal.runtime.listening import CannotListen, OnPort, OnSocket, folder, give_back, make, path_in
 from shoal.runtime.ports import hold_port
 from shoal.runtime.probe import Prober
@@ -121,6 +123,31 @@ class Asked(socketserver.StreamRequestHandler):
         self.wfile.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
 
 
+def test_a_replica_whose_port_cannot_be_protected_any_longer_is_as_good_as_dead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(probing, "PROTECT_EVERY_S", 0.02)
+    monkeypatch.setattr(probing, "PORT_S", 0.3)
+
+    def protect() -> None:
+        raise FirewallFailed("no nftables here")
+
+    heard, at = Heard(), OnPort(HERE, None)
+    probe = Probe(path="/health", interval_s=0.02, failures=2, dead_after_s=0.1)
+    credentials = Credentials(replica_secret="s")
+    prober = Prober(probe, at, credentials, SystemClock(), heard.said.append, protect=protect)
+    server = server_at(at.port, [200])
+    try:
+        prober.start()
+        heard.until(lambda _: prober.verdict is not None)
+        assert "its port could not be protected: no nftables here" in verdict_of(prober)
+        first_bad = next(at for at, said in enumerate(heard.said) if "protected" in said.because)
+        assert not any(said.is_ready for said in heard.said[first_bad:])
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
 def test_server_on_a_socket_is_ready_and_one_of_a_public_service_sees_no_token_of_ours(
     tmp_path: Path,
 ) -> None:
@@ -191,6 +218,21 @@ def test_port_that_a_replica_holds_is_given_to_no_other_that_names_it(tmp_path: 
 def test_port_at_which_somebody_listens_at_another_address_is_taken() -> None:
     with socket.create_server(("127.0.0.2", 0)) as other:
         port = other.getsockname()[1]
+        with pytest.raises(OSError, match=f"port {port} is taken"):
+            hold_port(HERE, port)
+
+
+def test_a_machine_without_ipv6_has_ports_to_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = bounded_file.read_start
+
+    def without_ipv6(path: str, size: int) -> bytes:
+        if path.endswith("tcp6"):
+            raise FileNotFoundError(path)
+        return read(path, size)
+
+    monkeypatch.setattr(bounded_file, "read_start", without_ipv6)
+    with socket.create_server((HERE, 0)) as taken, hold_port(HERE, None):
+        port = taken.getsockname()[1]
         with pytest.raises(OSError, match=f"port {port} is taken"):
             hold_port(HERE, port)
 

@@ -2,7 +2,7 @@
 
 It makes a launcher that is about to run here the stand-in for it, tells the supervisor which process groups
 the program forms, and then loads the `sitecustomize` it stands in front of. It runs in the job's own
-interpreter, 3.8 or later, so it imports nothing that an interpreter has not loaded already.
+interpreter, 3.8 or later (3.9 for MPI), so it imports nothing that an interpreter has not loaded already.
 """
 
 from __future__ import annotations

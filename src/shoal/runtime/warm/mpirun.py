@@ -29,6 +29,9 @@ INSTALL = "install MPI on every node (`apt-get install openmpi-bin`, or `mpich`)
 
 def become(folder: str, name: str, arguments: list[str], real: str | None) -> None:
     """Become the program as a rank of the world, or the real `mpirun`. Never returns."""
+    if sys.version_info < (3, 9):  # noqa: UP036 - this is the Python of the job
+        found = f"`{name}` needs Python 3.9 or later, and the first one on PATH is {sys.version.split()[0]}"
+        launchers.end(launchers.Refused(found, "put a newer Python first on PATH in `run`"))
     line, rank = _part("mpi_line"), _part("mpi_rank")
     programs = line.read(arguments, _is_program)
     world, local_world = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

@@ -16,24 +16,36 @@ NODES = ("-N", "--nodes")
 PER_NODE = ("--ntasks-per-node",)
 FLAGS = {
     *(
-        "-l",
-        "--label",
-        "-u",
-        "--unbuffered",
-        "-v",
-        "-vv",
-        "-vvv",
-        "--verbose",
-        "-Q",
-        "--quiet",
-        "--exclusive",
+        "async",
+        "consolidate-segments",
+        "contiguous",
+        "debugger-test",
+        "disable-status",
+        "exact",
+        "help",
+        "hold",
     ),
-    *("-O", "--overcommit", "-s", "--oversubscribe", "--share", "-k", "--no-kill", "-E", "--preserve-env"),
-    *("--exact", "--overlap", "--pty", "-X", "--disable-status", "-W0", "--contiguous", "--spread-job"),
-    *("--kill-on-bad-exit", "-Z", "--no-allocate", "-H", "--hold", "--mpi-combine=no", "--use-min-nodes"),
+    *("interactive", "label", "multi-prog", "no-allocate", "overcommit", "oversubscribe", "parsable"),
+    *(
+        "preserve-env",
+        "pty",
+        "quiet",
+        "quit-on-interrupt",
+        "reboot",
+        "share",
+        "spread-job",
+        "spread-segments",
+    ),
+    *("stepmgr", "test-only", "unbuffered", "usage", "use-min-nodes", "verbose", "version"),
+    *("wait-for-children", "whole"),
+    # These may have a value, but only behind `=`.
+    *("bcast", "compress", "exclusive", "external-launcher", "immediate", "kill-on-bad-exit", "nice"),
+    *("no-kill", "oom-kill-step", "overlap", "propagate", "resv-ports", "send-libs", "x11"),
 }
-"""Options without a value, or whose value needs `=`; all others have one."""
-SHORT_WITH_VALUE = "nNcpAtJoeiwxdDKmTPqrCL"
+"""Long options of `srun` that do not take the next word, from Slurm 22.05 to 26.05; all others do."""
+SHORT_FLAGS = "EHOQVXZhlsuv"
+SHORT_OPTIONAL = "IKk"
+"""Short options whose value, if they have one, stands in the same word."""
 
 
 class Asked:
@@ -50,19 +62,33 @@ class Asked:
 def read(arguments: list[str]) -> Asked:
     """Take an `srun` command apart. The program is the first word that belongs to no option."""
     asked, at = Asked(), 0
-    while at < len(arguments) and arguments[at].startswith("-"):
+    while at < len(arguments) and len(arguments[at]) > 1 and arguments[at].startswith("-"):
         word = arguments[at]
         at += 1
         if word == "--":
             break
-        name, has_value, value = word.partition("=")
-        if not word.startswith("--") and len(word) > 2 and word[1] in SHORT_WITH_VALUE:
-            name, has_value, value = word[:2], "=", word[2:].lstrip("=")  # `-n4`
-        if not has_value and name not in FLAGS and at < len(arguments):
+        name, value = _long(word) if word.startswith("--") else _short(word)
+        if value is None and at < len(arguments):
             value, at = arguments[at], at + 1
-        _note(asked, name, value)
+        _note(asked, name, value or "")
     asked.program = arguments[at:]
     return asked
+
+
+def _long(word: str) -> tuple[str, str | None]:
+    """The option and its value; None: the value is the next word."""
+    name, has_value, value = word.partition("=")
+    return name, value if has_value or name[2:] in FLAGS else None
+
+
+def _short(word: str) -> tuple[str, str | None]:
+    """The last option of a group as `-lun4`, and its value; None: the value is the next word."""
+    for place, letter in enumerate(word[1:], start=2):
+        if letter in SHORT_OPTIONAL:
+            break
+        if letter not in SHORT_FLAGS:
+            return f"-{letter}", word[place:].lstrip("=") or None
+    return word, ""
 
 
 def _note(asked: Asked, name: str, value: str) -> None:
