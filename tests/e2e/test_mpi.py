@@ -163,6 +163,22 @@ def test_job_ends_as_the_rank_that_fails(job: Job, how: str, code: int) -> None:
     assert (end.kind, end.exit_code, end.rank) == (EndKind.EXITED, code, 1), part.describe()
 
 
+def test_rank_that_chooses_a_component_of_open_mpi_is_no_world_of_its_own(job: Job) -> None:
+    (part,) = job("OMPI_MCA_op=^avx ./it", nodes=1, setup=compiled("openmpi"))
+    assert part.outcome().kind is EndKind.EXITED, part.describe()
+    assert texts([part]) == []
+
+
+@pytest.mark.parametrize("options", ["openmpi --allow-run-as-root --mca plm isolated", "mpich"])
+def test_mpirun_with_an_emptied_environment_does_not_succeed(job: Job, options: str) -> None:
+    kind = options.partition(" ")[0]
+    run = f"env -i RANK=0 /usr/bin/mpirun.{options} -n 1 /bin/sh -c './it && sleep 5'"
+    (part,) = job(run, nodes=1, setup=compiled(kind))
+    end = part.outcome()
+    assert end.kind is EndKind.SPLIT_WORLD, part.describe()
+    assert "`mpirun` started processes of its own inside of a rank" in end.message
+
+
 @pytest.mark.parametrize("kind", ["openmpi", "mpich"])
 @pytest.mark.parametrize("run", ["./it", "/usr/bin/mpirun.KIND -n 2 ./it", "mpirun.OTHER ./it"])
 def test_rank_that_begins_mpi_in_another_way_fails_and_says_what_to_write(

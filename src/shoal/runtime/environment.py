@@ -15,22 +15,24 @@ import msgspec
 
 from shoal.runtime import caches, flight_recorder
 from shoal.runtime.rank_names import OWN_RANK_NAMES, numbers
+from shoal.runtime.warm import mpirun
 from shoal.wire import Credentials, Order
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 DEVICE_NAMES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 """Set by us whatever the job says; other names of this kind can only narrow these."""
 
-MPI_ALONE = "start_it_with_mpirun"
 _NO_MPI = {
-    "OMPI_MCA_op": MPI_ALONE,
+    **dict.fromkeys(("OMPI_MCA_op", "HYDRA_RMK", "HYDRA_LAUNCHER"), mpirun.ALONE),
     "PMI_PORT": "127.0.0.1:1",
-    "HYDRA_RMK": MPI_ALONE,
-    "HYDRA_LAUNCHER": MPI_ALONE,
 }
 """Has MPI fail where it begins, in Open MPI by a component that does not exist, in MPICH by a process manager
 that does not answer. A rank that begins MPI by itself would be a world of its own, and so would the ranks of
 a real `mpirun` that each rank started: as many copies of the program, which all end well.
+"""
+_NO_MPI_EITHER = {"OMPI_MCA_coll": mpirun.ALONE}
+"""The same once more, for a script that sets the first name by itself (`OMPI_MCA_op=^avx`). A job's own value
+stays.
 """
 
 
@@ -78,6 +80,7 @@ def rank_environment(
         **network,
         **caches.variables(cache, {**order.env, **credentials.secrets}),
         **(flight_recorder.variables(work) if order.gpu_ids and not order.are_gpus_simulated else {}),
+        **({} if is_alone or order.may_split_world else _NO_MPI_EITHER),
         **order.env,
         **credentials.secrets,
         **({} if is_alone else _torchrun(order, generation)),

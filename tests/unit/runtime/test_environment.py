@@ -62,6 +62,7 @@ OMPI_COMM_WORLD_LOCAL_SIZE=2
 OMPI_COMM_WORLD_NODE_RANK=1
 OMPI_COMM_WORLD_RANK=3
 OMPI_COMM_WORLD_SIZE=4
+OMPI_MCA_coll=start_it_with_mpirun
 OMPI_MCA_op=start_it_with_mpirun
 OMPI_VERSION=4.1
 OMP_NUM_THREADS=4
@@ -160,10 +161,12 @@ def changed(**changes: object) -> Order:
 
 
 def test_job_of_one_rank_may_begin_mpi_by_itself_and_a_rank_of_several_may_not() -> None:
-    traps = {"OMPI_MCA_op", "PMI_PORT", "HYDRA_RMK", "HYDRA_LAUNCHER"}
+    traps = {"OMPI_MCA_op", "OMPI_MCA_coll", "PMI_PORT", "HYDRA_RMK", "HYDRA_LAUNCHER"}
     assert traps <= set(environment(ORDER, 1))
     alone = changed(nodes=("node-b",), node_rank=0, ranks_per_node=1)
     assert traps.isdisjoint(environment(alone, 0))
+    chooses = changed(env={"OMPI_MCA_coll": "^hcoll"})
+    assert environment(chooses, 1)["OMPI_MCA_coll"] == "^hcoll"
 
 
 def test_a_rank_finds_everybodys_names_in_its_environment() -> None:

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from shoal.runtime.warm import mpi_rank
+from shoal.runtime.warm import mpi_rank, mpirun
 
 
 class Exited(Exception):
@@ -36,3 +36,10 @@ def test_rank_without_a_place_lets_the_rank_that_ended_the_world_end_first(
             mpi_rank.become("folder", 1, "mpirun")
     assert end.value.args == (code,)
     assert slept == [mpi_rank.SETTLE_S]
+
+
+def test_component_of_mpi_that_a_job_chooses_by_itself_reaches_its_program() -> None:
+    chosen = {"OMPI_MCA_op": "^avx", "OMPI_MCA_coll": "^hcoll", "LR": "1"}
+    alone = {"OMPI_MCA_op": mpirun.ALONE, "OMPI_MCA_coll": mpirun.ALONE, "PMI_PORT": "127.0.0.1:1"}
+    assert mpi_rank.clean(chosen) == chosen
+    assert mpi_rank.clean({**alone, "LR": "1"}) == {"LR": "1"}

@@ -15,7 +15,7 @@ import sys
 import time
 from typing import Any
 
-from . import mpi_line
+from . import launchers, mpi_line, mpirun
 
 MEET_S, WARN_S, PAUSE_S = 1800.0, 60.0, 0.02
 """How long ranks wait for each other, as some come from a long preparation; when they first say so."""
@@ -28,10 +28,10 @@ BOARD = "SHOAL_BOARD"
 NUMBERS = {
     *("OMPI_VERSION", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_RANK"),
     *("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_NODE_RANK", "PMI_RANK", "PMI_SIZE", "PMI_PORT"),
-    *("PMIX_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "OMPI_MCA_op", "HYDRA_RMK", "HYDRA_LAUNCHER"),
+    *("PMIX_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "HYDRA_RMK", "HYDRA_LAUNCHER"),
 }
 """What the supervisor says in MPI's words; the real launcher says it itself."""
-OTHERS = {True: {"OMPI_MCA_op": "start_it_with_mpirun"}, False: {"PMI_PORT": "127.0.0.1:1"}}
+OTHERS = {True: {"OMPI_MCA_op": mpirun.ALONE}, False: {"PMI_PORT": "127.0.0.1:1"}}
 """By whether a launcher is MPICH's: what still keeps a program of the other MPI from being alone under it."""
 GIVEN = (
     "OMPI_",
@@ -52,14 +52,16 @@ LIBRARIES = ("LD_LIBRARY_PATH",)
 
 def clean(environment: dict[str, str]) -> dict[str, str]:
     """The environment without what the supervisor says in MPI's words."""
-    return {name: value for name, value in environment.items() if name not in NUMBERS}
+    return {
+        name: value for name, value in environment.items() if name not in NUMBERS and value != mpirun.ALONE
+    }
 
 
 def for_launcher(environment: dict[str, str], without: str) -> dict[str, str]:
     """What the real launcher and its daemons find: nothing of Slurm's words either, and no stand-in."""
     found = {name: value for name, value in clean(environment).items() if not name.startswith("SLURM")}
     path = [entry for entry in found.get("PATH", os.defpath).split(":") if entry != without]
-    return {**found, "PATH": ":".join(path)}
+    return {**found, "PATH": ":".join(path), launchers.MARK: "mpirun"}
 
 
 def connect(folder: str) -> socket.socket:

