@@ -145,6 +145,43 @@ def test_real_torchrun_that_nothing_could_replace_does_not_succeed(start: Start)
     assert "`torchrun` started processes of its own inside of a rank" in outcome.message
 
 
+@needs_torch
+def test_two_programs_side_by_side_in_each_rank_do_not_succeed(start: Start) -> None:
+    setup = f"tee a.py b.py <<'END' >/dev/null\n{FORMS}\nEND"
+    share = start(order("python a.py & python b.py & wait", setup=setup))
+    share.spawn()
+    outcome = share.outcome(120)
+    assert outcome.kind is EndKind.SPLIT_WORLD, share.describe()
+    assert "started a launcher or a program while another one was still running" in outcome.message
+
+
+ALONE = """
+import os, torch.distributed as dist
+own = f"file:///tmp/alone-{os.environ['RANK']}-{os.getpid()}"
+dist.init_process_group("gloo", own, rank=0, world_size=1)
+print("alone", flush=True)
+"""
+EVALUATES = """
+import subprocess, sys, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.new_group([0])
+subprocess.run([sys.executable, "alone.py"], check=True)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@needs_torch
+def test_evaluation_beside_and_after_training_succeeds(start: Start) -> None:
+    setup = f"cat >train.py <<'END'\n{EVALUATES}\nEND\ncat >alone.py <<'END'\n{ALONE}\nEND"
+    share = start(order("torchrun train.py && python alone.py", setup=setup))
+    share.spawn()
+    outcome = share.outcome(120)
+    assert outcome.kind is EndKind.SUCCEEDED, share.describe()
+    assert share.texts() == ["alone"] * 4
+    assert outcome.world == World(size=2, ranks=2, is_whole=True)
+
+
 def test_real_torchrun_of_one_rank_on_a_node_starts_what_it_is_told_to(start: Start) -> None:
     """As in people's files for Slurm."""
     module = "mkdir -p own/torch/distributed; touch own/torch/__init__.py own/torch/distributed/__init__.py"

@@ -31,9 +31,10 @@ PATIENCE_S = 60.0
 """How long groups that are too small may stand before the attempt is ended for them. Some programs test
 themselves in a small group first."""
 
-TWO_LAUNCHERS = (
-    "rank {rank} started a launcher while another one was still running there: both would have one number "
-    "among the ranks; start one after the other, or submit each as a job of its own (`shoal run --array`)"
+TWO_PROGRAMS = (
+    "rank {rank} started a launcher or a program while another one was still running there: both would have "
+    "one number among the ranks; start one after the other, or submit each as a job of its own "
+    "(`shoal run --array`)"
 )
 REFUSED = (
     "rank {rank} started a launcher that was refused, and the script passed over it; `shoal logs` of the job "
@@ -123,7 +124,7 @@ class Worlds:
     def _problem(self, generation: int) -> str | None:
         second = self._refusal(names.SECOND, generation)
         if second is not None:
-            return TWO_LAUNCHERS.format(rank=second.shoal_rank)
+            return TWO_PROGRAMS.format(rank=second.shoal_rank)
         is_whole = self.world is not None and self.world.is_whole
         if is_whole or (not self._is_checked and self._groups(generation)):
             return None

@@ -1,4 +1,4 @@
-"""Two launchers that one rank starts at the same time."""
+"""Two launchers, or two members of the job's process group, that are one rank at the same time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
-import time
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,19 @@ RANK = {
     "WORLD_SIZE": "2",
     "LOCAL_WORLD_SIZE": "2",
 }
+TORCH = """
+world = None
+def init_process_group(backend, init_method=None, timeout=None, world_size=2, rank=1, store=None):
+    global world
+    assert world is None, "default group twice"
+    world = world_size, rank
+def destroy_process_group(group=None):
+    global world
+    world = None
+def is_initialized(): return world is not None
+def get_world_size(): return world[0]
+def get_rank(): return world[1]
+"""
 WAITS = "import pathlib, sys, time\npathlib.Path(sys.argv[1]).touch()\ntime.sleep(60)\n"
 
 
@@ -81,19 +94,21 @@ def test_launcher_that_the_program_behind_one_starts_runs(rank: dict[str, str], 
     assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
 
 
-def test_spare_process_of_the_same_rank_runs_beside_it(rank: dict[str, str], tmp_path: Path) -> None:
-    first = subprocess.Popen(
-        ["bash", "-c", "exec torchrun waits.py begun"], cwd=tmp_path, env=rank, start_new_session=True
-    )
-    try:
-        while not (tmp_path / "begun").exists():
-            assert first.poll() is None
-            time.sleep(0.01)
-        done = run(rank, tmp_path, "torchrun says.py")
-        assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
-    finally:
-        first.kill()
-        first.wait()
+def test_second_launcher_in_a_session_of_its_own_is_refused(rank: dict[str, str], tmp_path: Path) -> None:
+    done = run(rank, tmp_path, UNTIL_FIRST + "setsid -w torchrun says.py; code=$?; kill $first; exit $code")
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_spare_process_of_a_rank_runs_beside_it(rank: dict[str, str], tmp_path: Path) -> None:
+    spare = "env -u SHOAL_RANK -u SHOAL_LOCAL_RANK torchrun says.py"
+    done = run(rank, tmp_path, UNTIL_FIRST + f"{spare}; code=$?; kill $first; exit $code")
+    assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
+
+
+def test_launcher_of_the_group_before_may_take_its_time_to_end(rank: dict[str, str], tmp_path: Path) -> None:
+    after = "SHOAL_GENERATION=1 torchrun says.py; code=$?; kill $first; exit $code"
+    done = run(rank, tmp_path, UNTIL_FIRST + after)
+    assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
 
 
 @pytest.mark.parametrize(
@@ -107,3 +122,88 @@ def test_refused_launcher_is_told_though_a_pipe_hides_its_end(
     assert done.returncode == 0
     assert "hint: " in done.stderr
     assert (tmp_path / names.WORLDS).read_text() == f"1 0 1 0 0.0 {names.REFUSED}\n"
+
+
+MEMBER = """
+import os, pathlib, subprocess, sys, time
+import torch.distributed.distributed_c10d as c10d
+{before}
+{form}
+{after}
+print("in", flush=True)
+"""
+FORM = "c10d.init_process_group('gloo', **GIVEN)"
+LEAVE = "c10d.destroy_process_group()"
+FIRST = "python first.py & first=$!; until [ -e begun ]; do sleep 0.01; done; "
+WAITS_FOR = "pathlib.Path('begun').touch(); time.sleep(60)"
+THEN = "python second.py; code=$?; kill $first; exit $code"
+
+
+def run_members(
+    rank: dict[str, str],
+    folder: Path,
+    *,
+    first: str = WAITS_FOR,
+    second: str = FORM,
+    then: str = THEN,
+    given: str = "{}",
+) -> subprocess.CompletedProcess[str]:
+    """A process of the rank enters a group of a made-up torch and does `first`; then another one begins."""
+    package = folder / "own" / "torch" / "distributed"
+    package.mkdir(parents=True)
+    for name in (package / "__init__.py", package.parent / "__init__.py"):
+        name.touch()
+    (package / "distributed_c10d.py").write_text(TORCH)
+    (folder / "first.py").write_text(MEMBER.format(before="GIVEN = {}", form=FORM, after=first))
+    (folder / "second.py").write_text(MEMBER.format(before=f"GIVEN = {given}", form=second, after=""))
+    variables = {
+        **rank,
+        "RANK": "1",
+        "MASTER_PORT": "29500",
+        "SHOAL_MASTER_PORT": "29500",
+        "PYTHONPATH": f"{folder}/hook:{folder}/own",
+    }
+    return run(variables, folder, FIRST + then)
+
+
+def test_second_program_in_the_jobs_process_group_is_refused_and_told(
+    rank: dict[str, str], tmp_path: Path
+) -> None:
+    done = run_members(rank, tmp_path)
+    assert done.returncode == 1
+    assert "RuntimeError: another process of rank 1 is in the job's process group" in done.stderr
+    assert "submit each as a job of its own" in done.stderr
+    assert done.stdout == ""
+    told = (tmp_path / names.WORLDS).read_text().splitlines()
+    assert told == ["1 0 2 1 0.1 torch", f"1 0 1 0 0.0 {names.SECOND}"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"given": "dict(init_method='tcp://127.0.0.1:29777', rank=1)"}, id="another port"),
+        pytest.param({"given": "dict(init_method='file:///tmp/x', rank=0, world_size=1)"}, id="a file"),
+        pytest.param({"given": "dict(rank=0, world_size=1)"}, id="another number"),
+        pytest.param({"given": "dict(store=object(), rank=1)"}, id="a store of its own"),
+        pytest.param(
+            {"second": "os.environ['MASTER_PORT'] = '29778'; " + FORM}, id="as checkpoints are written"
+        ),
+        pytest.param({"first": f"{LEAVE}; {WAITS_FOR}"}, id="after the first has left"),
+        pytest.param(
+            {"first": f"{LEAVE}; {FORM}; {LEAVE}; {WAITS_FOR}"},
+            id="again and again",
+        ),
+        pytest.param({"then": f"kill -9 $first; wait; {THEN}"}, id="after the first has ended"),
+        pytest.param({"then": f"SHOAL_GENERATION=1 {THEN}"}, id="after a restart in place"),
+        pytest.param({"then": f"env -u SHOAL_RANK {THEN}"}, id="a spare"),
+        pytest.param(
+            {"then": f"rm -r lib; {THEN.replace('python', sys.executable)}"}, id="the folder is gone"
+        ),
+    ],
+)
+def test_groups_that_are_not_the_jobs_or_follow_each_other_are_let_be(
+    rank: dict[str, str], tmp_path: Path, changes: dict[str, str]
+) -> None:
+    done = run_members(rank, tmp_path, **changes)
+    assert (done.returncode, done.stdout) == (0, "in\n"), done.stderr
+    assert names.SECOND not in (tmp_path / names.WORLDS).read_text()

@@ -17,6 +17,10 @@ def init_process_group(backend, world_size=1, rank=0):
     "Form a group."
     global world
     world = world_size, rank
+def destroy_process_group(group=None):
+    global world
+    world = None
+def is_initialized(): return world is not None
 def get_world_size(): return world[0]
 def get_rank(): return world[1]
 """

@@ -23,6 +23,8 @@ FOLDER = os.path.dirname(HERE)
 TORCH, JAX, HOROVOD = "torch.distributed.distributed_c10d", "jax._src.distributed", "horovod.common.basics"
 WORDS = ("torch", "accelerate", "deepspeed", "/ds ")
 """One of them is in the command line of every launcher. Other processes pay for no more than this look."""
+ARGUMENTS = ("backend", "init_method", "timeout", "world_size", "rank", "store")
+"""Of torch's `init_process_group`, by position."""
 MAX_REPORTS = 16
 """Of one process, but for groups larger than all before: a test suite forms hundreds of small ones."""
 _reported: list[tuple[str, int, int]] = []
@@ -49,6 +51,13 @@ def report(world: int, member: int, library: str) -> None:
         return
 
 
+def _named_as(function: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:
+    for name in ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__"):
+        setattr(call, name, getattr(function, name, None))
+    call.__wrapped__ = function  # type: ignore[attr-defined]
+    return call
+
+
 def _telling(function: Callable[..., Any], tell: Callable[..., None]) -> Callable[..., Any]:
     """The function, which calls `tell` with its own arguments once it has returned."""
 
@@ -60,10 +69,44 @@ def _telling(function: Callable[..., Any], tell: Callable[..., None]) -> Callabl
             return result
         return result
 
-    for name in ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__"):
-        setattr(call, name, getattr(function, name, None))
-    call.__wrapped__ = function  # type: ignore[attr-defined]
-    return call
+    return _named_as(function, call)
+
+
+def _enter(given: dict[str, Any]) -> None:
+    """Take this rank's place in the job's process group. `RuntimeError`: another of its processes has it."""
+    try:
+        _part("one_launcher").join(FOLDER, given)
+    except RuntimeError:
+        raise
+    except Exception:  # noqa: BLE001 - the folder is gone, or a library of another version: as in `_telling`
+        return
+
+
+def _one_at_a_time(module: Any) -> None:
+    """Have one process of a rank at a time be in the job's process group."""
+    initialize, destroy = module.init_process_group, module.destroy_process_group
+
+    def leave_if_out() -> None:
+        place = sys.modules.get("shoal_warm.one_launcher")
+        if place is not None and not module.is_initialized():
+            place.leave()
+
+    def enter(*arguments: Any, **named: Any) -> Any:
+        if not module.is_initialized():
+            _enter({**dict(zip(ARGUMENTS, arguments)), **named})  # noqa: B905 - not in Python 3.8
+        try:
+            return initialize(*arguments, **named)
+        finally:
+            leave_if_out()
+
+    def leave(*arguments: Any, **named: Any) -> Any:
+        try:
+            return destroy(*arguments, **named)
+        finally:
+            leave_if_out()
+
+    module.init_process_group = _named_as(initialize, enter)
+    module.destroy_process_group = _named_as(destroy, leave)
 
 
 def _watch(module: Any) -> None:
@@ -79,6 +122,7 @@ def _watch(module: Any) -> None:
         report(basics.size(), basics.rank(), "horovod")
 
     if module.__name__ == TORCH:
+        _one_at_a_time(module)
         module.init_process_group = _telling(module.init_process_group, torch_formed)
     elif module.__name__ == JAX:
         module.State.initialize = _telling(module.State.initialize, jax_formed)
@@ -128,6 +172,16 @@ def command_line() -> list[str]:
         return [os.fsdecode(word) for word in file.read().split(b"\0")[:-1]]
 
 
+def _part(name: str) -> Any:
+    """A module that lies beside the stand-ins."""
+    lib = os.path.join(FOLDER, "lib")
+    sys.path.insert(0, lib)
+    try:
+        return __import__(f"shoal_warm.{name}", fromlist=["*"])
+    finally:
+        sys.path.remove(lib)
+
+
 def become_stand_in() -> None:
     """Become the stand-in if this process is a launcher in a rank. Returns if it is none."""
     if "SHOAL_RANK" not in os.environ or "SHOAL_LAUNCHER" in os.environ:
@@ -136,12 +190,7 @@ def become_stand_in() -> None:
     text = " ".join(words[1:8]) + " "
     if not any(name in text for name in WORDS):
         return
-    sys.path.insert(0, os.path.join(FOLDER, "lib"))
-    try:
-        module = __import__("shoal_warm.stand_in", fromlist=["take_over"])
-        module.take_over(FOLDER, sys.executable, words)
-    finally:
-        sys.path.pop(0)
+    _part("stand_in").take_over(FOLDER, sys.executable, words)
 
 
 def go_on() -> None:
