@@ -155,6 +155,18 @@ def test_two_programs_side_by_side_in_each_rank_do_not_succeed(start: Start) -> 
     assert "started a launcher or a program while another one was still running" in outcome.message
 
 
+@needs_torch
+def test_check_of_all_ranks_hides_no_training_in_separate_groups(start: Start) -> None:
+    """As `fabric run` calls torchrun: in its own process."""
+    apart = "from torch.distributed.run import main; main(['--standalone', '--nproc-per-node=1', 'train.py'])"
+    setup = f"cat >train.py <<'END'\n{FORMS}\nEND"
+    share = start(order(f'torchrun train.py && python -c "{apart}"', setup=setup))
+    share.spawn()
+    outcome = share.outcome(120)
+    assert outcome.kind is EndKind.SPLIT_WORLD, share.describe()
+    assert outcome.world == World(size=1, ranks=2, is_whole=False)
+
+
 ALONE = """
 import os, torch.distributed as dist
 own = f"file:///tmp/alone-{os.environ['RANK']}-{os.getpid()}"

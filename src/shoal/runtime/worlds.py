@@ -115,7 +115,7 @@ class Worlds:
     def _verdict(self, generation: int) -> Ending | None:
         self._hear()
         if self._is_checked:
-            self.world = best_of(self._groups(generation), self._order)
+            self.world = best_of(self._last_groups(generation), self._order)
         problem = None if self._order.may_split_world else self._problem(generation)
         if problem is None:
             return None
@@ -137,6 +137,18 @@ class Worlds:
 
     def _groups(self, generation: int) -> list[Report]:
         return [one for one in self._reports if one.generation == generation and one.library not in REFUSALS]
+
+    def _last_groups(self, generation: int) -> list[Report]:
+        """The groups that tell whether the ranks work together: all of them, unless every rank of this node
+        has formed its last one behind a launcher that is not Shoal's. Then a check of the network, which
+        spans the job, may come before a training that does not. Groups that a program forms later by itself,
+        as for an evaluation in each rank, are meant so.
+        """
+        groups = self._groups(generation)
+        last = {one.shoal_rank: one.library for one in groups}
+        if set(last.values()) == {names.LAUNCHED} and len(last) == self._order.ranks_per_node:
+            return [one for one in groups if one.library == names.LAUNCHED]
+        return groups
 
     def _refusal(self, report: str, generation: int) -> Report | None:
         """The first rank that has told of a launcher that was refused so."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.runtime.warm import install
+from shoal.runtime.warm import install, names
 
 TORCH = """
 world = None
@@ -101,6 +101,22 @@ State().initialize(num_processes=256, process_id=0)
     assert found[16:] == ["3 2 128 7 0.17 torch", "3 2 256 0 0.18 jax"], (
         "a larger group is told of in any case"
     )
+
+
+@pytest.mark.parametrize(
+    ("variables", "library"),
+    [
+        ({"TORCHELASTIC_RUN_ID": "att_1"}, "torch"),
+        ({"TORCHELASTIC_RUN_ID": "none"}, names.LAUNCHED),
+        ({"TORCHELASTIC_RUN_ID": "none", "SHOAL_LAUNCHER": "torchrun"}, "torch"),
+    ],
+)
+def test_group_behind_a_launcher_that_is_not_shoals_is_told_as_one(
+    job: Path, variables: dict[str, str], library: str
+) -> None:
+    form = "import torch.distributed.distributed_c10d as c; c.init_process_group('gloo', 2, 0)"
+    assert shell(job, f'python -c "{form}"', SHOAL_ATTEMPT_ID="att_1", **variables) == ""
+    assert worlds() == [f"3 0 2 0 0.1 {library}"]
 
 
 def test_processes_outside_of_a_rank_report_nothing(job: Path) -> None:

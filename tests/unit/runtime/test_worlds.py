@@ -75,6 +75,34 @@ def test_group_spans_the_job_or_does_not(
     assert told.worlds.world.is_whole is is_whole
 
 
+CHECK = [(0, 4, 0), (1, 4, 1)]
+LAUNCHED = "other-launcher"
+
+
+@pytest.mark.parametrize(
+    ("later", "is_whole"),
+    [
+        pytest.param([(0, 2, 0), (0, 2, 1), (1, 2, 0), (1, 2, 1)], False, id="each rank trains by itself"),
+        pytest.param([(0, 2, 0), (1, 2, 1)], False, id="each node trains by itself"),
+        pytest.param([(0, 4, 0), (1, 4, 1)], True, id="all ranks train together"),
+        pytest.param([(0, 1, 0)], True, id="one rank evaluates"),
+    ],
+)
+def test_groups_behind_other_launchers_count_where_all_ranks_end_up_in_them(
+    two_by_two: Told, later: list[tuple[int, int, int]], *, is_whole: bool
+) -> None:
+    two_by_two.say(lines(*CHECK) + lines(*later).replace("torch", LAUNCHED))
+    end = two_by_two.worlds.judged(SUCCEEDED, 0)
+    assert end.kind is (EndKind.SUCCEEDED if is_whole else EndKind.SPLIT_WORLD)
+    two_by_two.say(lines(*CHECK))
+    assert two_by_two.worlds.judged(SUCCEEDED, 0) is SUCCEEDED
+
+
+def test_groups_that_programs_form_by_themselves_after_one_of_all_ranks_are_meant(two_by_two: Told) -> None:
+    two_by_two.say(lines(*CHECK, (0, 1, 0), (1, 1, 0)))
+    assert two_by_two.worlds.judged(SUCCEEDED, 0) is SUCCEEDED
+
+
 def test_ranks_that_form_no_group_are_left_alone(two_by_two: Told) -> None:
     assert two_by_two.worlds.judged(SUCCEEDED, 0) is SUCCEEDED
     assert two_by_two.worlds.world is None

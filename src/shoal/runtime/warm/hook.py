@@ -39,6 +39,10 @@ def report(world: int, member: int, library: str) -> None:
     if rank is None or told in _reported or (len(_reported) >= MAX_REPORTS and not is_largest):
         return
     _reported.append(told)
+    # As `fabric run` does, and `elastic_launch`. A launcher that Shoal lets run has left its mark.
+    own, run = os.environ.get("SHOAL_ATTEMPT_ID"), os.environ.get("TORCHELASTIC_RUN_ID")
+    if run not in (None, own) and "SHOAL_LAUNCHER" not in os.environ:
+        library = "other-launcher"
     formed = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}.{len(_reported)}"
     try:
         fd = os.open(os.path.join(FOLDER, "worlds"), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
