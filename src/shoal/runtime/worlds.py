@@ -131,7 +131,9 @@ class Worlds:
         refused = self._refusal(names.REFUSED, generation)
         if refused is not None:
             return REFUSED.format(rank=refused.shoal_rank)
-        if not self._is_checked or (self.world is None and self._launchers.found is None):
+        # Beyond the limit a group that spans the job may have been reported, and was not read.
+        is_known = self.world is not None and self._read < MAX_BYTES
+        if not self._is_checked or not (is_known or self._launchers.found is not None):
             return None
         return describe(self.world, self._order.world_size, self._launchers.found)
 

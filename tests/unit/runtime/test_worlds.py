@@ -170,6 +170,12 @@ def test_file_of_a_job_is_read_up_to_a_limit(two_by_two: Told) -> None:
     assert two_by_two.worlds.judged(SUCCEEDED, 0) is SUCCEEDED
 
 
+def test_small_groups_beyond_number_do_not_hide_one_that_spans_the_job(two_by_two: Told) -> None:
+    small = lines((0, 1, 0))
+    two_by_two.say(small * (MAX_BYTES // len(small) + 1) + lines((0, 4, 0), (1, 4, 1)))
+    assert two_by_two.worlds.judged(SUCCEEDED, 0) is SUCCEEDED
+
+
 def test_link_that_a_job_puts_there_is_not_followed(two_by_two: Told, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text(lines((0, 1, 0)))
     two_by_two.file.unlink()
