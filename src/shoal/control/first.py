@@ -11,7 +11,7 @@ from shoal import site
 from shoal.control.actor import SHOAL
 from shoal.control.core import Core
 from shoal.control.record import note
-from shoal.control.uids import claim_block, keep_block
+from shoal.control.uids import claim_block, keep_blocks
 from shoal.errors import HomeMissing, StateError
 from shoal.identity import mint_token
 from shoal.model.people import Membership, Project, Role, Token, User
@@ -136,6 +136,16 @@ def home_id(home: Path) -> str | None:
         return None
 
 
+def register_name(home: Path) -> str:
+    """Return the home's name in this machine's register of uids.
+
+    A restored copy has the `home-id` of its original and a `site_id` of its own, which its restore request
+    names until it is settled. So the note of a copy never takes the place of its original's.
+    """
+    known = site.read_request(home) or site.read_site(home)
+    return f"{home_id(home)}:{known.site_id if known is not None else ''}"
+
+
 async def prepare(core: Core, admin_name: str) -> None:
     """Make the first admin if there is nobody yet; else another token, where the home's owner asked for it.
 
@@ -147,7 +157,7 @@ async def prepare(core: Core, admin_name: str) -> None:
         await _replace_lost(core, admin_name, users)
         return
     token = _laid_down(core, core.new_id("usr"), "first admin token")
-    first_uid = claim_block(core.settings.state_dir, home_id(core.settings.state_dir) or "")
+    first_uid = claim_block(core.settings.state_dir, register_name(core.settings.state_dir))
 
     def change(tx: Tx) -> None:
         now = core.clock.now()
@@ -170,8 +180,8 @@ async def _keep_uids(core: Core) -> None:
     home = core.settings.state_dir
     projects = await core.store.read(lambda tx: tx.people.projects())
     uids = [project.uid for project in projects]
-    if uids and not keep_block(min(uids), home, home_id(home) or ""):
-        log.warning("another home on this machine has the users of these projects", first_uid=min(uids))
+    for first_uid in keep_blocks(uids, home, register_name(home)):
+        log.warning("another home on this machine has the users of these projects", first_uid=first_uid)
 
 
 async def _replace_lost(core: Core, admin_name: str, users: list[User]) -> None:

@@ -17,7 +17,7 @@ from shoal import site
 from shoal.control.actor import SHOAL
 from shoal.control.arrays import finish_submission
 from shoal.control.core import Core
-from shoal.control.first import SITE_ID, home_id, write_private
+from shoal.control.first import SITE_ID, register_name, write_private
 from shoal.control.record import note
 from shoal.control.uids import claim_block
 from shoal.engines.set_aside import BECAUSE, Outcomes, outcomes_of
@@ -60,7 +60,7 @@ async def finish(core: Core, request: RestoreRequest, jobs: int, services: int) 
     home = core.settings.state_dir
     before = site.read_site(home)
     new = Site(site_id=request.site_id, directory=site.identify(home))
-    first_uid = await _claim_uids(core, new.site_id)
+    first_uid = await _claim_uids(core)
     facts = {
         "path": str(home),
         "copied_from": before.directory.path if before is not None else None,
@@ -84,12 +84,11 @@ async def finish(core: Core, request: RestoreRequest, jobs: int, services: int) 
     log.warning("home.restored", **facts)
 
 
-async def _claim_uids(core: Core, site_id: str) -> int:
+async def _claim_uids(core: Core) -> int:
     """Return where the uids of new projects begin: original and copy would count on from the same one."""
     home = core.settings.state_dir
     used = [project.uid for project in await core.store.read(lambda tx: tx.people.projects())]
-    key = f"{home_id(home)}:{site_id}"
-    return await anyio.to_thread.run_sync(partial(claim_block, home, key, used=used))
+    return await anyio.to_thread.run_sync(partial(claim_block, home, register_name(home), used=used))
 
 
 def _open_attempts(tx: Tx, *, runs_again: bool) -> list[Attempt]:

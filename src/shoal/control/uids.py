@@ -2,7 +2,8 @@
 
 Blocks lie above the subordinate ids that `useradd` hands out (to 600,100,000 by default) and above containers
 of systemd (to 1,879,048,191), and below its foreign ids (from 2,147,352,576). A home's block follows from its
-id, so two homes seldom want the same one, also where their machines share a file system.
+name in the register, so two homes seldom want the same one, also where their machines share a file system.
+A home and its restored copy have two names.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ MOST_LOOKED_AT = 200
 SUBORDINATE = (Path("/etc/subuid"), Path("/etc/subgid"))
 REGISTRY = Path("/var/lib/shoal/uids")
 """On each machine, a file for each block that a home of root's has. Its name is the first uid; in it are the
-home's id and path."""
+home's name in the register and its path."""
 
 log = structlog.get_logger()
 
 
-def claim_block(home: Path, home_id: str, registry: Path | None = None, used: Collection[int] = ()) -> int:
+def claim_block(home: Path, name: str, registry: Path | None = None, used: Collection[int] = ()) -> int:
     """Return the first uid of this home's block, which no other home on this machine gets from now on.
 
     May be repeated: a home keeps its block. Without root nothing is noted, since no job runs as another user.
@@ -41,8 +42,8 @@ def claim_block(home: Path, home_id: str, registry: Path | None = None, used: Co
     if os.geteuid() == 0:
         _forget_gone(registry)
     taken = (*subordinate_ranges(), *(range(uid, uid + 1) for uid in used))
-    for first in blocks(home_id, taken):
-        if os.geteuid() != 0 or _is_noted(registry, first, home, home_id):
+    for first in blocks(name, taken):
+        if os.geteuid() != 0 or _is_noted(registry, first, home, name):
             return first
     raise StateError(
         "every block of users for projects is taken on this machine",
@@ -50,17 +51,25 @@ def claim_block(home: Path, home_id: str, registry: Path | None = None, used: Co
     )
 
 
-def keep_block(uid: int, home: Path, home_id: str, registry: Path = REGISTRY) -> bool:
-    """Note where the home is whose project has `uid`: it may have been moved, or restored on this machine.
+def keep_blocks(uids: Collection[int], home: Path, name: str, registry: Path | None = None) -> list[int]:
+    """Note where the home is whose projects have these uids: it may have been moved, or restored here.
 
-    False: the block of `uid` is noted as another home's.
+    Returns the first uids of blocks that are noted as another home's. Their notes stay as they are.
     """
-    return os.geteuid() != 0 or _is_noted(registry, _first_of(uid), home, home_id)
+    if os.geteuid() != 0:
+        return []
+    registry = registry or REGISTRY
+    _forget_gone(registry)
+    return [
+        first
+        for first in sorted({_first_of(uid) for uid in uids})
+        if not _is_noted(registry, first, home, name)
+    ]
 
 
-def blocks(home_id: str, taken: Collection[range] = ()) -> Iterator[int]:
+def blocks(name: str, taken: Collection[range] = ()) -> Iterator[int]:
     """First uids of the blocks that the home may have, the one it should have in front. Pure."""
-    begin = int.from_bytes(hashlib.sha256(home_id.encode()).digest()[:8], "big")
+    begin = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
     for number in range(NUM_BLOCKS):
         first = FIRST_PROJECT_UID + (begin + number) % NUM_BLOCKS * BLOCK
         if overlapping(first, taken) is None:
@@ -87,23 +96,23 @@ def subordinate_ranges(files: Collection[Path] = SUBORDINATE) -> Iterator[range]
                     yield range(int(first), int(first) + int(count))
 
 
-def _is_noted(registry: Path, first: int, home: Path, home_id: str) -> bool:
+def _is_noted(registry: Path, first: int, home: Path, name: str) -> bool:
     """Whether the block is this home's, which is noted with the path that the home has now.
 
     Where nothing can be noted, because `/var` is full or read-only, the home has the block all the same: its
-    id seldom leads to another's block, and jobs need a control plane that starts.
+    name seldom leads to another's block, and jobs need a control plane that starts.
     """
     note, new = registry / str(first), registry / f".{first}.{os.getpid()}"
     try:
         registry.mkdir(mode=0o755, parents=True, exist_ok=True)
-        new.write_text(f"{home_id}\n{home}\n", encoding="utf-8")
+        new.write_text(f"{name}\n{home}\n", encoding="utf-8")
     except OSError as error:
         log.warning("uids.not_noted", first_uid=first, error=str(error))
         return True
     try:
         os.link(new, note)  # whole, and by one home alone
     except FileExistsError:
-        if not note.read_text(encoding="utf-8").startswith(f"{home_id}\n"):
+        if not note.read_text(encoding="utf-8").startswith(f"{name}\n"):
             return False
         new.replace(note)  # the home may lie elsewhere now
     finally:

@@ -10,13 +10,16 @@ from pathlib import Path
 
 import anyio
 import pytest
+from structlog.testing import capture_logs
 
 from shoal import site
 from shoal.clock import SystemClock
+from shoal.control import uids
 from shoal.control.anchor import anchor_path, drop_anchor, verify_log
 from shoal.control.core import Core
 from shoal.control.first import asked_token_path, claim, first_token_path, load_key, prepare
 from shoal.control.record import note
+from shoal.control.restored import settle_restored
 from shoal.engines.fake import FakeCluster, FakeEngine
 from shoal.errors import HomeMissing, StateError, StoreUnavailable
 from shoal.identity import parse_user_token
@@ -208,6 +211,52 @@ async def test_a_copied_home_is_refused_until_the_operator_says_what_it_is(tmp_p
     (copy / site.FILE).unlink()
     with pytest.raises(site.CopiedHome, match="a restored backup, or a home that an older Shoal"):
         await claim(store, copy)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's homes are noted")
+async def test_restore_drill_on_the_machine_of_production_leaves_its_uids_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry, home, copy = tmp_path / "uids", tmp_path / "home", tmp_path / "copy"
+    monkeypatch.setattr(uids, "REGISTRY", registry)
+    store = open_memory_store()
+    await claim(store, home)
+    await prepare(fresh_core(home, store), "root")
+    (noted,) = registry.iterdir()
+    of_production = noted.read_text()
+    shutil.copytree(home, copy)
+    ask_to_restore(copy)
+    request = await claim(store, copy)
+    assert request is not None
+    await prepare(fresh_core(copy, store), "root")
+    await settle_restored(fresh_core(copy, store), request)
+    with capture_logs() as logs:
+        await prepare(fresh_core(copy, store), "root")
+    assert [one["first_uid"] for one in logs] == [int(noted.name)], "the projects' users are those of both"
+    assert noted.read_text() == of_production
+    of_copy = {path.read_text().splitlines()[1] for path in registry.iterdir() if path != noted}
+    assert of_copy == {str(copy)}
+    shutil.rmtree(copy)
+    await prepare(fresh_core(home, store), "root")
+    assert list(registry.iterdir()) == [noted]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's homes are noted")
+async def test_restored_home_takes_over_the_uids_of_an_original_that_was_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry, home, copy = tmp_path / "uids", tmp_path / "home", tmp_path / "copy"
+    monkeypatch.setattr(uids, "REGISTRY", registry)
+    store = open_memory_store()
+    await claim(store, home)
+    await prepare(fresh_core(home, store), "root")
+    (noted,) = registry.iterdir()
+    shutil.copytree(home, copy)
+    shutil.rmtree(home)
+    ask_to_restore(copy)
+    assert await claim(store, copy) is not None
+    await prepare(fresh_core(copy, store), "root")
+    assert noted.read_text().splitlines()[1] == str(copy)
 
 
 async def test_copy_that_begins_with_an_empty_database_is_settled_at_its_first_start(tmp_path: Path) -> None:

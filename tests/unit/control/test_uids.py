@@ -15,7 +15,7 @@ from shoal.control.uids import (
     NUM_BLOCKS,
     blocks,
     claim_block,
-    keep_block,
+    keep_blocks,
     overlapping,
     subordinate_ranges,
 )
@@ -81,7 +81,7 @@ def test_home_that_was_moved_keeps_its_block(tmp_path: Path) -> None:
     registry = tmp_path / "uids"
     one = claim_block(first, "same", registry)
     moved = first.rename(tmp_path / "moved")
-    assert keep_block(one + 7, moved, "same", registry)
+    assert keep_blocks([one + 7], moved, "same", registry) == []
     claim_block(other, "other", registry)  # gives back the blocks of homes that are gone
     assert (registry / str(one)).read_text() == f"same\n{moved}\n"
 
@@ -91,8 +91,8 @@ def test_home_that_was_restored_on_another_machine_has_its_block_there(tmp_path:
     restored, other = homes(tmp_path, "restored", "other")
     one = claim_block(restored, "same", tmp_path / "old")
     registry = tmp_path / "new"
-    assert keep_block(one, restored, "same", registry)
-    assert not keep_block(one, other, "another", registry)
+    assert keep_blocks([one], restored, "same", registry) == []
+    assert keep_blocks([one, one + 7], other, "another", registry) == [one]
     assert {*registry.iterdir()} == {registry / str(one)}
 
 
@@ -105,6 +105,6 @@ def test_home_starts_where_nothing_can_be_noted(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(Path, "write_text", full)
     with capture_logs() as logs:
         first = claim_block(home, "same", tmp_path / "uids")
-        assert keep_block(first + 7, home, "same", tmp_path / "uids")
+        assert keep_blocks([first + 7], home, "same", tmp_path / "uids") == []
     assert first == next(blocks("same", tuple(subordinate_ranges())))
     assert [one["event"] for one in logs] == ["uids.not_noted"] * 2
