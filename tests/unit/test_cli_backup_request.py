@@ -8,9 +8,11 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.from_thread
+import anyio.to_thread
 import pytest
 
 from shoal.cli import backup, backup_request
@@ -18,6 +20,7 @@ from shoal.client.credentials import write_private
 from shoal.errors import ServerUnreachable, StateError, StoreUnavailable
 from shoal.settings import Settings, load_settings
 from shoal.store import Head
+from tests.support.shares import until
 
 
 class Store:
@@ -98,18 +101,70 @@ def test_request_of_a_backup_that_was_killed_does_not_take_the_answer_of_the_nex
         assert copy.read_text() == f"copy {head.seq}"
 
 
+@pytest.mark.parametrize(
+    "problem",
+    [
+        StoreUnavailable("the store is not available: disk I/O error"),
+        AttributeError("no `backup`"),
+        RuntimeError(),
+    ],
+)
 def test_database_that_cannot_be_copied_is_the_backups_error_and_the_next_one_is_made(
-    settings: Settings, tmp_path: Path, store: Store
+    settings: Settings, tmp_path: Path, store: Store, problem: Exception
 ) -> None:
-    store.problem = StoreUnavailable("the store is not available: disk I/O error")
+    store.problem = problem
     with (
-        pytest.raises(StateError, match="disk I/O error"),
+        pytest.raises(StateError, match=r"disk I/O error|no `backup`|RuntimeError"),
         backup._database(settings, tmp_path / "a.tar", lambda _: None),
     ):
         pass
     store.problem = None
     with backup._database(settings, tmp_path / "a.tar", lambda _: None) as (copy, _):
         assert copy.read_text() == "copy 1"
+
+
+def test_request_is_gone_before_its_copy_begins_so_the_next_start_does_not_meet_it_again(
+    tmp_path: Path,
+) -> None:
+    request = tmp_path / "a.asked"
+    request.touch()
+
+    class Ends(Store):
+        def copy_to(self, target: Path) -> Head:
+            raise SystemExit
+
+    with pytest.raises(SystemExit):
+        backup_request._answer(request, Ends())
+    assert not request.exists()
+
+
+def test_copy_of_a_control_plane_that_was_killed_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    folder = tmp_path / backup_request.FOLDER
+    folder.mkdir()
+    copy = folder / "a.copy"
+    copy.touch()
+
+    with anyio.from_thread.start_blocking_portal() as portal:
+        serving = portal.start_task_soon(backup_request.serve_requests, tmp_path, Store())
+        until(lambda: not copy.exists())
+        serving.cancel()
+
+
+def test_machine_without_a_thread_to_spare_costs_the_backup_a_turn(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, failed = anyio.to_thread.run_sync, list[bool]()
+
+    async def fail_once(*given: Any) -> Any:
+        if not failed:
+            failed.append(True)
+            raise RuntimeError("can't start new thread")
+        return await real(*given)
+
+    monkeypatch.setattr(anyio.to_thread, "run_sync", fail_once)
+    with backup._database(settings, tmp_path / "a.tar", lambda _: None) as (copy, _):
+        assert copy.read_text() == "copy 1"
+    assert failed == [True]
 
 
 def test_backup_whose_answer_cannot_be_written_does_not_wait_for_it_for_ever(

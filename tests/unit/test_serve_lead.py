@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
-from shoal.cli import serve, standby
+from shoal.cli import backup_request, data_plane, serve, standby
 from shoal.control import ControlPlane
 from shoal.errors import AlreadyLed, HomeMissing, SpecError, StoreUnavailable
 from shoal.settings import Settings
+from shoal.store.threaded import ThreadedStore
 
 pytestmark = pytest.mark.anyio
 
@@ -40,6 +45,35 @@ async def test_who_does_not_lead_turns_nodes_away_and_lets_go_of_their_port(
                 await serve._lead(settings, listener, None, None)  # type: ignore[arg-type]
     for port in ports:
         socket.create_server(("127.0.0.1", port), reuse_port=False).close()
+
+
+@pytest.mark.parametrize(("url", "is_served"), [("", True), ("postgresql://127.0.0.1/d", False)])
+async def test_only_a_sqlite_database_is_copied_on_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, *, is_served: bool
+) -> None:
+    begun: list[str] = []
+
+    @contextlib.asynccontextmanager
+    async def opened(_: Settings) -> AsyncIterator[Any]:
+        yield SimpleNamespace(core=SimpleNamespace(store=ThreadedStore.__new__(ThreadedStore)))
+
+    def begins(name: str) -> Callable[..., Awaitable[None]]:
+        async def begin(*_: object, **__: object) -> None:
+            begun.append(name)
+            await anyio.lowlevel.checkpoint()  # so that those beside the server begin, too
+
+        return begin
+
+    monkeypatch.setattr(serve, "_opened", opened)
+    monkeypatch.setattr(serve, "end_within", lambda _: None)
+    monkeypatch.setattr(serve, "serve", begins("server"))
+    monkeypatch.setattr(serve, "_watch_lead", begins("lead"))
+    monkeypatch.setattr(data_plane, "keep", begins("data plane"))
+    monkeypatch.setattr(backup_request, "serve_requests", begins("backup"))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        await serve._lead(Settings(home=tmp_path, database_url=url), listener, None, None)  # type: ignore[arg-type]
+    assert ("backup" in begun) is is_served
+    assert {"server", "lead", "data plane"} <= {*begun}
 
 
 class Led(Exception):

@@ -44,36 +44,47 @@ class CanCopy(Protocol):
 async def serve_requests(home: Path, store: CanCopy) -> None:
     """Make one copy at a time, until cancelled. What nobody has fetched goes with the next request.
 
-    Without a descriptor or room on the disk there is no backup for now; the control plane goes on.
+    Without a descriptor, a thread or room on the disk there is no backup for now; the control plane goes on.
     """
-    folder, is_told = home / FOLDER, False
+    folder, is_told, is_cleared = home / FOLDER, False, False
     while True:
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
+            if (
+                not is_cleared
+            ):  # `ask` waits for as long as it sees a copy, and its maker may have been killed
+                _clear(folder)
+                is_cleared = True
             for request in sorted(folder.glob("*.asked")):
                 _clear(folder)
                 await anyio.to_thread.run_sync(_answer, request, store)
             is_told = False
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - no backup is worth the control plane
             if not is_told:
-                log.warning("backup.cannot_look", error=str(error))
+                log.warning("backup.cannot_look", error=_message(error))
             is_told = True
         await anyio.sleep(LOOK_EVERY_S)
 
 
 def _answer(request: Path, store: CanCopy) -> None:
     copy = request.with_suffix(".copy")
+    request.unlink(
+        missing_ok=True
+    )  # first: if the copy ends this process, the next one does not try it again
     try:
         answer = Answer(head=store.copy_to(copy))
-    except (ShoalError, OSError) as error:
-        log.warning("backup.failed", error=str(error))
-        answer = Answer(error=str(error))
-    request.unlink(missing_ok=True)
+    except Exception as error:  # noqa: BLE001 - whatever it was, the backup waits for an answer
+        log.warning("backup.failed", error=_message(error))
+        answer = Answer(error=_message(error))
     try:
         write_private(request.with_suffix(".answer"), msgspec.json.encode(answer).decode())
     except OSError:
         copy.unlink(missing_ok=True)  # while it is there, the backup waits for the answer
         raise
+
+
+def _message(error: Exception) -> str:
+    return str(error) if isinstance(error, (ShoalError, OSError)) else repr(error)
 
 
 def _clear(folder: Path) -> None:

@@ -24,6 +24,7 @@ import structlog
 from shoal.api.server import MAX_CONNECTIONS, hear_nodes, open_nodes_socket, open_socket, serve, serve_nodes
 from shoal.cli import backup_request, data_plane, standby
 from shoal.cli.home import (
+    SQLITE,
     adopt_first_token,
     certificates_in,
     hold,
@@ -162,7 +163,7 @@ async def _lead(
         async with _opened(settings) as plane, anyio.create_task_group() as beside:
             beside.start_soon(data_plane.keep, settings, plane)
             beside.start_soon(_watch_lead, plane, step_down)
-            if isinstance(plane.core.store, ThreadedStore):
+            if isinstance(plane.core.store, ThreadedStore) and settings.store_url.startswith(SQLITE):
                 beside.start_soon(backup_request.serve_requests, settings.home, plane.core.store)
             is_over = anyio.Event()
             if nodes is not None:
