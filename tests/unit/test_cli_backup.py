@@ -19,7 +19,7 @@ from shoal.cli import backup, backup_file
 from shoal.cli.backup_file import Manifest
 from shoal.cli.backup_walk import LeftOut
 from shoal.cli.home import REMEMBERED
-from shoal.errors import SpecError, StateError
+from shoal.errors import ShoalError, SpecError, StateError
 from shoal.settings import load_settings
 from shoal.store import Head
 
@@ -155,6 +155,36 @@ def test_restore_replaces_nothing_that_was_put_into_the_new_home_meanwhile(
     with pytest.raises(StateError, match="cannot be what was restored"):
         backup.restore(saved(tmp_path), home=home)
     assert [path.name for path in home.iterdir()] == ["precious"]
+
+
+@pytest.mark.parametrize("when", ["a full disk", "a target before", "a target meanwhile"])
+def test_restore_fills_the_database_last_and_says_where_it_has_to_be_emptied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    home, filled, keep = tmp_path / "home", list[str](), backup._keep_options
+
+    def keep_options(part: Path, database: str | None) -> None:
+        if when == "a full disk":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        keep(part, database)
+        if when == "a target before":
+            home.mkdir()
+            (home / "precious").touch()
+
+    def load(source: Path, url: str, _: object) -> None:
+        filled.append(url)
+        source.touch()
+        home.mkdir()
+        (home / "precious").touch()
+
+    monkeypatch.setattr(backup, "_keep_options", keep_options)
+    monkeypatch.setattr(backup, "load_postgres", load)
+    with pytest.raises((OSError, ShoalError)) as failed:
+        backup.restore(saved(tmp_path), home=home, database="postgresql://127.0.0.1/d")
+    assert bool(filled) is (when == "a target meanwhile")
+    if isinstance(failed.value, ShoalError):
+        assert ("`dropdb NAME`" in str(failed.value.hint)) is bool(filled)
+    assert list(tmp_path.glob(".home*")) == []
 
 
 def test_backup_goes_to_a_disk_that_has_no_hard_links_and_replaces_nothing_there(

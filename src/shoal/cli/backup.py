@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json as json_text
 import os
 import shutil
 import tempfile
@@ -21,7 +20,7 @@ from shoal.cli.backup_file import Manifest, Tell
 from shoal.cli.backup_walk import FoundFile, LeftOut, allocated, stored_name, walk_home, walk_of_jobs
 from shoal.cli.checkpoint_owners import give_checkpoints
 from shoal.cli.flags import JsonFlag
-from shoal.cli.home import REMEMBERED, hold, load_remembered, prepare_home, settings_for
+from shoal.cli.home import hold, load_remembered, prepare_home, remember, settings_for
 from shoal.cli.progress import long_work
 from shoal.cli.show import print_json
 from shoal.cli.text import one_line
@@ -102,8 +101,7 @@ def restore(
     A home that runs on this machine is not touched.
     """
     target = home.absolute()
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise SpecError(f"{target} is there and not empty", hint="name a new directory: `--home DIR`")
+    _refuse_full(target)
     if database is not None and not database.startswith("postgresql"):
         raise SpecError("`--database` is not postgresql://...", hint="leave it out for SQLite in the home")
     if target.is_mount():
@@ -114,11 +112,12 @@ def restore(
         with long_work("unpacking ...") as say:
             manifest = _unpack(path, part, say)
             give_checkpoints(part / CHOICES["checkpoints"], part / DATABASE)
-            if database is not None:
+            _keep_options(part, database)
+            if database is not None:  # last: whoever types this again needs an empty database
+                _refuse_full(target)
                 load_postgres(part / DATABASE, database, lambda done, of: say(f"table {done} of {of}"))
                 (part / DATABASE).unlink()
-        _keep_options(part, database)
-        _put(part, target)
+        _put(part, target, database)
     finally:
         shutil.rmtree(part, ignore_errors=True)
     if json:
@@ -131,13 +130,20 @@ def restore(
     return 0
 
 
-def _put(part: Path, target: Path) -> None:
-    """Make it the new home. `StateError`: somebody has put something there meanwhile."""
+def _refuse_full(target: Path) -> None:
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise SpecError(f"{target} is there and not empty", hint="name a new directory: `--home DIR`")
+
+
+def _put(part: Path, target: Path, database: str | None) -> None:
+    """Make it the new home. `StateError`: something was put there meanwhile."""
     try:
         part.rename(target)  # over nothing, or over an empty directory
     except OSError as error:
-        told = f"{target} cannot be what was restored: {error.strerror}"
-        raise StateError(told, hint="name a new directory: `--home DIR`") from error
+        hint = "name a new directory: `--home DIR`"
+        if database is not None:
+            hint += ", and an empty database: this one was filled (`dropdb NAME`, `createdb NAME`)"
+        raise StateError(f"{target} cannot be what was restored: {error.strerror}", hint=hint) from error
 
 
 def _write(settings: Settings, target: Path, choices: set[str], say: Tell) -> Manifest:
@@ -277,8 +283,7 @@ def _keep_options(home: Path, database: str | None) -> None:
     told = {name: text for name, text in load_remembered(home).items() if name not in FOR_ONE_PLACE}
     if database is not None:
         told["database_url"] = database
-    (home / REMEMBERED).write_text(json_text.dumps(told, indent=2) + "\n", encoding="utf-8")
-    (home / REMEMBERED).chmod(0o600)
+    remember(home, told)
 
 
 def _target(path: Path | None, settings: Settings) -> Path:
