@@ -87,12 +87,15 @@ def bound_log(path: Path) -> None:
     """Keep the data plane's log below `MAX_LOG_BYTES`: the older part goes to a second file.
 
     The data plane appends to the file for as long as it lives, so the file is emptied and not replaced. Lines
-    written between the copy and that are lost.
+    written between the copy and that are lost. Raises nothing: a disk that does not take the copy gets the
+    room of the log back, and a log that cannot be emptied is no reason to keep no data plane.
     """
-    with contextlib.suppress(FileNotFoundError):
-        if path.stat().st_size > MAX_LOG_BYTES:
+    with contextlib.suppress(OSError):
+        if path.stat().st_size <= MAX_LOG_BYTES:
+            return
+        with contextlib.suppress(OSError):
             shutil.copyfile(path, path.with_name(f"{path.name}.1"))
-            os.truncate(path, 0)
+        os.truncate(path, 0)
 
 
 def taken_port(settings: Settings, *, is_fixed: bool) -> int | None:
