@@ -96,6 +96,31 @@ def test_exclude_of_ignored_files_takes_them_out_of_the_note(folder: Path) -> No
     )
 
 
+def test_exclude_makes_a_folder_without_git_small_enough_where_the_refusal_says_so(tmp_path: Path) -> None:
+    write(tmp_path, "train.py", *(f"data/{number}/x.bin" for number in range(60)))
+    write(tmp_path, *(f"{number}.log" for number in range(60)))
+    with pytest.raises(TooLarge, match="more than 50 files") as refused:
+        take_snapshot(tmp_path, max_files=50)
+    assert "`--exclude PATTERN`" in str(refused.value.hint)
+    with pytest.raises(TooLarge):
+        take_snapshot(tmp_path, exclude=("data/",), max_files=50)
+    excluded = ("data/", "*.log", "data/1/*.bin", "other/")
+    taken = take_snapshot(tmp_path, include=("*.bin",), exclude=excluded, max_files=50)
+    assert taken is not None
+    with taken.file as file, tarfile.open(fileobj=file) as tar:
+        assert tar.getnames() == ["train.py"]
+    assert {"data/", "1.log"} <= set(taken.left_behind.excluded), "an end that misses one can name it"
+    assert sum(name.startswith("data") for name in taken.left_behind.excluded) == 1
+
+
+def test_pattern_that_could_name_something_in_an_excluded_folder_is_not_called_useless(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path, "train.py", "data/x.bin")
+    told = stayed(tmp_path, exclude=("data/", "*.bin", "data/*.txt", "other/*.txt"))
+    assert told.useless == ("other/*.txt",)
+
+
 def test_include_that_names_nothing_is_refused_with_the_nearest_name(folder: Path) -> None:
     with pytest.raises(SpecError, match=r"names no file of workdir .*did you mean `data/train.bin`"):
         sent(folder, ("data/trian.bin",))

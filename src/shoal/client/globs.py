@@ -33,6 +33,11 @@ class Globs:
         self._used |= found
         return bool(found)
 
+    def skip(self, folder: str) -> None:
+        """Call no pattern unused that could name something in this folder, which is not looked into."""
+        parts = folder.rstrip("/").split("/")
+        self._used |= {number for number, pattern in enumerate(self.patterns) if _can_lead_to(pattern, parts)}
+
     def may_name_below(self, folder: str) -> bool:
         """Whether a pattern could name something in there: one that begins with other folders cannot."""
         parts = folder.split("/")

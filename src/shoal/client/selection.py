@@ -49,8 +49,11 @@ def select(
     wanted, unwanted = _globs("include", include), _globs("exclude", exclude)
     entries: list[Facts] = []
     seen: list[str] = []
-    excluded: list[str] = []
-    is_by_git, usual = _usual(root, max_files, tell)
+    is_by_git, usual, shut = _usual(root, unwanted, max_files, tell)
+    excluded = shut[:MAX_EXCLUDED]
+    for folder in shut:
+        wanted.skip(folder)
+        unwanted.skip(folder)
     for name, facts in _entries(root, [*usual, *_included(root, wanted, unwanted)]):
         seen.append(name)
         is_folder = stat.S_ISDIR(facts.st_mode)
@@ -77,18 +80,35 @@ def _globs(field: str, patterns: Sequence[str]) -> Globs:
     return Globs(patterns)
 
 
-def _usual(root: Path, max_files: int, tell: Progress) -> tuple[bool, list[str]]:
-    """Whether git says so, and the names."""
+def _usual(root: Path, unwanted: Globs, max_files: int, tell: Progress) -> tuple[bool, list[str], list[str]]:
+    """Whether git says so, the names, and the folders that were not entered because `exclude` names them.
+
+    Of other files that `exclude` names, the first few are among the names, and none counts for the limit.
+    """
     names = _git_names(root)
     if names:
-        return True, names
-    for name in _walk(root, "", lambda folder: os.path.basename(folder) not in SKIPPED):  # noqa: PTH119
+        return True, names, []
+    shut: list[str] = []
+    excluded: list[str] = []
+
+    def is_entered(folder: str) -> bool:
+        if os.path.basename(folder) in SKIPPED:  # noqa: PTH119 - as often as there are folders
+            return False
+        is_unwanted = unwanted.names(folder, is_folder=True)
+        if is_unwanted:
+            shut.append(f"{folder}/")
+        return not is_unwanted
+
+    for num_looked, name in enumerate(_walk(root, "", is_entered), 1):
+        if num_looked % TOLD_EVERY == 0:
+            tell(f"reading the work directory: {num_looked:,} files ...")
+        if unwanted.names(name):
+            excluded += [name] if len(excluded) < MAX_EXCLUDED else []
+            continue
         names.append(name)
-        if len(names) % TOLD_EVERY == 0:
-            tell(f"reading the work directory: {len(names):,} files ...")
         if len(names) > max_files:
             raise too_many(root, names, max_files)
-    return False, names
+    return False, [*names, *excluded], shut
 
 
 def _included(root: Path, wanted: Globs, unwanted: Globs) -> Iterator[str]:
