@@ -90,6 +90,20 @@ def test_a_head_whose_starter_was_killed_is_not_forgotten(site: Site) -> None:
     until(lambda: not is_alive(pid))
 
 
+def test_record_of_an_older_shoal_is_taken_for_another_home_s(site: Site) -> None:
+    site.open()
+    first = site.head.ensure()
+    [(pid, _)] = site.begun()
+    file = site.home / "ray" / "head.json"
+    older = json.loads(file.read_text())
+    del older["inode"]
+    file.write_text(json.dumps(older))
+    assert not site.head.is_running()
+    assert not site.head.stop()
+    assert site.head.ensure() != first
+    assert is_alive(pid)
+
+
 def test_nothing_that_the_control_plane_was_given_reaches_its_head(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,8 +46,9 @@ class HeadRecord(msgspec.Struct, frozen=True, kw_only=True):
     boot: str
     temp: str = ""
     """Where Ray has its sockets and logs. Older versions did not say so."""
-    inode: int
-    """Of the folder that the record was written in: in a copy of it, the record is about the original's."""
+    inode: int = 0
+    """Of the folder that the record was written in: in a copy of it, the record is about the original's.
+    Older versions did not say so, so theirs may be, too: no folder has inode 0."""
 
 
 def finder(config: RayConfig, home: Path) -> Callable[[], tuple[str, Path]]:
