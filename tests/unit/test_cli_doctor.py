@@ -220,19 +220,28 @@ def test_what_the_engine_says_about_its_nodes_is_told(shell: Shell) -> None:
     assert there.told == "1 known; what confines jobs there each supervisor finds out where it starts"
 
 
+@pytest.mark.parametrize("is_shared", [False, True])
 def test_network_of_a_running_job_whose_rules_were_flushed_is_open(
-    shell: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, is_shared: bool
 ) -> None:
-    monkeypatch.setenv("SHOAL_HOME", str(tmp_path))
+    monkeypatch.setenv("SHOAL_HOME", str(tmp_path / "home"))
+    state = tmp_path / ("shared" if is_shared else "home")
+    if is_shared:
+        remember(tmp_path / "home", {"shared": str(state), "database_url": "postgresql://db/shoal"})
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(firewall, "find_nft", lambda: "/usr/sbin/nft")
     monkeypatch.setattr(firewall, "works", lambda: True)
     monkeypatch.setattr(firewall, "closed_uids", lambda: {1_900_000_001})
     assert checkup_machine.check_network().level is Level.OK
-    for attempt, uid in (("att_1", 1_900_000_001), ("att_2", 1_900_000_002)):
-        place = tmp_path / "spool" / "live" / attempt / "node-1"
+    for attempt, uid in (("att_1", 1_900_000_001), ("att_2", 1_900_000_002), ("att_3", 1_900_000_000)):
+        place = state / "spool" / "live" / attempt / "node-1"
         place.mkdir(parents=True)
-        spool.write_order(spool.Share(place), an_order(attempt_id=attempt, uid=uid))
+        share = spool.Share(place)
+        spool.write_order(share, an_order(attempt_id=attempt, uid=uid))
+        with monkeypatch.context() as of_machine:
+            if attempt == "att_3":
+                of_machine.setattr(spool, "boot_id", lambda: "another machine's")
+            spool.claim(share, 0.0)
     found = checkup_machine.check_network()
     assert found.level is Level.WARN
     assert "user 1900000002" in found.told

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from shoal.cli.checkup import Finding, Level
-from shoal.cli.home import load_remembered, refuse_unsafe_home
+from shoal.cli.home import load_remembered, refuse_unsafe_home, settings_for
 from shoal.cli.text import size, utc
 from shoal.home import holder, home_from_env
 from shoal.ownership import UnsafePath
@@ -151,15 +151,18 @@ def check_network() -> Finding:
 
 
 def _running_uids() -> set[int]:
-    """Projects' users with jobs on this machine."""
+    """Projects' users with jobs on this machine. A spool that machines share has those of the others, too."""
     from shoal.runtime import spool
 
-    orders = (
-        spool.read_order(spool.Share(place))
-        for place in home_from_env().glob("spool/live/*/*")
-        if place.is_dir()
-    )
-    return {order.uid for order in orders if order is not None and order.uid is not None}
+    settings, _ = settings_for({})
+    uids = set()
+    for place in filter(Path.is_dir, settings.state_dir.glob("spool/live/*/*")):
+        share = spool.Share(place)
+        claim, order = spool.read_claim(share), spool.read_order(share)
+        is_here = claim is not None and claim.boot_id == spool.boot_id()
+        if is_here and order is not None and order.uid is not None:
+            uids.add(order.uid)
+    return uids
 
 
 def check_uids() -> Finding:
