@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import tarfile
 from pathlib import Path
@@ -176,6 +178,19 @@ def test_a_hundred_thousand_ignored_files_are_not_counted(
     assert told.is_more
     assert told.num_files < 30
     assert {"big/", "node_modules/"} <= set(told.ignored)
+
+
+def test_git_that_takes_long_to_name_what_it_ignores_holds_up_nothing(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = tmp_path_factory.mktemp("bin")
+    slow = programs / "git"
+    slow.write_text(f'#!/bin/sh\n[ "$7" = -i ] && exec sleep 60\nexec {shutil.which("git")} "$@"\n')
+    slow.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setattr(behind, "GIT_S", 0.1)
+    assert behind._ignored_by_git(folder) == ([], True)
+    assert sent(folder) == [".gitignore", "data/prepare.py", "train.py"]
 
 
 def test_names_kept_with_a_job_are_bounded_and_are_text(folder: Path) -> None:

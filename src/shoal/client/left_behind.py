@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import subprocess
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -31,6 +33,8 @@ MAX_COUNTED = 2_000
 """Files and folders that are looked at."""
 MAX_LISTED_BYTES = 4 << 20
 """Of what git says."""
+GIT_S = 2.0
+"""For a note alone: a large checkout on a network's disk may take git minutes."""
 MAX_NAMES_BYTES, MAX_EXCLUDED_BYTES, MAX_FOLDER_BYTES = 12 << 10, 4 << 10, 4096
 """Of the names that are kept with a job."""
 
@@ -161,7 +165,10 @@ def _files_in(root: Path, name: str) -> Iterator[tuple[str, int]]:
 
 
 def _ignored_by_git(root: Path) -> tuple[list[str], bool]:
-    """What git ignores: files, and folders as a whole, which end with `/`. True: these are not all."""
+    """What git ignores: files, and folders as a whole, which end with `/`. True: these are not all.
+
+    Takes `GIT_S` at most, however long git does.
+    """
     options = ["-c", "core.fsmonitor=false", "-C", str(root)]
     what = ["ls-files", "-o", "-i", "--exclude-standard", "--directory", "-z"]
     try:
@@ -170,13 +177,22 @@ def _ignored_by_git(root: Path) -> tuple[list[str], bool]:
         )
     except OSError:
         return [], False
+    told, is_cut, deadline = b"", True, time.monotonic() + GIT_S
     with git:
-        assert git.stdout is not None
-        told = b""
-        while len(told) <= MAX_LISTED_BYTES and (chunk := git.stdout.read(1 << 16)):
-            told += chunk
-        is_cut = len(told) > MAX_LISTED_BYTES
-        git.kill()
+        try:
+            assert git.stdout is not None
+            output = select.poll()
+            output.register(git.stdout, select.POLLIN)
+            while len(told) <= MAX_LISTED_BYTES and (left_s := deadline - time.monotonic()) > 0:
+                if not output.poll(left_s * 1000):
+                    continue
+                chunk = git.stdout.read(1 << 16)
+                if not chunk:
+                    is_cut = False
+                    break
+                told += chunk
+        finally:
+            git.kill()
     return list(_outermost(os.fsdecode(name) for name in told.split(b"\0")[:-1])), is_cut
 
 
