@@ -128,12 +128,6 @@ async def known_anchors(core: Core) -> list[KnownAnchor]:
     return [*found, KnownAnchor(path, copy)]
 
 
-async def verify_log(core: Core) -> Flaw | None:
-    """The first entry that cannot be what was written, or None. Reads the whole log."""
-    known = await anyio.to_thread.run_sync(read_anchor, anchor_path(core), core.key)
-    return await core.store.read(lambda tx: tx.events.verify(anchor=known))
-
-
 def _verify(head: Head, tx: Tx) -> Flaw | None:
     return tx.events.verify_anchor(head)
 

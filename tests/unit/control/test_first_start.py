@@ -15,7 +15,8 @@ from structlog.testing import capture_logs
 from shoal import site
 from shoal.clock import SystemClock
 from shoal.control import uids
-from shoal.control.anchor import anchor_path, drop_anchor, verify_log
+from shoal.control.anchor import anchor_path, drop_anchor
+from shoal.control.audit import verify
 from shoal.control.core import Core
 from shoal.control.first import asked_token_path, claim, first_token_path, load_key, prepare
 from shoal.control.record import note
@@ -304,7 +305,7 @@ async def test_an_empty_log_leaves_no_anchor(tmp_path: Path) -> None:
     core = fresh_core(tmp_path, open_memory_store())
     await drop_anchor(core)
     assert not anchor_path(core).exists()
-    assert await verify_log(core) is None
+    assert (await verify(core)).is_intact
 
 
 async def test_a_log_that_grew_since_its_anchor_is_sound(tmp_path: Path) -> None:
@@ -312,7 +313,7 @@ async def test_a_log_that_grew_since_its_anchor_is_sound(tmp_path: Path) -> None
     await add_events(core.store, 3)
     await drop_anchor(core)
     await add_events(core.store, 3)
-    assert await verify_log(core) is None
+    assert (await verify(core)).is_intact
 
 
 async def test_an_anchor_is_written_only_when_there_is_something_new(tmp_path: Path) -> None:
@@ -334,5 +335,4 @@ async def test_a_log_shorter_than_its_anchor_is_found_out_and_not_anchored_over(
     with pytest.raises(StateError, match="the event log ends at entry 3"):
         await drop_anchor(restored)
     assert anchor_path(core).read_bytes() == before
-    flaw = await verify_log(restored)
-    assert flaw is not None
+    assert (await verify(restored)).flaw is not None
