@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.runtime.warm import accelerate, launchers, slurm
+from shoal.runtime.warm import accelerate, launchers, options, slurm
 
 RANK = {
     "SHOAL_RANK": "0",
@@ -25,9 +25,17 @@ ALONE = {**ONE_EACH, "SHOAL_WORLD_SIZE": "1", "SHOAL_NUM_NODES": "1", "SHOAL_NOD
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "train.py").write_text("")
+    for name in ("train.py", "base.py", "tool"):
+        (tmp_path / name).write_text("")
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def taken_apart(command: str) -> options.Command:
+    first, *rest = command.split()
+    launcher, words = launchers.named(first, rest)
+    assert launcher is not None
+    return options.read(launcher, words)
 
 
 @pytest.mark.parametrize(
@@ -51,14 +59,29 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("accelerate-launch train.py", "train.py"),
         ("torchrun --nnodes=2:3 --nproc-per-node=2 train.py", "train.py"),
         ("deepspeed --no_local_rank --module pkg.train --x", "-m pkg.train --x"),
+        ("torchrun -m --nproc-per-node 2 pkg.train --lr 1", "-m pkg.train --lr 1"),
+        ("torchrun --role base.py tool --config base.py", "tool --config base.py"),
+        ("torchrun -r3 -t=2 --stand --nproc_per 2 -- tool base.py", "tool base.py"),
+        ("torchrun --run-path train.py", "train.py"),
+        ("torchrun --nnodes --nproc-per-node 2 train.py", "train.py"),
+        ("deepspeed --num_g 2 --launcher base.py tool --num_gpus 9", "tool --local_rank=0 --num_gpus 9"),
+        ("deepspeed --num_nodes -1 train.py", "train.py --local_rank=0"),
+        ("accelerate launch --gpu_ids base.py --debug tool base.py", "tool base.py"),
+        ("python -mtorch.distributed.run train.py", "train.py"),
+        ("python -um torch.distributed.run train.py", "train.py"),
+        ("python -X dev -Wignore -- /my/env/bin/torchrun train.py", "train.py"),
+        ("python /my/env/bin/ds train.py", "train.py --local_rank=0"),
     ],
 )
 @pytest.mark.usefixtures("folder")
 def test_launcher_comes_down_to_its_program(command: str, expected: str) -> None:
-    first, *rest = command.split()
-    launcher, words = launchers.named(first, rest)
-    assert launcher is not None
-    assert launchers.program(launcher, words, RANK) == expected.split()
+    assert launchers.program(taken_apart(command), RANK) == expected.split()
+
+
+def test_module_of_a_program_may_be_said_by_a_variable_of_torchrun() -> None:
+    told = {**RANK, "PET_MODULE": "1"}
+    assert launchers.program(taken_apart("torchrun pkg.train"), told) == ["-m", "pkg.train"]
+    assert launchers.program(taken_apart("torchrun /"), {**RANK, "PET_MODULE": "0"}) == ["/"]
 
 
 @pytest.mark.parametrize(
@@ -93,17 +116,30 @@ def test_other_commands_are_no_launcher(command: str) -> None:
         ("accelerate launch --num_processes 4 train.py", ONE_EACH, "4 processes in all", ": 2`"),
         ("deepspeed --num_gpus 2 --num_nodes 2 train.py", ONE_EACH, "2 processes on a node", ": 2`"),
         ("deepspeed --num_nodes 1 train.py", ONE_EACH, "1 node", "`--nodes 1`"),
-        ("torchrun --nproc-per-node 2 ./program", RANK, "has no program", "python your_program.py"),
+        ("torchrun --nproc_per 4 train.py", RANK, "4 processes on a node, and the job has 2", ": 4`"),
+        ("torchrun --nproc-per-node 4 --nproc-per-node 2 --nn 8 train.py", RANK, "8 nodes", "`--nodes 8`"),
+        ("deepspeed --num_accel 4 train.py", RANK, "4 processes on a node", ": 4`"),
+        (
+            "torchrun train.py",
+            {**RANK, "PET_NNODES": "8"},
+            "8 nodes (`PET_NNODES`), and the job has 2",
+            "or leave `PET_NNODES` out",
+        ),
+        ("torchrun train.py", {**RANK, "PET_NPROC_PER_NODE": "4"}, "4 processes on a node (`PET_", ": 4`"),
+        ("torchrun --nproc-per-node 2", RANK, "has no program", "python your_program.py"),
+        ("torchrun --nproc-per-node 2 ./program base.py", RANK, "start `./program`, and there is no", "path"),
+        ("accelerate launch tools_train base.py", RANK, "start `tools_train`, and there is no such", "path"),
+        ("torchrun --no-python ./run.sh train.py", RANK, "cannot start `./run.sh`", "`./run.sh train.py`"),
+        ("accelerate launch --no_python ./run.sh", RANK, "cannot start `./run.sh`", "`./run.sh`"),
+        ("torchrun tool", {**RANK, "PET_NO_PYTHON": "1"}, "cannot start `tool`", "without the launcher"),
     ],
 )
 @pytest.mark.usefixtures("folder")
 def test_launcher_that_contradicts_its_job_says_what_to_write(
     command: str, environment: dict[str, str], message: str, hint: str
 ) -> None:
-    launcher, words = launchers.named(command.split(maxsplit=1)[0], command.split()[1:])
-    assert launcher is not None
     with pytest.raises(launchers.Refused) as refused:
-        launchers.program(launcher, words, environment)
+        launchers.program(taken_apart(command), environment)
     assert message in refused.value.message
     assert hint in refused.value.hint
 
@@ -131,22 +167,52 @@ HERE = "--nnodes 2 --node-rank 1 --master-addr 10.0.0.1 --master-port"
             "--nproc-per-node 4 --master-port 9 train.py",
         ),
         ("accelerate launch --num_processes 2 train.py", ALONE, "--num_processes 2 train.py"),
-        ("torchrun --help", RANK, "--help"),
+        ("torchrun --nproc-per-node 4 --no-python ./a", ALONE, "--nproc-per-node 4 --no-python ./a"),
+        (
+            "torchrun --node_r 1 --master-p 7 --stand --nproc_per 4 train.py",
+            ONE_EACH,
+            f"{HERE} 7 --nproc_per 4 train.py",
+        ),
+        (
+            "torchrun --nproc-per-node cpu train.py",
+            {**ALONE, "SLURM_CPUS_ON_NODE": "4"},
+            "--nproc-per-node cpu --nproc-per-node 4 train.py",
+        ),
+        (
+            "torchrun train.py",
+            {**ONE_EACH, "SLURM_CPUS_ON_NODE": "4", "PET_NPROC_PER_NODE": "auto", "PET_STANDALONE": "1"},
+            f"{HERE} 30001 --nproc-per-node 4 train.py",
+        ),
+        (
+            "torchrun --nproc-per-node gpu train.py",
+            {**ALONE, "SLURM_CPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": "0,1"},
+            "--nproc-per-node gpu --nproc-per-node 2 train.py",
+        ),
+        ("torchrun --help train.py", ALONE, "--help train.py"),
     ],
 )
 @pytest.mark.usefixtures("folder")
 def test_real_launcher_starts_what_the_job_leaves_to_it_as_one_group(
     command: str, environment: dict[str, str], expected: str
 ) -> None:
-    launcher, words = launchers.named(command.split(maxsplit=1)[0], command.split()[1:])
-    assert launcher is not None
-    assert launchers.program(launcher, words, environment) is None
-    module, *told = launchers.real(launcher, words, environment)[1:]
-    assert launchers.MODULES[module] == launcher
+    read = taken_apart(command)
+    assert launchers.program(read, environment) is None
+    module, *told = launchers.real(read, environment)[1:]
+    assert launchers.MODULES[module] == read.name
     assert told == expected.split()
-    for_it = launchers.real_environment(launcher, {**environment, "OMPI_COMM_WORLD_SIZE": "2", "A": "b"})
-    assert for_it["SHOAL_LAUNCHER"] == launcher, "or it would be replaced again"
+    for_it = launchers.real_environment(read, {**environment, "OMPI_COMM_WORLD_SIZE": "2", "A": "b"})
+    assert for_it["SHOAL_LAUNCHER"] == read.name, "or it would be replaced again"
     assert ("OMPI_COMM_WORLD_SIZE" in for_it, for_it["A"]) == (False, "b")
+    assert "PET_STANDALONE" not in for_it, "the nodes meet where the job says"
+
+
+@pytest.mark.parametrize("value", ["cpu", "gpu", "auto"])
+@pytest.mark.usefixtures("folder")
+def test_torchrun_that_counts_devices_takes_the_ranks_that_the_job_has(value: str) -> None:
+    several = {**RANK, "SLURM_CPUS_ON_NODE": "8", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}
+    for environment in (several, {**ALONE, "SLURM_CPUS_ON_NODE": "1"}):
+        command = taken_apart(f"torchrun --nproc-per-node {value} train.py")
+        assert launchers.program(command, environment) == ["train.py"]
 
 
 def test_launcher_tells_the_only_rank_who_it_is_as_the_real_one_would() -> None:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import sys
 
-from . import names
+from . import names, options
+from .options import LAUNCH
 
-LAUNCH = "torch.distributed.launch"
 MODULES = {
     "torch.distributed.run": "torchrun",
     LAUNCH: LAUNCH,
@@ -24,7 +24,7 @@ MODULES = {
 NAMES = ("torchrun", "accelerate", "accelerate-launch", "deepspeed")
 SAME = {"deepspeed.pt": "deepspeed", "ds": "deepspeed"}
 """Other names of their scripts, which are only known by the interpreter that they start."""
-_MODULE_OF = {
+MODULE_OF = {
     "torchrun": "torch.distributed.run",
     LAUNCH: LAUNCH,
     "accelerate-launch": "accelerate.commands.launch",
@@ -32,20 +32,20 @@ _MODULE_OF = {
 }
 MARK = "SHOAL_LAUNCHER"
 """Set for a launcher that is to run as it is, and for all that it starts."""
-_PER_NODE = ("--nproc-per-node", "--num-gpus")
-_IN_ALL = ("--num-processes",)
-_NODES = ("--nnodes", "--num-machines", "--num-nodes")
+_TORCH = ("torchrun", LAUNCH)
+_PER_NODE = ("nproc-per-node", "num-gpus", "num-accelerators")
+_IN_ALL = ("num-processes",)
+_NODES = ("nnodes", "num-machines", "num-nodes")
 _LOCAL_RANK = {LAUNCH: "--local-rank", "deepspeed": "--local_rank"}
 """Those that hand a program its number as an argument."""
-_NO_LOCAL_RANK = {"--use-env", "--use_env", "--no_local_rank"}
-_PYTHON_VALUES = ("-W", "-X", "--check-hash-based-pycs")
-"""Options of Python's own that take the next word."""
+_NO_LOCAL_RANK = ("use-env", "no-local-rank")
 _MEETING = (
-    *("--nnodes", "--node-rank", "--master-addr", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id"),
-    *("--rdzv-conf", "--master-port", "--local-addr"),
+    *("nnodes", "node-rank", "master-addr", "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf"),
+    *("master-port", "local-addr", "standalone"),
 )
 """Where and as whom a launcher meets those of other nodes: the job knows, whatever a script says."""
-_COUNTS_GPUS = ("gpu", "auto")
+_DEVICES = ("gpu", "cpu", "auto")
+"""What `torchrun --nproc-per-node` counts by itself."""
 _TASK_NAMES = (
     *("OMPI_", "PMI_", "PMIX_", "MPI_LOCAL", "TORCHELASTIC_", "ROLE_", "CROSS_", "LOCAL_SIZE"),
     *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_"),
@@ -69,6 +69,15 @@ class Refused(Exception):
         self.report = report
 
 
+class Said:
+    """A number that a launcher was given. `place`: where; `remedy`: what to do there if it is wrong."""
+
+    def __init__(self, value: str, place: str = "", remedy: str = "leave the option out") -> None:
+        self.value = value
+        self.place = f" ({place})" if place else ""
+        self.remedy = remedy
+
+
 def named(name: str, arguments: list[str]) -> tuple[str | None, list[str]]:
     """The launcher that a command is, and its own arguments. None: it is none."""
     launcher, words = _named(name, arguments)
@@ -78,15 +87,12 @@ def named(name: str, arguments: list[str]) -> tuple[str | None, list[str]]:
 def _named(name: str, arguments: list[str]) -> tuple[str | None, list[str]]:
     if name in NAMES:
         return _subcommand(name, arguments)
-    at = _after_options(arguments)
-    words = arguments[at:]
-    if words[:1] == ["-m"] and len(words) > 1 and words[1] in MODULES:
-        return _subcommand(MODULES[words[1]], words[2:])
+    module, words = _of_python(arguments)
+    if module is not None:
+        return _subcommand(MODULES[module], words) if module in MODULES else (None, arguments)
     script = os.path.basename(words[0]) if words else ""
     script = SAME.get(script, script)
-    if script in NAMES and not words[0].startswith("-"):
-        return _subcommand(script, words[1:])
-    return None, arguments
+    return _subcommand(script, words[1:]) if script in NAMES else (None, arguments)
 
 
 def _subcommand(name: str, arguments: list[str]) -> tuple[str | None, list[str]]:
@@ -96,128 +102,163 @@ def _subcommand(name: str, arguments: list[str]) -> tuple[str | None, list[str]]
     return ("accelerate-launch", arguments[1:]) if arguments[:1] == ["launch"] else (None, arguments)
 
 
-def _after_options(words: list[str]) -> int:
-    """Where the options of Python's own end."""
+def _of_python(words: list[str]) -> tuple[str | None, list[str]]:
+    """The module of a Python's command line and its words, or None and the script with its words."""
     at = 0
-    while at < len(words) and words[at].startswith("-") and words[at] not in ("-", "-m", "-c"):
-        at += 2 if words[at] in _PYTHON_VALUES else 1
-    return at
+    while at < len(words) and words[at].startswith("-") and words[at] != "-":
+        word, at = words[at], at + 1
+        if word == "--":
+            break
+        if word.startswith("--"):
+            at += word == "--check-hash-based-pycs"  # the only long one that takes the next word
+            continue
+        position = next((n for n, letter in enumerate(word) if letter in "cmWX"), len(word))
+        letter, value = word[position : position + 1], word[position + 1 :]
+        if letter and not value:
+            value, at = "".join(words[at : at + 1]), at + 1
+        if letter == "c":
+            return None, []
+        if letter == "m":
+            return value, words[at:]
+    return None, words[at:]
 
 
-def options(arguments: list[str]) -> list[str]:
-    """What stands before the program."""
-    at = _program_at(arguments)
-    return arguments if at is None else arguments[:at]
-
-
-def program(name: str, arguments: list[str], environment: dict[str, str]) -> list[str] | None:
+def program(command: options.Command, environment: dict[str, str]) -> list[str] | None:
     """The arguments for `python`; None: the real launcher is to run. `Refused`: it is neither."""
-    at = _program_at(arguments)
-    if at is None:
-        if not arguments or {"-h", "--help", "--version"} & set(arguments):
-            return None
+    name, rest = command.name, command.rest
+    if command.has("help") or not (command.options or rest):
+        return None
+    if not rest:
         raise Refused(
-            f"`{name}` has no program: no word is a file that ends with `.py`, and there is no `-m`",
+            f"`{name}` has no program behind its options",
             "write `python your_program.py` in `run`; Shoal starts the ranks itself",
         )
-    before, words = arguments[:at], arguments[at:]
-    if is_for_the_real_one(name, before, environment):
+    if is_for_the_real_one(command, environment):
         return None
-    head = ["-m", words[1]] if words[0] in ("-m", "--module") else words[:1]
-    rest = words[len(head) :]
-    if name in _LOCAL_RANK and not _NO_LOCAL_RANK & set(before):
-        rest = [f"{_LOCAL_RANK[name]}={environment.get('SHOAL_LOCAL_RANK', '0')}", *rest]
-    return [*head, *rest]
+    if _is_set(command, "run-path", environment):
+        head = []
+    elif _is_set(command, "no-python", environment):
+        raise Refused(
+            f"`{name} --no-python` cannot start `{rest[0]}` here: Shoal starts the ranks itself",
+            f"write `{' '.join(rest)}` in `run`, without the launcher",
+        )
+    else:
+        head = ["-m"] if _is_set(command, "module", environment) else []
+    if not head and not os.path.exists(rest[0]):
+        raise Refused(
+            f"`{name}` is to start `{rest[0]}`, and there is no such file in {os.getcwd()}",
+            "write the program's path as it is there; options of the launcher go in front of it",
+        )
+    local = []
+    if name in _LOCAL_RANK and not any(command.has(flag) for flag in _NO_LOCAL_RANK):
+        local = [f"{_LOCAL_RANK[name]}={environment.get('SHOAL_LOCAL_RANK', '0')}"]
+    return [*head, rest[0], *local, *rest[1:]]
 
 
-def _program_at(arguments: list[str]) -> int | None:
-    for position, word in enumerate(arguments):
-        if word in ("-m", "--module") and position + 1 < len(arguments):
-            return position
-        if word.endswith(".py") and os.path.isfile(word):
-            return position
-    return None
+def _is_set(command: options.Command, flag: str, environment: dict[str, str]) -> bool:
+    told = environment.get(_variable(flag), "0") if command.name in _TORCH else "0"
+    return command.has(flag) or told not in ("", "0")
 
 
-def is_for_the_real_one(name: str, before: list[str], environment: dict[str, str]) -> bool:
+def _variable(option: str) -> str:
+    """Where torchrun reads an option that is not in its command line."""
+    return f"PET_{option.upper().replace('-', '_')}"
+
+
+def is_for_the_real_one(command: options.Command, environment: dict[str, str]) -> bool:
     """Whether the launcher is to start more processes than the job has ranks, and can do so in one group.
 
     `Refused`: it asks for another number of processes or nodes than there are.
     """
     nodes, each = _number(environment, "SHOAL_NUM_NODES"), _number(environment, "SHOAL_RANKS_PER_NODE")
-    _refuse_other_nodes(before, nodes)
-    asked, in_all = value_of(_PER_NODE, before), value_of(_IN_ALL, before)
-    has_more = is_number(asked) and int(asked or 0) > 1
-    has_more = has_more or (asked in _COUNTS_GPUS and "," in environment.get("CUDA_VISIBLE_DEVICES", ""))
-    has_more = has_more or (is_number(in_all) and int(in_all or 0) > nodes)
-    if each == 1 and has_more and (name in ("torchrun", LAUNCH) or nodes == 1):
+    _refuse_other_nodes(_said(command, _NODES, environment), nodes)
+    on_a_node = _said(command, _PER_NODE, environment)
+    in_all = _said(command, _IN_ALL, environment)
+    has_more = _processes(on_a_node, environment) > 1 or _processes(in_all, environment) > nodes
+    if each == 1 and has_more and (command.name in _TORCH or nodes == 1):
         return True
-    per_node, total = (asked, each, "on a node", 1), (in_all, each * nodes, "in all", nodes)
-    for wanted, there, where, parts in (per_node, total):
-        if wanted is not None and is_number(wanted) and int(wanted) != there:
-            what = "process" if wanted == "1" else "processes"
+    for said, there, where, parts in (
+        (on_a_node, each, "on a node", 1),
+        (in_all, each * nodes, "in all", nodes),
+    ):
+        if said is not None and is_number(said.value) and int(said.value) != there:
+            what = "process" if said.value == "1" else "processes"
             raise Refused(
-                f"the launcher asks for {wanted} {what} {where}, and the job has {there}",
-                f"set `ranks_per_node: {-(-int(wanted) // parts)}` in the job, or leave the option out",
+                f"the launcher asks for {said.value} {what} {where}{said.place}, and the job has {there}",
+                f"set `ranks_per_node: {-(-int(said.value) // parts)}` in the job, or {said.remedy}",
             )
     return False
 
 
-def _refuse_other_nodes(before: list[str], nodes: int) -> None:
-    asked = value_of(_NODES, before) or ""
-    low, _, high = asked.partition(":")
+def _said(command: options.Command, names: tuple[str, ...], environment: dict[str, str]) -> Said | None:
+    """The number behind one of these options, or the one that stands for it in a variable."""
+    for name in names:
+        value, variable = command.value(name), _variable(name)
+        if value is not None:
+            return Said(value)
+        if command.name in _TORCH and environment.get(variable):
+            return Said(environment[variable], f"`{variable}`", f"leave `{variable}` out")
+    return None
+
+
+def _processes(said: Said | None, environment: dict[str, str]) -> int:
+    """How many processes a launcher would start for a number or a kind of device; 0: it does not say."""
+    value = "" if said is None else said.value
+    if value not in _DEVICES:
+        return int(value) if is_number(value) else 0
+    gpus = [number for number in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if number]
+    if value == "cpu" or (value == "auto" and not gpus):
+        return _number(environment, "SLURM_CPUS_ON_NODE")
+    return len(gpus)
+
+
+def _refuse_other_nodes(said: Said | None, nodes: int) -> None:
+    if said is None:
+        return
+    low, _, high = said.value.partition(":")
     if not is_number(low) or (high and not is_number(high)):
         return
     if not int(low) <= nodes <= int(high or low):
-        what = "node" if asked == "1" else "nodes"
+        what = "node" if said.value == "1" else "nodes"
         raise Refused(
-            f"the launcher asks for {asked} {what}, and the job has {nodes}",
-            f"submit with `--nodes {low if not high else f'{low}..{high}'}`, or leave the option out",
+            f"the launcher asks for {said.value} {what}{said.place}, and the job has {nodes}",
+            f"submit with `--nodes {low if not high else f'{low}..{high}'}`, or {said.remedy}",
         )
 
 
-def real(name: str, arguments: list[str], environment: dict[str, str]) -> list[str]:
+def real(command: options.Command, environment: dict[str, str]) -> list[str]:
     """The arguments with which `python` runs the real launcher, as the part of one group that is here."""
-    at = _program_at(arguments)
-    before, rest = (arguments, []) if at is None else (arguments[:at], arguments[at:])
-    if name in ("torchrun", LAUNCH) and at is not None:
-        before = _meeting(before, environment)
-    return ["-m", _MODULE_OF[name], *before, *rest]
+    before = command.before()
+    if command.name in _TORCH and command.rest:
+        before = _meeting(command, environment)
+    return ["-m", MODULE_OF[command.name], *before, *command.rest]
 
 
-def real_environment(name: str, environment: dict[str, str]) -> dict[str, str]:
+def real_environment(command: options.Command, environment: dict[str, str]) -> dict[str, str]:
     """What the real launcher finds: it gives numbers to its processes itself."""
-    kept = {key: value for key, value in environment.items() if not key.startswith(_TASK_NAMES)}
-    return {**kept, MARK: name}
+    meets = environment.get("SHOAL_NUM_NODES", "1") != "1"
+    dropped = {_variable(option) for option in _MEETING} if meets else set()
+    kept = {name: value for name, value in environment.items() if not name.startswith(_TASK_NAMES)}
+    return {**{name: value for name, value in kept.items() if name not in dropped}, MARK: command.name}
 
 
-def _meeting(before: list[str], environment: dict[str, str]) -> list[str]:
+def _meeting(command: options.Command, environment: dict[str, str]) -> list[str]:
     nodes = environment.get("SHOAL_NUM_NODES", "1")
-    port = value_of(("--master-port",), before) or environment.get("SHOAL_MASTER_PORT", "29500")
-    others = _without_empty(before) if nodes == "1" else _without(_MEETING, before)
+    count = []
+    said = _said(command, _PER_NODE, environment)
+    if said is not None and said.value in _DEVICES:
+        # torchrun would count the CPUs of the machine where nothing holds the job to its own.
+        count = ["--nproc-per-node", str(_processes(said, environment))]
     if nodes == "1":
-        return others  # it meets nobody: several of them may run here, each at the port it was given
+        # It meets nobody: several of them may run here, each at the port it was given.
+        return [*command.before(), *count]
+    port = command.value("master-port") or environment.get("SHOAL_MASTER_PORT", "29500")
     return [
         *("--nnodes", nodes, "--node-rank", environment.get("SHOAL_NODE_RANK", "0")),
         *("--master-addr", environment.get("SHOAL_MASTER_ADDR", "127.0.0.1"), "--master-port", port),
-        *(word for word in others if word != "--standalone"),
+        *command.before(_MEETING),
+        *count,
     ]
-
-
-def _without(names: tuple[str, ...], words: list[str]) -> list[str]:
-    kept, is_value = [], False
-    for word in words:
-        option, has_value, _ = word.partition("=")
-        is_dropped = option.replace("_", "-") in names
-        if not is_dropped and not is_value:
-            kept.append(word)
-        is_value = is_dropped and not has_value
-    return kept
-
-
-def _without_empty(words: list[str]) -> list[str]:
-    """Without `--nnodes=$SLURM_NNODES` and the like where there is no such variable."""
-    return [word for word in words if not (word.startswith("--") and word.endswith("="))]
 
 
 def identity(name: str, environment: dict[str, str]) -> dict[str, str]:
@@ -240,18 +281,6 @@ def identity(name: str, environment: dict[str, str]) -> dict[str, str]:
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_USE_AGENT_STORE": "False",
     }
-
-
-def value_of(names: tuple[str, ...], words: list[str]) -> str | None:
-    """What an option was given, as `--option=value` or `--option value`; None: it is not there.
-
-    `-` and `_` are the same in it, as launchers take them.
-    """
-    for position, word in enumerate(words):
-        name, has_value, value = word.partition("=")
-        if name.replace("_", "-") in names:
-            return value if has_value else "".join(words[position + 1 : position + 2])
-    return None
 
 
 def is_number(text: str | None) -> bool:

@@ -16,7 +16,7 @@ import os
 import sys
 import time
 
-from . import launchers, mpirun, one_launcher, slurm
+from . import launchers, mpirun, one_launcher, options, slurm
 
 LENGTH = STATUS = 4
 """Bytes of the numbers that go before a request, and say how it ended."""
@@ -82,22 +82,33 @@ def _behind(launcher: str, words: list[str], folder: str, real: str) -> list[str
     """The arguments for `python` of the program behind a launcher, its variables set. May not return."""
     environment = dict(os.environ)
     try:
-        arguments = launchers.program(launcher, words, environment)
+        command = _command(launcher, words, real)
+        arguments = launchers.program(command, environment)
         if arguments is not None:
             one_launcher.claim(folder, environment)
     except launchers.Refused as refused:
         launchers.end(refused)
         raise
     if arguments is None:
-        told = launchers.real(launcher, words, environment)
-        os.execve(real, [real, *told], launchers.real_environment(launcher, environment))  # noqa: S606
+        told = launchers.real(command, environment)
+        os.execve(real, [real, *told], launchers.real_environment(command, environment))  # noqa: S606
     os.environ.update(launchers.identity(launcher, environment))
     if launcher == "accelerate-launch":
         # Loaded here: what it imports would cost every other start 10 ms.
         accelerate = importlib.import_module(".accelerate", __package__)
-        os.environ.update(accelerate.variables(real, folder, launchers.options(words)))
+        os.environ.update(accelerate.variables(real, folder, command.before()))
     assert arguments is not None
     return arguments
+
+
+def _command(launcher: str, words: list[str], python: str) -> options.Command:
+    """The launcher's command line, taken apart: by its own parser if it has options that we do not know."""
+    try:
+        return options.read(launcher, words)
+    except options.Unclear as unclear:
+        real_parser = importlib.import_module(".real_parser", __package__)
+        at = real_parser.program_at(python, launcher, words, unclear.option)
+        return options.read(launcher, words, at)
 
 
 def _run_script(name: str, arguments: list[str], folder: str) -> None:
