@@ -62,7 +62,7 @@ def taken_apart(command: str) -> options.Command:
         ("torchrun -m --nproc-per-node 2 pkg.train --lr 1", "-m pkg.train --lr 1"),
         ("torchrun --role base.py tool --config base.py", "tool --config base.py"),
         ("torchrun -r3 -t=2 --stand --nproc_per 2 -- tool base.py", "tool base.py"),
-        ("torchrun --run-path train.py", "train.py"),
+        ("torchrun --run-path train.py -- -- --lr 1", "train.py -- --lr 1"),
         ("torchrun --nnodes --nproc-per-node 2 train.py", "train.py"),
         ("deepspeed --num_g 2 --launcher base.py tool --num_gpus 9", "tool --local_rank=0 --num_gpus 9"),
         ("deepspeed --num_nodes -1 train.py", "train.py --local_rank=0"),
@@ -75,13 +75,13 @@ def taken_apart(command: str) -> options.Command:
 )
 @pytest.mark.usefixtures("folder")
 def test_launcher_comes_down_to_its_program(command: str, expected: str) -> None:
-    assert launchers.program(taken_apart(command), RANK) == expected.split()
+    assert launchers.program(taken_apart(command), RANK, {}) == expected.split()
 
 
 def test_module_of_a_program_may_be_said_by_a_variable_of_torchrun() -> None:
     told = {**RANK, "PET_MODULE": "1"}
-    assert launchers.program(taken_apart("torchrun pkg.train"), told) == ["-m", "pkg.train"]
-    assert launchers.program(taken_apart("torchrun /"), {**RANK, "PET_MODULE": "0"}) == ["/"]
+    assert launchers.program(taken_apart("torchrun pkg.train"), told, {}) == ["-m", "pkg.train"]
+    assert launchers.program(taken_apart("torchrun /"), {**RANK, "PET_MODULE": "0"}, {}) == ["/"]
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_launcher_that_contradicts_its_job_says_what_to_write(
     command: str, environment: dict[str, str], message: str, hint: str
 ) -> None:
     with pytest.raises(launchers.Refused) as refused:
-        launchers.program(taken_apart(command), environment)
+        launchers.program(taken_apart(command), environment, {})
     assert message in refused.value.message
     assert hint in refused.value.hint
 
@@ -196,7 +196,7 @@ def test_real_launcher_starts_what_the_job_leaves_to_it_as_one_group(
     command: str, environment: dict[str, str], expected: str
 ) -> None:
     read = taken_apart(command)
-    assert launchers.program(read, environment) is None
+    assert launchers.program(read, environment, {}) is None
     module, *told = launchers.real(read, environment)[1:]
     assert launchers.MODULES[module] == read.name
     assert told == expected.split()
@@ -212,7 +212,7 @@ def test_torchrun_that_counts_devices_takes_the_ranks_that_the_job_has(value: st
     several = {**RANK, "SLURM_CPUS_ON_NODE": "8", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}
     for environment in (several, {**ALONE, "SLURM_CPUS_ON_NODE": "1"}):
         command = taken_apart(f"torchrun --nproc-per-node {value} train.py")
-        assert launchers.program(command, environment) == ["train.py"]
+        assert launchers.program(command, environment, {}) == ["train.py"]
 
 
 def test_launcher_tells_the_only_rank_who_it_is_as_the_real_one_would() -> None:
@@ -250,6 +250,7 @@ def test_srun_comes_down_to_its_program(
     assert asked.variables == ({"LR": "1"} if "LR" in command else {})
 
 
+BF16 = options.read("accelerate-launch", ["--mixed_precision", "bf16", "train.py"])
 STUB = """
 import argparse
 class Parser:
@@ -278,8 +279,8 @@ def test_options_of_accelerate_become_the_variables_that_it_derives_itself(
     monkeypatch.setenv("SHOAL_MASTER_ADDR", "10.0.0.1")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     for _ in range(2):
-        found = accelerate.variables(sys.executable, str(folder), ["--mixed_precision", "bf16"])
-        assert found == {"ACCELERATE_MIXED_PRECISION": "bf16"}
+        found = accelerate.settings(sys.executable, str(folder), BF16)
+        assert found == ({"ACCELERATE_MIXED_PRECISION": "bf16"}, {})
     assert (folder / "asked").read_text() == "x", "the second rank reads what the first was told"
 
 
@@ -288,14 +289,14 @@ def test_accelerate_is_asked_once_though_each_group_meets_at_a_port_of_its_own(
 ) -> None:
     asked: list[list[str]] = []
 
-    def answer(python: str, words: list[str]) -> dict[str, str]:
+    def answer(python: str, words: list[str]) -> list[object]:
         asked.append(words)
-        return {"ACCELERATE_MIXED_PRECISION": "bf16"}
+        return [{"ACCELERATE_MIXED_PRECISION": "bf16"}, None, None, ""]
 
     monkeypatch.setattr(accelerate, "_ask", answer)
     for port in ("30001", "30002"):
         monkeypatch.setenv("SHOAL_MASTER_PORT", port)
-        found = accelerate.variables("python", str(folder), ["--mixed_precision", "bf16"])
+        found, _ = accelerate.settings("python", str(folder), BF16)
         assert found["ACCELERATE_MIXED_PRECISION"] == "bf16"
     assert len(asked) == 1
 
@@ -306,9 +307,9 @@ def test_accelerate_is_not_asked_about_the_number_of_processes(
     monkeypatch.setenv("HOME", str(folder))
     monkeypatch.delenv("HF_HOME", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    words = ["--num_processes", "4", "--multi_gpu"]
+    command = taken_apart("accelerate launch --num_processes 4 --multi-gpu -m pkg.train")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    assert accelerate.variables("/no/such/python", str(folder), words) == {}
+    assert accelerate.settings("/no/such/python", str(folder), command) == ({}, {})
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    found = accelerate.variables("/no/such/python", str(folder), words)
+    found, _ = accelerate.settings("/no/such/python", str(folder), command)
     assert found == {"ACCELERATE_USE_CPU": "true"}, "without it each process trains for itself"

@@ -13,8 +13,9 @@ from shoal.runtime.warm import launchers, mpirun, names, slurm, stand_in
 
 NAMES = ("python", "python3", *launchers.NAMES, *mpirun.NAMES, *slurm.NAMES)
 _PARTS = (
-    *("accelerate", "imports", "launchers", "mpi_channel", "mpi_host", "mpi_line", "mpi_meeting", "mpi_rank"),
-    *("mpirun", "names", "one_launcher", "options", "program", "real_parser", "slurm", "stand_in", "zygote"),
+    *("accelerate", "deepspeed_hosts", "imports", "launchers", "mpi_channel", "mpi_host", "mpi_line"),
+    *("mpi_meeting", "mpi_rank", "mpirun", "names", "one_launcher", "options", "program", "real_parser"),
+    *("slurm", "stand_in", "zygote"),
 )
 _START = "import sys; sys.path[0:1] = [{lib!r}]; from shoal_warm import {part}; del sys.path[0]; "
 _PYTHON = re.compile(

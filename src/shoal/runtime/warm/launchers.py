@@ -123,8 +123,13 @@ def _of_python(words: list[str]) -> tuple[str | None, list[str]]:
     return None, words[at:]
 
 
-def program(command: options.Command, environment: dict[str, str]) -> list[str] | None:
-    """The arguments for `python`; None: the real launcher is to run. `Refused`: it is neither."""
+def program(
+    command: options.Command, environment: dict[str, str], in_files: dict[str, Said]
+) -> list[str] | None:
+    """The arguments for `python`; None: the real launcher is to run. `Refused`: it is neither.
+
+    `in_files`: the numbers that the launcher has from files, by the option that stands for each.
+    """
     name, rest = command.name, command.rest
     if command.has("help") or not (command.options or rest):
         return None
@@ -133,7 +138,7 @@ def program(command: options.Command, environment: dict[str, str]) -> list[str] 
             f"`{name}` has no program behind its options",
             "write `python your_program.py` in `run`; Shoal starts the ranks itself",
         )
-    if is_for_the_real_one(command, environment):
+    if is_for_the_real_one(command, environment, in_files):
         return None
     if _is_set(command, "run-path", environment):
         head = []
@@ -165,15 +170,17 @@ def _variable(option: str) -> str:
     return f"PET_{option.upper().replace('-', '_')}"
 
 
-def is_for_the_real_one(command: options.Command, environment: dict[str, str]) -> bool:
+def is_for_the_real_one(
+    command: options.Command, environment: dict[str, str], in_files: dict[str, Said]
+) -> bool:
     """Whether the launcher is to start more processes than the job has ranks, and can do so in one group.
 
     `Refused`: it asks for another number of processes or nodes than there are.
     """
     nodes, each = _number(environment, "SHOAL_NUM_NODES"), _number(environment, "SHOAL_RANKS_PER_NODE")
-    _refuse_other_nodes(_said(command, _NODES, environment), nodes)
-    on_a_node = _said(command, _PER_NODE, environment)
-    in_all = _said(command, _IN_ALL, environment)
+    _refuse_other_nodes(_said(command, _NODES, environment, in_files), nodes)
+    on_a_node = _said(command, _PER_NODE, environment, in_files)
+    in_all = _said(command, _IN_ALL, environment, in_files)
     has_more = _processes(on_a_node, environment) > 1 or _processes(in_all, environment) > nodes
     if each == 1 and has_more and (command.name in _TORCH or nodes == 1):
         return True
@@ -190,15 +197,17 @@ def is_for_the_real_one(command: options.Command, environment: dict[str, str]) -
     return False
 
 
-def _said(command: options.Command, names: tuple[str, ...], environment: dict[str, str]) -> Said | None:
-    """The number behind one of these options, or the one that stands for it in a variable."""
+def _said(
+    command: options.Command, names: tuple[str, ...], environment: dict[str, str], in_files: dict[str, Said]
+) -> Said | None:
+    """The number behind one of these options, or the one that stands for it in a variable or a file."""
     for name in names:
         value, variable = command.value(name), _variable(name)
         if value is not None:
             return Said(value)
         if command.name in _TORCH and environment.get(variable):
             return Said(environment[variable], f"`{variable}`", f"leave `{variable}` out")
-    return None
+    return next((in_files[name] for name in names if name in in_files), None)
 
 
 def _processes(said: Said | None, environment: dict[str, str]) -> int:
@@ -245,7 +254,7 @@ def real_environment(command: options.Command, environment: dict[str, str]) -> d
 def _meeting(command: options.Command, environment: dict[str, str]) -> list[str]:
     nodes = environment.get("SHOAL_NUM_NODES", "1")
     count = []
-    said = _said(command, _PER_NODE, environment)
+    said = _said(command, _PER_NODE, environment, {})
     if said is not None and said.value in _DEVICES:
         # torchrun would count the CPUs of the machine where nothing holds the job to its own.
         count = ["--nproc-per-node", str(_processes(said, environment))]

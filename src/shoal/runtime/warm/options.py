@@ -153,7 +153,8 @@ def read(name: str, words: list[str], program_at: int | None = None) -> Command:
             at += 1
         else:  # `--nnodes $EMPTY`
             command.options.append((option, "", [word]))
-    command.rest = words[at:] if program_at is None else words[end:]
+    rest = words[at:] if program_at is None else words[end:]
+    command.rest = [*rest[:1], *rest[2:]] if rest[1:2] == ["--"] else rest
     return command
 
 

@@ -83,7 +83,8 @@ def _behind(launcher: str, words: list[str], folder: str, real: str) -> list[str
     environment = dict(os.environ)
     try:
         command = _command(launcher, words, real)
-        arguments = launchers.program(command, environment)
+        variables, in_files = _files(command, folder, real) if command.rest else ({}, {})
+        arguments = launchers.program(command, environment, in_files)
         if arguments is not None:
             one_launcher.claim(folder, environment)
     except launchers.Refused as refused:
@@ -92,11 +93,7 @@ def _behind(launcher: str, words: list[str], folder: str, real: str) -> list[str
     if arguments is None:
         told = launchers.real(command, environment)
         os.execve(real, [real, *told], launchers.real_environment(command, environment))  # noqa: S606
-    os.environ.update(launchers.identity(launcher, environment))
-    if launcher == "accelerate-launch":
-        # Loaded here: what it imports would cost every other start 10 ms.
-        accelerate = importlib.import_module(".accelerate", __package__)
-        os.environ.update(accelerate.variables(real, folder, command.before()))
+    os.environ.update({**launchers.identity(launcher, environment), **variables})
     assert arguments is not None
     return arguments
 
@@ -109,6 +106,23 @@ def _command(launcher: str, words: list[str], python: str) -> options.Command:
         real_parser = importlib.import_module(".real_parser", __package__)
         at = real_parser.program_at(python, launcher, words, unclear.option)
         return options.read(launcher, words, at)
+
+
+def _files(
+    command: options.Command, folder: str, python: str
+) -> tuple[dict[str, str], dict[str, launchers.Said]]:
+    """What a launcher has from its files: variables for the program, and numbers.
+
+    The modules are loaded here: what they import would cost every other start 10 ms.
+    """
+    variables: dict[str, str] = {}
+    numbers: dict[str, launchers.Said] = {}
+    if command.name == "accelerate-launch":
+        accelerate = importlib.import_module(".accelerate", __package__)
+        variables, numbers = accelerate.settings(python, folder, command)
+    elif command.name == "deepspeed":
+        numbers = importlib.import_module(".deepspeed_hosts", __package__).numbers(command)
+    return variables, numbers
 
 
 def _run_script(name: str, arguments: list[str], folder: str) -> None:
