@@ -15,17 +15,38 @@ from pydantic import BaseModel, ConfigDict
 LAUNCHERS = frozenset(
     {
         *("torchrun", "torch.distributed.run", "torch.distributed.launch"),
-        *("deepspeed", "deepspeed.launcher.runner"),
-        *("accelerate", "accelerate-launch", "accelerate.commands.launch"),
+        *("deepspeed", "deepspeed.launcher.runner", "deepspeed.pt", "ds"),
+        *("accelerate-launch", "accelerate.commands.launch"),
     }
 )
-PER_NODE = ("--nproc-per-node", "--num-gpus")
+WITH_LAUNCH = frozenset({"accelerate", "accelerate_cli", "accelerate.commands.accelerate_cli"})
+"""Launchers if the next word is `launch`."""
+_FLAGS = """
+--help --standalone --module -m --no-python --run-path --virtual-local-rank --use-env --no-local-rank --no-ssh
+--no-ssh-check --force-multi --save-pid --bind-cores-to-rank --quiet -q --elastic-training --cpu --multi-gpu
+--tpu --enable-cpu-affinity --dynamo-use-fullgraph --dynamo-use-dynamic --dynamo-use-regional-compilation
+--use-deepspeed --use-fsdp --use-parallelism-config --use-megatron-lm --same-network --tpu-cluster
+--no-tpu-cluster --tpu-use-sudo --downcast-bf16 --fp8-use-autocast-during-eval --debug
+"""
+FLAGS = frozenset(_FLAGS.split())
+"""Options of launchers that have no value. The word behind any other one may be its value."""
+SHORTEST = {
+    "--nnodes": "--nn",
+    "--nproc-per-node": "--np",
+    "--num-nodes": "--num-n",
+    "--num-gpus": "--num-g",
+    "--num-accelerators": "--num-a",
+}
+"""How far torchrun and deepspeed let their options be abbreviated."""
+PER_NODE = ("--nproc-per-node", "--num-gpus", "--num-accelerators")
 NODES = ("--nnodes", "--num-machines", "--num-nodes")
 IN_ALL = ("--num-processes",)
 MPI_LAUNCHERS = frozenset({"mpirun", "mpiexec", "orterun", "prterun"})
 MPI_IN_ALL = ("-n", "-np", "--n", "--np")
 T = TypeVar("T")
 _COMMANDS = re.compile(r"[\n;&|]")
+_MODULE = re.compile(r"^-[A-Za-z]*m(?=\w)")
+_VARIABLE = re.compile(r"PET_(NNODES|NPROC_PER_NODE)=(.*)")
 _COUNT = re.compile(r"[1-9][0-9]{0,5}\Z")
 
 
@@ -62,21 +83,43 @@ def asked_in(run: str) -> Asked:
 
 def _options(words: list[str]) -> dict[str, str]:
     """The options of a command's launcher; those behind its program are the program's own."""
-    names = (word.strip("'\"").rpartition("/")[2] for word in words)
-    at = next((position for position, name in enumerate(names) if name in LAUNCHERS), len(words))
+    start = _start(words)
+    before = words[: start or 0]
+    if start is None or any(word.startswith("#") for word in before):
+        return {}
     options: dict[str, str] = {}
     name = ""
-    for quoted in words[at + 1 :]:
+    for quoted in words[start:]:
         word = quoted.strip("'\"")
-        if word.endswith(".py") or word in ("-m", "--module") or word.startswith("#"):
+        if word.endswith(".py") or word.startswith("#"):
             break
         if word.startswith("-"):
             name, _, value = word.partition("=")
-            name = name.replace("_", "-")
+            name = _full(name.replace("_", "-"))
             options[name] = value
-        elif name and not options[name]:
+        elif name in FLAGS or not name or options[name]:
+            break
+        else:
             options[name] = word
-    return {} if any(word.startswith("#") for word in words[:at]) else options
+    told = [match for word in before if (match := _VARIABLE.match(word))]
+    variables = {f"--{match[1].lower().replace('_', '-')}": match[2].strip("'\"") for match in told}
+    return {**variables, **options}
+
+
+def _start(words: list[str]) -> int | None:
+    """Where the words behind a launcher begin. None: there is no launcher."""
+    for position, word in enumerate(words, 1):
+        name = _MODULE.sub("", word.strip("'\""), count=1).rpartition("/")[2]
+        if name in LAUNCHERS:
+            return position
+        if name in WITH_LAUNCH and words[position : position + 1] == ["launch"]:
+            return position + 1
+    return None
+
+
+def _full(name: str) -> str:
+    meant = (full for full, least in SHORTEST.items() if full.startswith(name) and name.startswith(least))
+    return next(meant, name)
 
 
 def _mpi_count(words: list[str]) -> int | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from shoal.runtime.warm import launchers, options, real_parser
+from shoal.spec import launchers as at_submit
 
 SHOW = """
 import argparse, json
@@ -48,6 +49,16 @@ def test_every_option_of_a_launcher_is_known(name: str) -> None:
         assert full <= (table.flags if is_flag else table.values), strings
         letters = {text[1:] for text in strings if not text.startswith("--")}
         assert {table.letters[letter] for letter in letters} <= full, strings
+
+
+def test_what_is_judged_at_submit_knows_the_same_flags_and_abbreviations() -> None:
+    tables = options.TABLES.values()
+    flags = {f"--{flag}" for table in tables for flag in table.flags}
+    assert {flag for flag in at_submit.FLAGS if flag.startswith("--")} == flags
+    for full, least in at_submit.SHORTEST.items():
+        for table in tables:
+            if table.has_abbreviations and full[2:] in table.values:
+                assert (table.full(least[2:]), table.full(least[2:-1])) == (full[2:], None)
 
 
 @pytest.mark.parametrize(
