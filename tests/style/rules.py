@@ -24,7 +24,7 @@ LEAVES = frozenset(
             "proof",
             "settings",
         ),
-        *("ownership", "samples", "site", "socket_file", "wire"),
+        *("fair_threads", "ownership", "samples", "site", "socket_file", "wire"),
     }
 )
 BELOW_CONTROL = frozenset({"scheduler", "engines", "store", "identity", "serving"})
@@ -34,6 +34,7 @@ MAY_SEE: dict[str, frozenset[str]] = {
     "bounded_file": frozenset(),
     "errors": frozenset(),
     "clock": frozenset(),
+    "fair_threads": frozenset({"errors"}),
     "globs": frozenset(),
     "home": frozenset(),
     "ids": frozenset(),

@@ -192,6 +192,10 @@ QUERIES: dict[str, Callable[[Tx], object]] = {
     "drills of projects": lambda tx: tx.events.latest(
         5, EventFilter(kinds_prefix="drill.", projects=("a", "b"))
     ),
+    "ends": lambda tx: tx.events.page(5, EventFilter(kinds_prefix="attempt.ended")),
+    "look": lambda tx: tx.events.look(5, EventFilter(projects=("a", "b"), service="chat"), 50),
+    "look at a job": lambda tx: tx.events.look(5, EventFilter(job_id="a", projects=("a",), node="n"), 50),
+    "look back at a project": lambda tx: tx.events.look_back(9, EventFilter(projects=("a",), service="c"), 5),
     "audit tail": lambda tx: tx.events.latest(5, EventFilter(without_ours=True)),
 }
 
@@ -216,6 +220,7 @@ def test_query_walks_an_index_and_sorts_nothing(sqlite: Connection, name: str) -
         ("events by others", "events_by_others"),
         ("drills", "events_of_drills"),
         ("drills of projects", "events_of_drills"),
+        ("ends", "events_of_ends"),
     ],
 )
 def test_few_rows_of_many_have_an_index_of_their_own(sqlite: Connection, name: str, index: str) -> None:

@@ -25,6 +25,7 @@ from shoal.api.limits import Bucket, account_of, is_machine, peer_of
 from shoal.api.problems import BadRequest, TooManyConnections, problem_response
 from shoal.api.protocol import BODY_IS_HERE, CONNECTION
 from shoal.errors import Bug, LimitReached, NotFound, ShoalError, TooLarge, Unauthenticated
+from shoal.fair_threads import CALLER
 from shoal.identity import Caller
 
 OPEN = frozenset({("GET", "/healthz")})
@@ -109,6 +110,7 @@ class Guard:
         known = await self._known(scope, token)
         assert token is not None
         _sign(scope, known.caller)
+        CALLER.set(account_of(known.caller))
         _check_body(scope["method"], has_body=has_body)
         _check_shape(scope, path, self._body_limit(scope))
         scope[SCOPE_KEY] = Call(self._services, known, token, request_id)

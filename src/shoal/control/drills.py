@@ -20,7 +20,7 @@ from shoal.model.drill import ON_RANKS, Drill, DrillKind, DrillResult
 from shoal.model.job import Job, ReplicaPlace
 from shoal.spec.clauses import MAX_RETRIES
 from shoal.spec.wording import nearest
-from shoal.store import EventFilter, Tx
+from shoal.store import Event, EventFilter, Tx
 from shoal.wire import Progress
 
 MAX_RUNNING = 200
@@ -82,14 +82,11 @@ async def start_drill(core: Core, actor: Actor, asked: AskedDrill, key: str | No
     return drill
 
 
-def history(tx: Tx, projects: tuple[str, ...] | None, job_id: str | None, count: int) -> list[Held]:
-    """The newest so many, oldest first."""
-    wanted = EventFilter(projects=projects, job_id=job_id, kinds_prefix="drill.")
-    # Each has two events, and those of drills under way are few.
-    events = tx.events.latest(2 * count + 2, wanted)
+def history(tx: Tx, events: list[Event]) -> list[Held]:
+    """What these events tell of drills, in their order."""
     refs = tx.jobs.references(event.job_id for event in events if event.job_id)
     results = {e.data["drill_id"]: e.data["result"] for e in events if e.kind == FINISHED}
-    held = [
+    return [
         Held(
             drill=_drill(event.data),
             project=event.project,
@@ -99,7 +96,6 @@ def history(tx: Tx, projects: tuple[str, ...] | None, job_id: str | None, count:
         for event in events
         if event.kind == STARTED
     ]
-    return held[-count:]
 
 
 def unfinished(tx: Tx) -> list[Drill]:

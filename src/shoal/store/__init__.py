@@ -6,7 +6,18 @@ nothing here talks to an engine or a network other than the database's.
 
 from shoal.store.anchor import read_anchor, write_anchor
 from shoal.store.array_work import ArrayVerb
-from shoal.store.base import Event, EventFilter, Flaw, Head, JobFilter, KeyReused, OnCommit, Stale, Store
+from shoal.store.base import (
+    Event,
+    EventFilter,
+    Flaw,
+    Head,
+    JobFilter,
+    KeyReused,
+    Look,
+    OnCommit,
+    Stale,
+    Store,
+)
 from shoal.store.lead import Lead, Standby
 from shoal.store.memory import open_memory_store
 from shoal.store.metrics import Series
@@ -23,6 +34,7 @@ __all__ = [
     "JobFilter",
     "KeyReused",
     "Lead",
+    "Look",
     "OnCommit",
     "Series",
     "Stale",

@@ -105,6 +105,16 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str | None = None
 
 
+class Look(NamedTuple):
+    """What one bounded look at the log found, and how far it came."""
+
+    entries: list[Event]
+    reached: int
+    """The next look goes on from this entry."""
+    is_done: bool
+    """Nothing is left beyond it."""
+
+
 class Head(NamedTuple):
     """The newest entry of the log, or any entry one wants to remember."""
 

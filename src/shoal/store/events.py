@@ -9,15 +9,29 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from sqlalchemy import Column, ColumnElement, Row, bindparam, func, insert, literal_column, or_, select
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Row,
+    and_,
+    bindparam,
+    exists,
+    func,
+    insert,
+    literal_column,
+    or_,
+    select,
+)
 
-from shoal.store.base import Event, EventFilter, Flaw, Head
+from shoal.store.base import Event, EventFilter, Flaw, Head, Look
 from shoal.store.chain import GENESIS, link
 from shoal.store.codec import decode_data, encode
 from shoal.store.prepared import Session
 from shoal.store.schema import events, jobs
 
 VERIFY_CHUNK = 1000
+MAX_LOOKED = 2000
+"""Entries that one look reads: some milliseconds, whatever the filter leaves out."""
 SeeEntry = Callable[[int, str, str], None]
 """Takes an entry's number, kind and data as JSON."""
 START = Head(0, GENESIS)
@@ -38,8 +52,11 @@ COLUMNS: tuple[Column[Any], ...] = (
 )
 # Written out, not bound: SQLite uses a partial index only for a condition it can read.
 IS_NOT_OURS: ColumnElement[bool] = literal_column("events.actor") != literal_column("'shoal'")
-DRILLS = "drill."
-IS_OF_DRILL: ColumnElement[bool] = literal_column("substr(events.kind, 1, 6)") == literal_column("'drill.'")
+INDEXED_KINDS: dict[str, ColumnElement[bool]] = {
+    "drill.": literal_column("substr(events.kind, 1, 6)") == literal_column("'drill.'"),
+    "attempt.ended": literal_column("events.kind") == literal_column("'attempt.ended'"),
+}
+"""By prefix: few of many entries, which have an index of their own."""
 INSERT = insert(events)
 NEWEST = select(events.c.seq, events.c.hash).order_by(events.c.seq.desc()).limit(1)
 ENTRY = select(events.c.seq, events.c.hash).where(events.c.seq == bindparam("at_seq"))
@@ -99,6 +116,29 @@ class Events:
     def rewind(self, head: Head) -> None:
         """Forget what was appended after `head`: the writer calls this when it undoes a change."""
         self._head = head
+
+    def look(self, after_seq: int, wanted: EventFilter, limit: int) -> Look:
+        """Read on from that entry: at most `limit` matching entries, oldest first, of `MAX_LOOKED`."""
+        narrow, others = _split(wanted)
+        after = (events.c.seq > after_seq, *narrow)
+        found = select(events.c.seq).where(*after).order_by(events.c.seq).limit(1).offset(MAX_LOOKED - 1)
+        last = self._session.ask(found).scalar()
+        until = last if last is not None else max(self.head().seq, after_seq)
+        query = select(*COLUMNS).where(*after, events.c.seq <= until, *others)
+        rows = self._session.ask(query.order_by(events.c.seq).limit(limit)).all()
+        if len(rows) == limit:
+            return Look([_event(row) for row in rows], rows[-1][0], is_done=False)
+        return Look([_event(row) for row in rows], until, is_done=last is None)
+
+    def look_back(self, before_seq: int, wanted: EventFilter, limit: int) -> Look:
+        """Read backwards from that entry: at most `limit` matching entries, newest first, of `MAX_LOOKED`."""
+        narrow, others = _split(wanted)
+        before, newest_first = (events.c.seq < before_seq, *narrow), events.c.seq.desc()
+        found = select(events.c.seq).where(*before).order_by(newest_first).limit(1).offset(MAX_LOOKED - 1)
+        last = self._session.ask(found).scalar()
+        query = select(*COLUMNS).where(*before, events.c.seq >= (last or 0), *others)
+        rows = self._session.ask(query.order_by(newest_first).limit(limit)).all()
+        return Look([_event(row) for row in rows], last or 0, is_done=last is None)
 
     def page(self, after_seq: int = 0, wanted: EventFilter = EVERYTHING, limit: int = 100) -> list[Event]:
         """The next `limit` matching entries after that one, oldest first."""
@@ -169,33 +209,54 @@ def _flaw(key: bytes, before: Head, row: tuple[Any, ...]) -> Flaw | None:
     return None
 
 
-def _conditions(wanted: EventFilter) -> Iterator[ColumnElement[bool]]:
-    is_of_drills = wanted.kinds_prefix == DRILLS
-    if wanted.projects is not None:
-        # Of a project's events few are of drills: their own index must look better than the project's.
-        project = func.coalesce(events.c.project, "") if is_of_drills else events.c.project
-        yield project.in_(wanted.projects)
+def _conditions(wanted: EventFilter) -> list[ColumnElement[bool]]:
+    narrow, others = _split(wanted)
+    return [*narrow, *others]
+
+
+def _split(wanted: EventFilter) -> tuple[list[ColumnElement[bool]], list[ColumnElement[bool]]]:
+    """The conditions of the filter: the one that an index serves, if any does, and all others.
+
+    The others are written so that no index looks good for them: else SQLite may walk a longer one.
+    """
+    narrow, others = list[ColumnElement[bool]](), list[ColumnElement[bool]]()
+
+    def add(condition: ColumnElement[bool], hidden: ColumnElement[bool]) -> None:
+        if narrow:
+            others.append(hidden)
+        else:
+            narrow.append(condition)
+
     if wanted.job_id is not None:
-        yield events.c.job_id == wanted.job_id
-    if wanted.service is not None:
-        yield _is_of_service(wanted.service)
-    if wanted.node is not None:
-        yield events.c.node == wanted.node
-    if is_of_drills:
-        yield IS_OF_DRILL
+        add(events.c.job_id == wanted.job_id, func.coalesce(events.c.job_id, "") == wanted.job_id)
+    if wanted.kinds_prefix in INDEXED_KINDS:
+        add(INDEXED_KINDS[wanted.kinds_prefix], INDEXED_KINDS[wanted.kinds_prefix])
     elif wanted.kinds_prefix is not None:
-        yield func.substr(events.c.kind, 1, len(wanted.kinds_prefix)) == wanted.kinds_prefix
+        others.append(func.substr(events.c.kind, 1, len(wanted.kinds_prefix)) == wanted.kinds_prefix)
+    if wanted.node is not None:
+        add(events.c.node == wanted.node, func.coalesce(events.c.node, "") == wanted.node)
+    if wanted.projects is not None:
+        hidden = func.coalesce(events.c.project, "").in_(wanted.projects)
+        if len(wanted.projects) == 1:
+            add(events.c.project == wanted.projects[0], hidden)
+        else:
+            others.append(hidden)
     if wanted.without_ours:
-        yield IS_NOT_OURS
+        add(IS_NOT_OURS, IS_NOT_OURS)
+    if wanted.service is not None:
+        others.append(_is_of_service(wanted.service))
+    return narrow, others
 
 
 def _is_of_service(name: str) -> ColumnElement[bool]:
-    """By what the entry says; a replica's own entries say it once, so its job is asked."""
+    """By what the entry says; of an entry about a job the job is asked: a replica's name their service."""
     # Quotes within a text are escaped in JSON: only a field of that name and value looks like this.
-    says = events.c.data.contains(f'"service":{encode(name)}', autoescape=True)
-    is_replica = jobs.c.body.contains(f'"service":{encode(name)}', autoescape=True)
-    replicas = select(jobs.c.job_id).where(jobs.c.name == name, is_replica)
-    return or_(says, events.c.job_id.in_(replicas))
+    field = f'"service":{encode(name)}'
+    says = and_(events.c.job_id.is_(None), events.c.data.contains(field, autoescape=True))
+    replica = exists().where(
+        jobs.c.job_id == events.c.job_id, jobs.c.name == name, jobs.c.body.contains(field, autoescape=True)
+    )
+    return and_(events.c.project.is_not(None), or_(says, replica))
 
 
 def _event(row: Row[Any]) -> Event:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
+from shoal.fair_threads import FairThreads
 from shoal.store.base import T
 from shoal.store.database import OWN_FAULT, Database, drop, refused, unavailable
 from shoal.store.transaction import Tx
@@ -20,10 +21,14 @@ class Readers:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._idle: SimpleQueue[Connection] = SimpleQueue()
-        self.threads = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="shoal-store-reader")
+        self._threads = FairThreads(NUM_READERS, "shoal-store-reader")
         # One connection stays open from now on: in SQLite the last one to close checkpoints, and a
         # writer that lets go of a failing disk should not do so with a checkpoint.
         self.read(lambda tx: tx.events.head())
+
+    def submit(self, fn: Callable[[Tx], T]) -> Future[T]:
+        """Have `read` run on a thread, in the turn of the caller that the request under way is of."""
+        return self._threads.submit(lambda: self.read(fn))
 
     def read(self, fn: Callable[[Tx], T]) -> T:
         """Answer from one consistent view. A connection that died meanwhile is replaced, once."""
@@ -39,7 +44,7 @@ class Readers:
 
     def close(self) -> None:
         """Wait for running reads, then close the connections."""
-        self.threads.shutdown()
+        self._threads.close()
         while (connection := self._take()) is not None:
             connection.close()
 

@@ -167,6 +167,12 @@ events = Table(
         sqlite_where=text("substr(kind, 1, 6) = 'drill.'"),
         postgresql_where=text("substr(kind, 1, 6) = 'drill.'"),
     ),
+    Index(
+        "events_of_ends",
+        "seq",
+        sqlite_where=text("kind = 'attempt.ended'"),
+        postgresql_where=text("kind = 'attempt.ended'"),
+    ),
 )
 
 idempotency_keys = Table(

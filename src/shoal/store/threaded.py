@@ -58,8 +58,7 @@ class ThreadedStore:
     async def read(self, fn: Callable[[Tx], T]) -> T:
         if self._is_closed:
             raise StoreUnavailable("the store is closed")
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._readers.threads, self._readers.read, fn)
+        return await asyncio.wrap_future(self._readers.submit(fn))
 
     def on_commit(self, callback: OnCommit) -> None:
         self._writer.on_commit(callback)

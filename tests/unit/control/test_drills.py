@@ -16,6 +16,7 @@ from shoal.errors import SpecError, StateError
 from shoal.model.attempt import Replacement
 from shoal.model.drill import LEAST_WATCH_S, UNREAD, Drill, DrillKind, DrillResult, Sight, judge
 from shoal.model.job import Job, ReplicaPlace
+from shoal.store import EventFilter
 from shoal.wire import (
     DrillAct,
     Drilled,
@@ -72,7 +73,8 @@ def look(lab: Lab, after_s: float = 0.0) -> DrillResult | None:
     now(watch_drills(lab.core))
     lab.clock.advance(1.0)
     now(watch_drills(lab.core))
-    return now(lab.store.read(lambda tx: history(tx, None, None, 5)))[-1].result
+    wanted = EventFilter(kinds_prefix="drill.")
+    return now(lab.store.read(lambda tx: history(tx, tx.events.latest(12, wanted))))[-1].result
 
 
 def failed(lab: Lab, job: Job, node: str = "n2") -> NodeOutcome:

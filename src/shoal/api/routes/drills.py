@@ -9,6 +9,7 @@ from fastapi import Query, Request, Response
 from shoal.api import drill_views
 from shoal.api.bodies import read_model
 from shoal.api.call import answer, call_of, idempotency_key
+from shoal.api.event_log import latest_events
 from shoal.api.queries import DrillQuery, NoQuery
 from shoal.api.render_drill import render_drill
 from shoal.api.requests import ClusterDrill, JobDrill
@@ -18,6 +19,7 @@ from shoal.control.drills import AskedDrill, Held, history
 from shoal.errors import SpecError
 from shoal.identity import Permission
 from shoal.model.drill import DrillKind
+from shoal.store import EventFilter
 
 routes = Routes("drills")
 
@@ -27,7 +29,11 @@ async def list_drills(request: Request, query: Annotated[DrillQuery, Query()]) -
     """The newest drills of the projects you may see, oldest of them first."""
     call = call_of(request)
     projects = call.visible()
-    found = await call.plane.core.store.read(lambda tx: history(tx, projects, query.job, query.limit))
+    wanted = EventFilter(projects=projects, job_id=query.job, kinds_prefix="drill.")
+    # Each has two events, and those of drills under way are few.
+    store, count = call.plane.core.store, 2 * query.limit + 2
+    events = await latest_events(store, wanted, count, request.is_disconnected)
+    found = (await store.read(lambda tx: history(tx, events)))[-query.limit :]
     view: drill_views.DrillPageView = {"items": [render_drill(one) for one in found], "next_cursor": None}
     return answer(view)
 

@@ -11,6 +11,7 @@ from fastapi import Query, Request, Response
 from shoal.api import views
 from shoal.api.audit_views import VerifyView, render_verdict
 from shoal.api.call import Call, answer, call_of
+from shoal.api.event_log import latest_events, next_events
 from shoal.api.queries import AuditQuery, EventQuery, EventStreamQuery, NoQuery
 from shoal.api.render import render_event
 from shoal.api.routing import Routes
@@ -29,7 +30,7 @@ async def list_events(request: Request, query: Annotated[EventQuery, Query()]) -
     `tail`.
     """
     call = call_of(request)
-    return answer(await _read(call, query, await _filter(call, query)))
+    return answer(await _read(call, request, query, await _filter(call, query)))
 
 
 @routes.add("GET", "/v1/events/stream", Permission.EVENT_READ, answers=None, media_type="text/event-stream")
@@ -53,11 +54,10 @@ async def _events(call: Call, wanted: EventFilter, after: int) -> AsyncIterator[
     quiet_since = core.clock.monotonic()
     yield HEARTBEAT
     while True:
-        page = await core.store.read(partial(_after, after, wanted))
+        page, after, is_done = await core.store.read(partial(_after, after, wanted))
         if page:
-            after = page[-1]["seq"]
             yield b"".join(event("event", item, item["seq"]) for item in page)
-        if len(page) < BATCH:
+        if is_done:
             await call.plane.changed.wait(1.0)
         now = core.clock.monotonic()
         if now - quiet_since > HEARTBEAT_S:
@@ -65,11 +65,12 @@ async def _events(call: Call, wanted: EventFilter, after: int) -> AsyncIterator[
             yield HEARTBEAT
 
 
-def _after(seq: int, wanted: EventFilter, tx: Tx) -> list[views.EventView]:
-    return _rendered(tx, tx.events.page(seq, wanted, BATCH))
+def _after(seq: int, wanted: EventFilter, tx: Tx) -> tuple[list[views.EventView], int, bool]:
+    entries, reached, is_done = tx.events.look(seq, wanted, BATCH)
+    return _rendered(entries, tx), reached, is_done
 
 
-def _rendered(tx: Tx, page: list[Event]) -> list[views.EventView]:
+def _rendered(page: list[Event], tx: Tx) -> list[views.EventView]:
     refs = tx.jobs.references(item.job_id for item in page if item.job_id)
     return [render_event(item, refs) for item in page]
 
@@ -79,7 +80,7 @@ async def list_audit(request: Request, query: Annotated[AuditQuery, Query()]) ->
     """What people and their tokens did, and what anybody was refused. `tail` as for events."""
     call = call_of(request)
     await call.plane.tell_refusals()
-    return answer(await _read(call, query, EventFilter(without_ours=True)))
+    return answer(await _read(call, request, query, EventFilter(without_ours=True)))
 
 
 @routes.add("GET", "/v1/audit/verify", Permission.AUDIT_READ, answers=VerifyView)
@@ -100,13 +101,15 @@ async def _filter(call: Call, query: EventQuery | EventStreamQuery) -> EventFilt
     )
 
 
-async def _read(call: Call, query: EventQuery | AuditQuery, wanted: EventFilter) -> views.EventPageView:
-    read = call.plane.core.store.read
-    tail = query.tail
+async def _read(
+    call: Call, request: Request, query: EventQuery | AuditQuery, wanted: EventFilter
+) -> views.EventPageView:
+    store, tail = call.plane.core.store, query.tail
     if tail is not None:
         if query.after is not None:
             raise SpecError("`tail` and `after` exclude each other", hint="drop one of them")
-        page = await read(lambda tx: _rendered(tx, tx.events.latest(tail, wanted)))
-        return {"items": page, "next_cursor": None}
-    page = await read(lambda tx: _rendered(tx, tx.events.page(query.after or 0, wanted, query.limit)))
-    return {"items": page, "next_cursor": str(page[-1]["seq"]) if len(page) == query.limit else None}
+        newest = await latest_events(store, wanted, tail, request.is_disconnected)
+        return {"items": await store.read(partial(_rendered, newest)), "next_cursor": None}
+    entries, reached, is_done = await next_events(store, query.after or 0, wanted, query.limit)
+    items = await store.read(partial(_rendered, entries))
+    return {"items": items, "next_cursor": None if is_done else str(reached)}
