@@ -32,7 +32,14 @@ from shoal.spec.resources import (
     Resources,
 )
 from shoal.spec.service import ServiceSpec
-from shoal.spec.service_clauses import AFFINITY_PATTERN, HOST_PATTERN, HTTP_PATH_PATTERN, PARTS
+from shoal.spec.service_clauses import (
+    AFFINITY_PATTERN,
+    HOST_PATTERN,
+    HTTP_PATH_PATTERN,
+    ORIGIN_PATTERN,
+    PARTS,
+    SAVE_PATTERN,
+)
 from shoal.spec.text import ENV_NAME_PATTERN, NAME_PATTERN
 from shoal.spec.wording import either, escape, nearest, or_nearest, plural, show
 
@@ -116,6 +123,8 @@ _PATTERNS = {
     JOB_PATTERN: "a job such as `17`, `vision/17` or `train`",
     LEVEL_PATTERN: "a level such as `rack`",
     HTTP_PATH_PATTERN: "a path such as `/health`",
+    ORIGIN_PATTERN: "an origin such as `https://app.example.org`, or `*`",
+    SAVE_PATTERN: "the folder of a checkpoint such as `step-000000001000-1-0`",
     HOST_PATTERN: "a host's name in small letters, such as `chat.example.org`",
     AFFINITY_PATTERN: "`header:NAME` or `cookie:NAME`",
     LABEL_PATTERN: "a label such as `gpu_memory`",
@@ -180,7 +189,8 @@ def sentence(error: ErrorDetails, name: str, patterns: Mapping[str, str] = _PATT
     if kind == "literal_error":
         return _not_a_choice(name, value, context["expected"])
     if kind == "string_pattern_mismatch":
-        return f"`{name}`: {show(value)} is not {patterns[context['pattern']]}"
+        pattern = context["pattern"]
+        return f"`{name}`: {show(value)} is not {patterns.get(pattern) or f'of the form {pattern}'}"
     return _about(name, _outside(kind, context, value) or error["msg"])
 
 
