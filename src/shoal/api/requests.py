@@ -14,6 +14,7 @@ ENV_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]{0,99}$"
 DIGEST_PATTERN = r"^[0-9a-f]{64}$"
 TEXT_PATTERN = r"^[^\x00-\x1f\x7f]*$"
 MAX_SECRETS = 100
+MAX_FLAGS = 100
 REMOVABLE = frozenset({"parent", "quota", "limit", "borrow"})
 MAX_BIG = 2**53
 MAX_LEFT_BEHIND = 32 << 10
@@ -70,7 +71,7 @@ class SubmitBody(Body):
     """
 
     spec: dict[str, Any] | None = None
-    flags: dict[str, str | list[str]] | None = None
+    flags: Annotated[dict[str, str | list[str]], Field(max_length=MAX_FLAGS)] | None = None
     project: Name | None = None
     secrets: Secrets = Field(default_factory=dict)
     archive: Digest | None = None

@@ -222,7 +222,9 @@ def _outside(kind: str, context: dict[str, Any], value: Any) -> str | None:
         case "string_too_short":
             return "is empty"
         case "too_long":
-            return f"has {plural(context['actual_length'], 'element')}; at most {context['max_length']:,}"
+            counted = context["actual_length"]  # None: counting ended at the most
+            has = "too many elements" if counted is None else plural(counted, "element")
+            return f"has {has}; at most {context['max_length']:,}"
         case "too_short":
             return "is empty"
         case "string_unicode":

@@ -9,7 +9,7 @@ from fastapi import Query, Request, Response
 
 from shoal.api import views
 from shoal.api.admission import read_named
-from shoal.api.bodies import read_model
+from shoal.api.bodies import parsed, read_model
 from shoal.api.call import Call, answer, call_of, idempotency_key
 from shoal.api.queries import JobQuery, NoQuery, WhyQuery
 from shoal.api.render import (
@@ -41,7 +41,7 @@ async def submit_job(request: Request, query: Annotated[NoQuery, Query()]) -> Re
     """Accept a job, or an array of them. When this answers, it is on disk."""
     call = call_of(request)
     key = idempotency_key(request)
-    body, frozen, said = call.services.submissions.parse(await read_named(call, request))
+    body, frozen, said = await parsed(await read_named(call, request), call.services.submissions.parse)
     project = _project_for(call, body.project, frozen.spec)
     call.allow(project)
     result = await call.plane.submit(

@@ -10,7 +10,7 @@ from fastapi import Query, Request, Response
 
 from shoal.api import service_views as views
 from shoal.api.admission import read_named
-from shoal.api.bodies import decode_strictly, read_model, validate
+from shoal.api.bodies import decode_strictly, parsed, read_model, validate
 from shoal.api.call import Call, answer, call_of, idempotency_key
 from shoal.api.queries import NoQuery, ServiceQuery
 from shoal.api.requests import NoBody, RolloutBody, ScaleBody, ServeBody
@@ -41,8 +41,7 @@ async def serve(request: Request, query: Annotated[NoQuery, Query()]) -> Respons
     """A new service, or a new release of the one of that name; of the same again nothing comes."""
     call = call_of(request)
     key = idempotency_key(request)
-    body = validate(ServeBody, decode_strictly(await read_named(call, request)))
-    spec = parse_service(body.spec)
+    body, spec = await parsed(await read_named(call, request), _asked)
     project = _project_for(call, body.project, spec)
     known = await call.plane.core.store.read(lambda tx: tx.services.by_name(project, spec.name))
     call.allow(project, is_own=known is None or known.owner == call.caller.id)
@@ -59,6 +58,11 @@ async def serve(request: Request, query: Annotated[NoQuery, Query()]) -> Respons
     service = await call.plane.serve(call.actor, asked, key=key)
     look = await _look(call, service.service_id)
     return answer(views.render_served(look, call.plane.core.services.url, known), 201)
+
+
+def _asked(raw: bytes) -> tuple[ServeBody, ServiceSpec]:
+    body = validate(ServeBody, decode_strictly(raw))
+    return body, parse_service(body.spec)
 
 
 def _project_for(call: Call, named: str | None, spec: ServiceSpec) -> str:

@@ -38,7 +38,7 @@ async def declare_window(request: Request, query: Annotated[NoQuery, Query()]) -
     """Keep nodes for nobody or for one project. Who may be in its way does not start; what runs runs on."""
     call = call_of(request)
     key = idempotency_key(request)
-    body = await read_model(request, NewWindow)
+    body = await read_model(request, NewWindow, max_bytes=call.plane.settings.limits.max_body_bytes)
     asked = AskedWindow(
         kind=WindowKind(body.kind),
         nodes=tuple(body.nodes),
