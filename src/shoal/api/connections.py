@@ -3,12 +3,13 @@
 A connection belongs to a stranger until a request on it shows a good token. Strangers have places of their
 own. When these are taken, a newcomer gets the place of the connection that has waited longest, of the address
 that holds most of them (on loopback: of the user). So a flood of connections ends its own. Signed connections
-count against the token's owner, and a quarter of their places is for supervisors and data planes.
+count against the token's owner, and a quarter of their places is for supervisors and data planes. When people
+and jobs hold all others, a newcomer gets a place of the account that holds most: one without a request under
+way if there is one, else the oldest.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Protocol
 
 from shoal.api.limits import peer_of
@@ -16,11 +17,12 @@ from shoal.api.peer_user import user_of
 
 MACHINES_SHARE = 0.25
 ACCOUNT_SHARE = 0.25
-"""Of the signed connections: at most so many are of one user, or of all jobs of one project."""
+"""Of the signed connections: at most so many are of one user, or of all jobs of one owner."""
 STRANGERS_SHARE = 0.25
 """Beside the signed ones."""
 SCARCE_SHARE = 0.25
 """Of the strangers' places: below, users of this machine need not be told apart."""
+MACHINE = ""
 LOCAL = ("127.", "::1")
 
 
@@ -53,8 +55,10 @@ class ConnectionSlots:
         self._strangers: dict[Link, str] = {}
         self._waiting: dict[str, dict[Link, None]] = {}
         """Strangers without a request under way by holder, those that have waited longest first."""
-        self._signed: dict[Link, tuple[str, bool]] = {}
-        self._by_account: Counter[str] = Counter()
+        self._signed: dict[Link, str] = {}
+        """By account; empty for machines."""
+        self._people: dict[str, dict[Link, bool]] = {}
+        """By account: whether a request is under way, those whose last began or ended first come first."""
         self._num_machines = 0
 
     def enter(self, link: Link) -> bool:
@@ -74,6 +78,7 @@ class ConnectionSlots:
 
     def begin(self, link: Link) -> None:
         """It has a request under way."""
+        self._set_busy(link, is_busy=True)
         holder = self._strangers.get(link)
         if holder is not None:
             held = self._waiting.get(holder, {})
@@ -83,6 +88,7 @@ class ConnectionSlots:
 
     def wait(self, link: Link) -> None:
         """It waits for its client, from now on."""
+        self._set_busy(link, is_busy=False)
         holder = self._strangers.get(link)
         if holder is not None:
             held = self._waiting.setdefault(holder, {})
@@ -93,28 +99,52 @@ class ConnectionSlots:
         """It is `account`'s from now on. False: there is no place for that; it stays whose it was."""
         before = self._signed.get(link)
         others = len(self._signed) - (before is not None)
-        if others >= self._max_signed:
-            return False
-        if not is_machine:
-            people = others - (self._num_machines - (before is not None and before[1]))
-            if people >= self._max_people or self._by_account[account] >= self._max_each:
+        if is_machine:
+            if others >= self._max_signed:
+                return False
+        else:
+            people = others - (self._num_machines - (before == MACHINE))
+            if len(self._people.get(account, ())) >= self._max_each:
+                return False
+            is_full = people >= self._max_people or others >= self._max_signed
+            if is_full and not self._make_room_for(account):
                 return False
         self.begin(link)
         self._strangers.pop(link, None)
         self._leave_signed(link)
-        self._signed[link] = (account, is_machine)
-        self._by_account[account] += 1
-        self._num_machines += is_machine
+        self._signed[link] = MACHINE if is_machine else account
+        if is_machine:
+            self._num_machines += 1
+        else:
+            self._people.setdefault(account, {})[link] = True
         return True
 
+    def _set_busy(self, link: Link, *, is_busy: bool) -> None:
+        held = self._people.get(self._signed.get(link, MACHINE))
+        if held is not None:
+            held.pop(link)
+            held[link] = is_busy
+
     def _leave_signed(self, link: Link) -> None:
-        signed = self._signed.pop(link, None)
-        if signed is not None:
-            account, is_machine = signed
-            self._by_account[account] -= 1
-            if not self._by_account[account]:
-                del self._by_account[account]
-            self._num_machines -= is_machine
+        account = self._signed.pop(link, None)
+        if account == MACHINE:
+            self._num_machines -= 1
+        elif account is not None:
+            held = self._people[account]
+            del held[link]
+            if not held:
+                del self._people[account]
+
+    def _make_room_for(self, account: str) -> bool:
+        """Cut off a connection of whoever holds most. False: all are busy, and nobody holds more."""
+        held = max(self._people.values(), key=lambda held: (len(held), not all(held.values())), default={})
+        idle = next((link for link, is_busy in held.items() if not is_busy), None)
+        if idle is None and len(held) <= len(self._people.get(account, ())) + 1:
+            return False
+        link = idle if idle is not None else next(iter(held))
+        self.leave(link)
+        link.abort()
+        return True
 
     def _make_room(self) -> bool:
         """Cut off the connection that has waited longest, of whoever has most of them."""

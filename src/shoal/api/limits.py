@@ -85,8 +85,8 @@ def _counted_as(caller: Caller) -> tuple[str, ...]:
 
 
 def account_of(caller: Caller) -> str:
-    """Against whom the connections of a token are counted."""
-    return f"{caller.kind} {caller.id}" if caller.project is None else f"jobs of project {caller.project}"
+    """Against whom the connections and reads of a token are counted: for jobs, all those of their owner."""
+    return f"jobs of owner {caller.owner}" if caller.kind is CallerKind.JOB else f"{caller.kind} {caller.id}"
 
 
 def is_machine(caller: Caller) -> bool:

@@ -253,8 +253,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._frame()
         self._stage = BODY
         self.scope[CONNECTION] = self  # type: ignore[literal-required]
-        if self._account is None:
-            self._slots.begin(self)
+        self._slots.begin(self)
         super().on_headers_complete()
         # An answer that comes before the end of its request says `Connection: close`.
         self._keeps_alive = self.cycle.keep_alive and not self.parser.should_upgrade() and not self._is_ending
@@ -298,8 +297,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._link.is_closing() or self._stage == DRAIN:
             return
         self._stage = HEAD
-        if self._account is None:
-            self._slots.wait(self)
+        self._slots.wait(self)
         if self._ahead:
             self.loop.call_soon(self._read_ahead)
             return

@@ -81,8 +81,27 @@ def test_one_account_holds_a_quarter_and_all_people_three_quarters() -> None:
     slots = ConnectionSlots(80)
     assert len(sign(slots, 50, "user ben")) == 20
     others = [len(sign(slots, 50, f"user {name}")) for name in ("a", "b", "c")]
-    assert others == [20, 20, 0]
+    assert others == [20, 20, 15]  # the last from those who hold more
+    assert len(slots._signed) == 60
     assert len(sign(slots, 50, "supervisor 1", is_machine=True)) == 20
+
+
+def test_a_person_gets_a_place_however_many_accounts_hold_all_of_them() -> None:
+    slots = ConnectionSlots(80)
+    held = [link for account in ("user eve", "jobs of a", "jobs of b") for link in sign(slots, 20, account)]
+    slots.wait(held[45])
+    assert len(sign(slots, 1, "user ada")) == 1
+    assert [number for number, link in enumerate(held) if link.is_cut_off] == [45]  # it waited for its client
+    assert len(sign(slots, 2, "user oz")) == 2
+    assert sum(link.is_cut_off for link in held) == 3
+
+
+def test_an_account_takes_no_busy_place_of_one_that_holds_no_more() -> None:
+    slots = ConnectionSlots(8)
+    three = [sign(slots, 2, f"user {name}") for name in ("a", "b", "c")]
+    assert sign(slots, 3, "user d")
+    assert sum(link.is_cut_off for links in three for link in links) == 1
+    assert not sign(slots, 1, "user d")
 
 
 def test_places_come_back_and_a_connection_may_change_its_owner() -> None:
@@ -98,7 +117,7 @@ def test_places_come_back_and_a_connection_may_change_its_owner() -> None:
     assert not slots._signed
     assert not slots._strangers
     assert not slots._waiting
-    assert not slots._by_account
+    assert not slots._people
 
 
 def test_users_of_this_machine_are_told_apart_where_places_are_scarce() -> None:
