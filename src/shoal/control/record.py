@@ -14,6 +14,8 @@ import msgspec
 from shoal.control.actor import SHOAL, Actor
 from shoal.control.backoff import Backoff
 from shoal.control.leases import Leases
+from shoal.errors import LimitReached
+from shoal.identity import CallerKind
 from shoal.identity.replay import CHANGES
 from shoal.ids import IdFactory
 from shoal.model.attempt import Attempt, AttemptState
@@ -22,6 +24,15 @@ from shoal.model.moves import LOSS_KINDS, AttemptEvent, Effect, step
 from shoal.model.retry import judge
 from shoal.store import Tx
 from shoal.wire import RuleAction
+
+MAX_CHANGES_PER_DAY = 10_000
+"""Of one user: what is recorded stays for ever."""
+BOUNDED = (
+    *("job.", "attempt.", "node.", "access.denied", "user.updated"),
+    *("token.revoked", "member.removed", "service.stop_asked", "window.cancelled"),
+)
+"""Events that are not counted: of jobs a project has so many a day, operators may do what they must, and
+the others end what was counted when it began. So nobody is kept from taking a right away."""
 
 
 def note(
@@ -41,6 +52,8 @@ def note(
     What the transaction has changed about people and tokens goes with it: `shoal audit --verify` makes their
     tables again from the log.
     """
+    if actor.kind == CallerKind.USER and not kind.startswith(BOUNDED):
+        _count_today(tx, actor, now)
     of = job or attempt
     changes = tx.people_changes.take()
     data = {**(data or {}), CHANGES: changes} if changes else data
@@ -55,6 +68,16 @@ def note(
         data=data or {},
         request_id=actor.request_id,
     )
+
+
+def _count_today(tx: Tx, actor: Actor, now: float) -> None:
+    """Count one more change by the user. Raise `LimitReached` where that is one too many for a day."""
+    if tx.daily_counts.add(f"user:{actor.id}", 1, now) > MAX_CHANGES_PER_DAY:
+        raise LimitReached(
+            f"{actor.name} has changed things {MAX_CHANGES_PER_DAY:,} times today (UTC), the most in a day; "
+            "tokens can still be revoked, and jobs and services stopped",
+            hint="wait until tomorrow, and see what asks so often with `shoal events`",
+        )
 
 
 class Recorder:
