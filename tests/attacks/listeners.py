@@ -23,7 +23,8 @@ LISTENERS: dict[str, Row] = {
         f"{CLIENTS}, {NODES}", "256 handshakes of 5 s: tests/unit/test_accept.py; then the listener's own"
     ),
     "serving/plane.py": Row(
-        CLIENTS, "Downstream: tests/unit/serving/test_bounds.py, tests/contract/data_plane_contract.py"
+        CLIENTS,
+        "SharedSlots, Downstream: tests/unit/serving/test_bounds.py, tests/contract/data_plane_contract.py",
     ),
     "serving/main.py": Row(
         CLIENTS, "the sockets of serving/plane.py, and of Admin: tests/unit/serving/test_admin.py"

@@ -16,6 +16,7 @@ LEAVES = frozenset(
             "clock",
             "curve",
             "globs",
+            "holders",
             "home",
             "ids",
             "log",
@@ -30,12 +31,13 @@ LEAVES = frozenset(
 BELOW_CONTROL = frozenset({"scheduler", "engines", "store", "identity", "serving"})
 
 MAY_SEE: dict[str, frozenset[str]] = {
-    "accept": frozenset(),
+    "accept": frozenset({"holders"}),
     "bounded_file": frozenset(),
     "errors": frozenset(),
     "clock": frozenset(),
     "fair_threads": frozenset({"errors"}),
     "globs": frozenset(),
+    "holders": frozenset(),
     "home": frozenset(),
     "ids": frozenset(),
     "loopback": frozenset(),
@@ -57,6 +59,7 @@ MAY_SEE: dict[str, frozenset[str]] = {
             "errors",
             "clock",
             "curve",
+            "holders",
             "loopback",
             "porch",
             "proof",
@@ -70,7 +73,10 @@ MAY_SEE: dict[str, frozenset[str]] = {
     "identity": LEAVES | {"spec", "model"},
     "engines": LEAVES | {"spec", "model", "runtime"},
     "serving": frozenset(
-        {"accept", "errors", "clock", "ids", "log", "loopback", "ownership", "porch", "socket_file", "wire"}
+        {
+            *("accept", "errors", "clock", "holders", "ids", "log", "loopback", "ownership", "porch"),
+            *("socket_file", "wire"),
+        }
     ),
     "control": LEAVES | {"spec", "model"} | BELOW_CONTROL,
     "api": LEAVES | {"spec", "model", "control"} | BELOW_CONTROL,

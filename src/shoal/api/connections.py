@@ -12,9 +12,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from shoal.api.limits import peer_of
-from shoal.api.peer_user import user_of
-
 MACHINES_SHARE = 0.25
 ACCOUNT_SHARE = 0.25
 """Of the signed connections: at most so many are of one user, or of all jobs of one owner."""
@@ -23,7 +20,6 @@ STRANGERS_SHARE = 0.25
 SCARCE_SHARE = 0.25
 """Of the strangers' places: below, users of this machine need not be told apart."""
 MACHINE = ""
-LOCAL = ("127.", "::1")
 
 
 class Link(Protocol):
@@ -32,16 +28,6 @@ class Link(Protocol):
     def holder(self, *, is_scarce: bool) -> str: ...
 
     def abort(self) -> None: ...
-
-
-def holder_of(
-    client: tuple[str, int] | None, server: tuple[str, int | None] | None, *, is_scarce: bool
-) -> str:
-    """The address that a connection comes from; on loopback the user, where places are scarce."""
-    peer = client[0] if client is not None and ":" not in client[0] else peer_of(client)
-    if not is_scarce or client is None or server is None or not peer.startswith(LOCAL):
-        return peer
-    return f"{peer} user {user_of(client, (server[0], server[1] or 0))}"
 
 
 class ConnectionSlots:

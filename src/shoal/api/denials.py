@@ -11,9 +11,10 @@ from typing import Protocol, cast
 import structlog
 from starlette.types import Scope
 
-from shoal.api.limits import Bucket, peer_of
+from shoal.api.limits import Bucket
 from shoal.control import Actor, ControlPlane
 from shoal.errors import NotFound, NotVisible, ShoalError, StoreUnavailable
+from shoal.holders import peer_of
 
 SCOPE_KEY = "shoal.call"
 """Where the guard puts the call into an ASGI scope."""

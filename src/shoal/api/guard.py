@@ -21,11 +21,12 @@ from shoal.api.bodies import limited
 from shoal.api.call import Call, Services
 from shoal.api.denials import SCOPE_KEY
 from shoal.api.hosts import HostCheck
-from shoal.api.limits import Bucket, account_of, is_machine, peer_of
+from shoal.api.limits import Bucket, account_of, is_machine
 from shoal.api.problems import BadRequest, TooManyConnections, problem_response
 from shoal.api.protocol import BODY_IS_HERE, CONNECTION
 from shoal.errors import Bug, LimitReached, NotFound, ShoalError, TooLarge, Unauthenticated
 from shoal.fair_threads import CALLER
+from shoal.holders import peer_of
 from shoal.identity import Caller
 
 OPEN = frozenset({("GET", "/healthz")})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -92,16 +91,3 @@ def account_of(caller: Caller) -> str:
 def is_machine(caller: Caller) -> bool:
     """Whether the token is one of our own parts: a supervisor's or a data plane's."""
     return caller.kind not in (CallerKind.USER, CallerKind.JOB)
-
-
-def peer_of(client: tuple[str, int] | None) -> str:
-    """Whom wrong tokens are counted against: the address we see, never one that a header claims."""
-    if client is None:
-        return "-"
-    try:
-        address = ipaddress.ip_address(client[0].partition("%")[0])
-    except ValueError:
-        return client[0][:64]
-    if address.version == 6 and not address.is_loopback:
-        return str(ipaddress.ip_network((address, 64), strict=False))
-    return str(address)

@@ -25,7 +25,8 @@ from typing import Any, cast
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from shoal.api.connections import ConnectionSlots, holder_of
+from shoal.api.connections import ConnectionSlots
+from shoal.holders import holder_of
 from shoal.serving.chunks import LAST, BadChunk, BareChunks
 
 HEAD, BODY, ANSWER, DRAIN = range(4)

@@ -12,6 +12,7 @@ import ssl
 from time import monotonic
 from typing import Protocol, cast
 
+from shoal.holders import holder_of
 from shoal.serving.accounts import Held
 from shoal.serving.chunks import BadChunk, Chunks
 from shoal.serving.cors import Preflight
@@ -43,8 +44,6 @@ QUIET_S = 5.0
 """So long an answer to a caller that sends no more may pause, where nothing else can be written to it."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 WRITE_BUFFER = 64 << 10
-TOLD_FULL = 64
-"""Connections beyond `max_clients` that are told so and closed in decency; others are cut off."""
 
 
 class Plane(Protocol):
@@ -54,7 +53,6 @@ class Plane(Protocol):
     is_draining: bool
     version: int
     clients: set[Downstream]
-    max_clients: int
     held: Held
 
     @property
@@ -73,12 +71,20 @@ class Plane(Protocol):
     def guessed(self, peer: str, refused: Refused) -> Refused: ...
 
     def met(self, client: Downstream) -> None:
-        """A stranger's connection: no request of it was admitted yet."""
+        """A stranger's connection: no request of it has named its caller yet."""
         ...
 
-    def admitted(self, client: Downstream) -> None:
-        """A request of it was."""
+    def named(self, client: Downstream, caller: str) -> bool:
+        """Its connection is the caller's from now on; empty: its address's, at a public service. False: the
+        caller has too many connections, or all callers together; the connection stays whose it was.
+        """
         ...
+
+    def begin(self, client: Downstream) -> None:
+        """A request of a named caller is under way, until `wait`."""
+        ...
+
+    def wait(self, client: Downstream) -> None: ...
 
     def left(self, client: Downstream) -> None:
         """The connection is closed."""
@@ -88,6 +94,7 @@ class Plane(Protocol):
 class Downstream(asyncio.Protocol):
     __slots__ = (
         "_buffer",
+        "_caller",
         "_chunks",
         "_grown",
         "_is_half",
@@ -125,6 +132,8 @@ class Downstream(asyncio.Protocol):
         """The caller has said that it sends no more."""
         self._moved = 0.0
         """When something was last written, after that."""
+        self._caller: str | None = None
+        """Whom the plane counts this connection for; None: a stranger."""
         self._is_held = False
         self._is_safe = False
         """TLS: it knows no half of a connection."""
@@ -148,17 +157,13 @@ class Downstream(asyncio.Protocol):
             proto,
         )
         self.due = monotonic() + HEAD_S
-        num_clients = len(self._plane.clients)
-        self._plane.clients.add(
-            self
-        )  # whatever becomes of it: all are swept, and awaited when the process ends
-        if num_clients >= self._plane.max_clients + TOLD_FULL:
-            self.is_last = True
-            self.abort()
-        elif num_clients >= self._plane.max_clients:
-            self._answer(Refused(503, "plane.full", "too many connections", must_close=True, retry_s=2.0))
-        else:
-            self._plane.met(self)
+        self._plane.clients.add(self)  # all are swept, and awaited when the process ends
+        self._plane.met(self)
+
+    def address(self, *, is_scarce: bool) -> str:
+        """Whom the connection is counted against where no token says more."""
+        client, server = (self._transport.get_extra_info(name) for name in ("peername", "sockname"))
+        return holder_of(client, server, is_scarce=is_scarce)
 
     def data_received(self, data: bytes) -> None:
         exchange = self.exchange
@@ -253,7 +258,7 @@ class Downstream(asyncio.Protocol):
         entry, query, request_id, own, length = known
         service, plane = entry.service, self._plane
         account = entry.account or service.account(self.peer)
-        refused = service.admit(account, now)
+        refused = self._full(entry.caller) or service.admit(account, now)
         if refused is not None:
             refused.headers = entry.cors
             refused.must_close = not 0 <= length <= len(rest)
@@ -261,7 +266,7 @@ class Downstream(asyncio.Protocol):
             self._answer(refused, is_head=entry.is_head)
             return
         self.is_last = not entry.is_keep_alive or plane.is_draining
-        plane.admitted(self)
+        plane.begin(self)
         if not request_id:
             known = (entry, query, plane.new_id(), own, length)
         exchange = Exchange(self, known, account, now)
@@ -284,6 +289,15 @@ class Downstream(asyncio.Protocol):
             exchange.seek()
         if rest:
             self._body(exchange, rest)
+
+    def _full(self, caller: str) -> Refused | None:
+        """Have the plane count this connection for the caller, or say why the caller may have no more."""
+        if caller == self._caller:
+            return None
+        if not self._plane.named(self, caller):
+            return Refused(503, "plane.full", "too many connections are busy", retry_s=2.0)
+        self._caller = caller
+        return None
 
     def _body(self, exchange: Exchange, data: bytes) -> None:
         if self._chunks is not None:
@@ -348,10 +362,12 @@ class Downstream(asyncio.Protocol):
     def refuse(self, refused: Refused, exchange: Exchange) -> None:
         refused.must_close = refused.must_close or not exchange.is_whole
         self.exchange = None
+        self._plane.wait(self)
         self._answer(refused, is_head=exchange.is_head, request_id=exchange.request_id.decode())
 
     def finish(self) -> None:
         exchange, self.exchange = self.exchange, None
+        self._plane.wait(self)
         if exchange is not None and not exchange.is_whole:
             self._linger()
         elif self._is_held or self._buffer or self.is_last or self.is_stalled or self._plane.is_draining:

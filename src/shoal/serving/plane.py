@@ -13,6 +13,7 @@ from time import monotonic
 
 from shoal.accept import TlsListener
 from shoal.clock import Clock, SystemClock
+from shoal.holders import SharedSlots
 from shoal.porch import visitor
 from shoal.serving.accounts import Held
 from shoal.serving.descriptors import is_ours
@@ -30,7 +31,9 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 4096
 STRANGERS_SHARE, LEAST_STRANGERS = 0.25, 16
-"""Of `max_clients`: connections that no request was admitted on yet. A further one ends the oldest."""
+"""Of `max_clients`: connections on which no request has named its caller yet."""
+CALLER_SHARE, LEAST_OF_CALLER = 0.25, 4
+"""Of `max_clients`: connections of one caller, or of one address at public services."""
 MAX_GUESSES = 100
 GUESSES_S = 60.0
 """Requests without a known token that one address may send in so long."""
@@ -61,10 +64,13 @@ class DataPlane:
         self.freshness = Freshness(self.clock)
         self.routes = Routes({}, self.clock.now())
         self.clients: set[Downstream] = set()
-        self.max_clients = max_clients
-        self._max_strangers = max(int(max_clients * STRANGERS_SHARE), LEAST_STRANGERS)
-        self._strangers: dict[Downstream, None] = {}
-        """Oldest first."""
+        num_strangers = max(int(max_clients * STRANGERS_SHARE), LEAST_STRANGERS)
+        self._strangers = SharedSlots(num_strangers, Downstream.abort)
+        self._callers = SharedSlots(
+            max(max_clients - num_strangers, LEAST_OF_CALLER),
+            Downstream.abort,
+            most_each=max(int(max_clients * CALLER_SHARE), LEAST_OF_CALLER),
+        )
         self.held = Held(max_held_bytes)
         self.is_draining = False
         self.visitor: ssl.SSLContext | None = None
@@ -187,18 +193,25 @@ class DataPlane:
             self._guesses.clear()
 
     def met(self, client: Downstream) -> None:
-        if len(self._strangers) >= self._max_strangers:
-            oldest = next(iter(self._strangers))
-            del self._strangers[oldest]
-            oldest.abort()
-        self._strangers[client] = None
+        self._strangers.enter(client, client.address(is_scarce=self._strangers.is_scarce))
 
-    def admitted(self, client: Downstream) -> None:
-        self._strangers.pop(client, None)
+    def named(self, client: Downstream, caller: str) -> bool:
+        holder = caller or client.address(is_scarce=self._callers.is_scarce)
+        if not self._callers.enter(client, holder):
+            return False
+        self._strangers.leave(client)
+        return True
+
+    def begin(self, client: Downstream) -> None:
+        self._callers.begin(client)
+
+    def wait(self, client: Downstream) -> None:
+        self._callers.wait(client)
 
     def left(self, client: Downstream) -> None:
         self.clients.discard(client)
-        self._strangers.pop(client, None)
+        self._strangers.leave(client)
+        self._callers.leave(client)
         if self.is_draining and not self.clients:
             self._emptied.set()
 

@@ -70,6 +70,7 @@ class Entry:
     __slots__ = (
         "account",
         "affinity",
+        "caller",
         "cors",
         "digest",
         "has_prompt",
@@ -94,7 +95,9 @@ class Entry:
         service: LiveService,
         account: Account | None,
         written: tuple[bytes, bytes],
+        *,
         digest: str = "",
+        caller: str = "",
     ) -> None:
         self.service = service
         self.account = account
@@ -103,6 +106,8 @@ class Entry:
         """For the replica: the request line as far as the path, and what follows the query."""
         self.digest = digest
         """Of the caller's token; empty: the service needed none."""
+        self.caller = caller
+        """Whom connections are counted against; empty: the address that they come from."""
         self.cors = header_lines(origin_of(head, service.spec))
         """For the answer: headers that let the web page which asked read it."""
         self.is_head = head.method == b"HEAD"
@@ -252,7 +257,8 @@ class Routes:
         _check_open(service, path)
         name = caller.project if service.spec.limits.per == "project" else caller.name
         written = self._written(head, path, caller=caller.name)
-        return Entry(head, service, service.account(name), written, digest)
+        account = service.account(name)
+        return Entry(head, service, account, written, digest=digest, caller=f"caller {caller.name}")
 
     def _found(self, head: RequestHead) -> tuple[LiveService | None, bytes]:
         """The service meant, and the target as it knows it."""

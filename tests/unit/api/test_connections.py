@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import socket
-
-from shoal.api.connections import ConnectionSlots, holder_of
-from shoal.api.peer_user import UNKNOWN, user_of
+from shoal.api.connections import ConnectionSlots
 
 
 class Link:
@@ -118,16 +114,3 @@ def test_places_come_back_and_a_connection_may_change_its_owner() -> None:
     assert not slots._strangers
     assert not slots._waiting
     assert not slots._people
-
-
-def test_users_of_this_machine_are_told_apart_where_places_are_scarce() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        with socket.create_connection(listener.getsockname()) as client:
-            link, address = listener.accept()
-            with link:
-                server = link.getsockname()
-                assert holder_of(address, server, is_scarce=False) == "127.0.0.1"
-                assert holder_of(address, server, is_scarce=True) == f"127.0.0.1 user {os.getuid()}"
-                assert holder_of(("10.1.2.3", 9), server, is_scarce=True) == "10.1.2.3"
-            assert client.recv(1) == b""
-        assert user_of(("127.0.0.1", 1), listener.getsockname()) == UNKNOWN

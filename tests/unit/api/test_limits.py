@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from shoal.api.limits import MAX_PEERS, Bucket, StreamSlots, peer_of
+from shoal.api.limits import MAX_PEERS, Bucket, StreamSlots
 from shoal.errors import LimitReached
 from shoal.identity import Caller, CallerKind
 
@@ -76,19 +76,3 @@ def test_jobs_of_any_number_of_projects_leave_half_of_the_streams_to_people() ->
         with pytest.raises(LimitReached, match="all jobs together"), slots.held(job(9, "other", "usr_9")):
             pass
         held.enter_context(slots.held(ada))
-
-
-@pytest.mark.parametrize(
-    "client,peer",
-    [
-        (None, "-"),
-        (("10.0.0.1", 5), "10.0.0.1"),
-        (("::1", 5), "::1"),
-        (("2001:db8:1:2:3:4:5:6", 5), "2001:db8:1:2::/64"),
-        (("fe80::1%eth0", 5), "fe80::/64"),
-    ],
-)
-def test_a_peer_is_an_address_or_the_network_one_customer_gets(
-    client: tuple[str, int] | None, peer: str
-) -> None:
-    assert peer_of(client) == peer

@@ -16,7 +16,7 @@ from shoal.serving.table import Replica, Service
 from tests.support.http_cases import all_cases
 from tests.support.serving import Lab, callers, get, service
 
-TOLD = ("affinity", "cors", "digest", "has_prompt", "hedge_bytes", "hold_bytes", "is_asking",
+TOLD = ("affinity", "caller", "cors", "digest", "has_prompt", "hedge_bytes", "hold_bytes", "is_asking",
         "is_expecting", "is_chunked", "is_head", "is_http10", "is_keep_alive", "is_safe",
         "is_websocket", "prefix")  # fmt: skip
 REPLICA = Replica(replica_id="one", address="127.0.0.1:1", release=1)
