@@ -1,7 +1,8 @@
 """Accept TLS connections with a bound for handshakes that are not over.
 
 `loop.create_server` shows a connection to its protocol after the handshake, so that nobody counts those that
-never finish it. Here at most `most` of them are under way: a further one ends the oldest.
+never finish it. Here at most `most` of them are under way: a further one ends the oldest of the holder
+(`holders`) that has most of them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable
+
+from shoal.holders import Address, SharedSlots, holder_of
 
 HANDSHAKE_S = 5.0
 MAX_HANDSHAKES = 256
@@ -41,9 +44,7 @@ class TlsListener:
         self._make_protocol = make_protocol
         self._context = context
         self._handshake_s = handshake_s
-        self._most = most
-        self._shaking: dict[asyncio.Task[None], None] = {}
-        """Oldest first."""
+        self._shaking = SharedSlots[asyncio.Task[None]](most, asyncio.Task.cancel)
         self._is_closed = False
         listener.setblocking(False)  # noqa: FBT003 - the standard library's own
         self._loop.add_reader(listener, self._accept)
@@ -69,7 +70,7 @@ class TlsListener:
     def _accept(self) -> None:
         for _ in range(AT_ONCE):
             try:
-                link, _ = self._listener.accept()
+                link, client = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
@@ -79,26 +80,19 @@ class TlsListener:
                 self._loop.remove_reader(self._listener)
                 self._loop.call_later(AGAIN_S, self._go_on)
                 return
-            self._take(link)
+            self._take(link, client)
 
     def _go_on(self) -> None:
         if not self._is_closed:
             self._loop.add_reader(self._listener, self._accept)
 
-    def _take(self, link: socket.socket) -> None:
-        if len(self._shaking) >= self._most:
-            oldest = next(iter(self._shaking))
-            del self._shaking[oldest]
-            oldest.cancel()
+    def _take(self, link: socket.socket, client: Address) -> None:
         link.setblocking(False)  # noqa: FBT003 - the standard library's own
         with contextlib.suppress(OSError):
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         task = self._loop.create_task(self._shake(link))
-        self._shaking[task] = None
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._shaking.pop(task, None)
+        self._shaking.enter(task, holder_of(client, link.getsockname(), is_scarce=True))
+        task.add_done_callback(self._shaking.leave)
 
     async def _shake(self, link: socket.socket) -> None:
         try:

@@ -12,7 +12,7 @@ import ipaddress
 import socket
 import struct
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 SCARCE_SHARE = 0.25
@@ -101,6 +101,9 @@ class SharedSlots(Generic[Link]):
 
     def __len__(self) -> int:
         return len(self._holders)
+
+    def __iter__(self) -> Iterator[Link]:
+        return iter(self._holders)
 
     @property
     def is_scarce(self) -> bool:

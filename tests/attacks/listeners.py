@@ -20,7 +20,8 @@ LISTENERS: dict[str, Row] = {
         f"{CLIENTS}, {NODES}", "BoundedProtocol and ConnectionSlots: tests/attacks/test_connection_states.py"
     ),
     "accept.py": Row(
-        f"{CLIENTS}, {NODES}", "256 handshakes of 5 s: tests/unit/test_accept.py; then the listener's own"
+        f"{CLIENTS}, {NODES}",
+        "256 handshakes of 5 s, by address: tests/unit/test_accept.py; then the listener's own",
     ),
     "serving/plane.py": Row(
         CLIENTS,
@@ -32,7 +33,8 @@ LISTENERS: dict[str, Row] = {
     "cli/data_plane.py": Row(HELD, "closed again at once: it only tries the port"),
     "runtime/porch/minder.py": Row(NODES, "the socket of runtime/porch/process.py"),
     "runtime/porch/process.py": Row(
-        NODES, "64 strangers, each for 10 s; data planes by certificate: tests/unit/runtime/test_porch.py"
+        NODES,
+        "64 strangers by address, of 10 s each; data planes: tests/unit/runtime/test_porch.py",
     ),
     "runtime/listening.py": Row(OURS, "a socket in a folder that only the supervisor's user may enter"),
     "runtime/door.py": Row(OURS, "the socket of runtime/listening.py; runs as the job, which it serves"),
@@ -40,7 +42,7 @@ LISTENERS: dict[str, Row] = {
     "runtime/warm/zygote.py": Row(OURS, "a socket in a folder of the supervisor's"),
     "runtime/warm/mpi_meeting.py": Row(
         NODES,
-        "64 guests, each with 10 s to prove that it is of this job: tests/unit/runtime/test_mpi_channel.py",
+        "64 guests by address, each with 10 s for its proof: tests/unit/runtime/test_mpi_channel.py",
     ),
     "runtime/warm/mpi_host.py": Row(OURS, "a socket in a folder that only the job's user may enter"),
     "engines/ray/head.py": Row(HELD, "it keeps ports free until Ray takes them"),

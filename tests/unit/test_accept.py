@@ -44,9 +44,10 @@ def client_context() -> ssl.SSLContext:
     return context
 
 
-async def silent(address: tuple[str, int]) -> socket.socket:
+async def silent(address: tuple[str, int], local: str = "127.0.0.1") -> socket.socket:
     """A connection that never begins its handshake."""
     link = socket.socket()
+    link.bind((local, 0))
     link.setblocking(False)
     await asyncio.get_running_loop().sock_connect(link, address)
     return link
@@ -78,6 +79,24 @@ def test_the_oldest_handshake_ends_for_one_too_many(run: Callable[..., Any]) -> 
             link.close()
 
     run(main())
+
+
+def test_flood_of_one_address_ends_no_handshake_of_another() -> None:
+    async def main() -> None:
+        sock = socket.create_server(("127.0.0.1", 0))
+        listener = TlsListener(sock, Echo, server_context(), handshake_s=60, most=8)
+        mine = await silent(sock.getsockname(), "127.0.0.2")
+        links = [await silent(sock.getsockname()) for _ in range(30)]
+        loop = asyncio.get_running_loop()
+        assert await asyncio.wait_for(loop.sock_recv(links[20], 1), 10) == b""
+        with pytest.raises(BlockingIOError):
+            mine.recv(1)
+        listener.close()
+        await asyncio.wait_for(listener.wait_closed(), 10)
+        for link in (mine, *links):
+            link.close()
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("run", RUNNERS)

@@ -5,6 +5,7 @@ them can change what is said.
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -124,6 +125,36 @@ def test_world_begins_beside_strangers_who_say_nothing_or_nonsense(pool: ThreadP
         channel.close()
     for stranger in strangers:
         stranger.close()
+
+
+def test_strangers_who_say_nothing_lose_their_places_to_the_nodes_of_the_world(
+    pool: ThreadPoolExecutor,
+) -> None:
+    port = _free_port()
+    gathered = pool.submit(mpi_meeting.gather, HERE, port, KEY, 2, "mpirun")
+    strangers = [_reach(port) for _ in range(mpi_meeting.MAX_GUESTS + 1)]
+    strangers[0].settimeout(20)
+    assert strangers[0].recv(1) == b"", "the oldest goes for one more"
+    joined = pool.submit(mpi_meeting._begun, HERE, port, KEY, 1, time.monotonic() + 20)
+    peers, _ = gathered.result(20)
+    channel, _ = joined.result(20)
+    for one in (*peers.values(), channel):
+        one.close()
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_flood_of_one_address_ends_no_guest_of_another() -> None:
+    guests, pairs = mpi_meeting.Guests(), [socket.socketpair() for _ in range(mpi_meeting.MAX_GUESTS + 10)]
+    mine, *flood = [pair[0] for pair in pairs]
+    guests.enter(mine, "10.0.0.1")
+    for one in flood:
+        guests.enter(one, "10.6.6.6")
+    assert [guests.leave(one) for one in flood].count(False) == 10
+    assert guests.leave(mine)
+    for pair in pairs:
+        pair[0].close()
+        pair[1].close()
 
 
 def test_node_waits_while_another_program_answers_where_the_first_should(pool: ThreadPoolExecutor) -> None:

@@ -310,9 +310,9 @@ class Hands:
         brief = Brief(papers=cluster.porches.before(ATTEMPT), server=server, supervisor=0)
         self.porch = Porch(self.listener, brief, self.clock, max_passages=100)
 
-    def stranger(self) -> socket.socket:
+    def stranger(self, local: str = "127.0.0.1") -> socket.socket:
         """One who connects and says nothing."""
-        link = socket.create_connection(self.listener.getsockname(), PATIENCE_S)
+        link = socket.create_connection(self.listener.getsockname(), PATIENCE_S, (local, 0))
         self.porch.turn(1.0)
         return link
 
@@ -369,6 +369,15 @@ def test_of_many_strangers_the_oldest_goes_and_a_data_plane_gets_through(
         assert time.monotonic() < deadline
     thread.join()
     for link in links:
+        link.close()
+
+
+def test_flood_of_one_address_ends_no_stranger_of_another(hands: Hands) -> None:
+    mine = hands.stranger("127.0.0.2")
+    links = [hands.stranger() for _ in range(process.MAX_STRANGERS + 5)]
+    assert not is_cut_off(mine)
+    assert [is_cut_off(link) for link in links].count(True) == 6
+    for link in (mine, *links):
         link.close()
 
 

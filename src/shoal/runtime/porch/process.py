@@ -2,7 +2,8 @@
 
 One loop without threads, in a process of its own that dies with its supervisor: neither a busy server nor a
 stranger at the porch keeps the supervisor from its lease. Whoever has not proved to be a data plane in time
-is cut off; when many have not, the oldest of them goes first, so that they keep no data plane out.
+is cut off; when many have not, the address with most of them loses its oldest, so that they keep no data
+plane out.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 import msgspec
 
 from shoal.clock import BootClock, Clock
+from shoal.holders import SharedSlots, holder_of
 from shoal.porch import guard
 from shoal.runtime import kernel
 from shoal.runtime.porch.brief import LISTENER, Brief
@@ -61,6 +63,7 @@ class Porch:
         """By each descriptor that is waited for."""
         self._registered: dict[Passage, dict[int, int]] = {}
         """What is waited for, of each passage, oldest first."""
+        self._strangers = SharedSlots(MAX_STRANGERS, self._end)
         self._looked_at = 0.0
 
     def turn(self, timeout_s: float) -> None:
@@ -86,26 +89,25 @@ class Porch:
 
     def _take(self) -> None:
         try:
-            plain, _ = self._listener.accept()
+            plain, client = self._listener.accept()
         except OSError:  # gone again, or no descriptor is left: the next turn tries anew
             return
         if len(self._registered) >= self._max_passages:
             plain.close()
             return
-        strangers = [passage for passage in self._registered if passage.is_stranger]
-        if len(strangers) >= MAX_STRANGERS:
-            self._end(strangers[0])
         with contextlib.suppress(OSError):  # who is gone already has no options
             plain.setblocking(False)  # noqa: FBT003 - the standard library's own
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for option, value in KEEPALIVE:
                 plain.setsockopt(socket.IPPROTO_TCP, option, value)
+            holder = holder_of(client, plain.getsockname(), is_scarce=True)
             link = self._guard.wrap_socket(
                 plain, server_side=True, do_handshake_on_connect=False, suppress_ragged_eofs=False
             )
             passage = Passage(link, self._server, self._clock.monotonic() + SHAKE_S)
             self._registered[passage] = {}
+            self._strangers.enter(passage, holder)
             self._await(passage)
 
     def _work(self, passage: Passage, fd: int, events: int) -> None:
@@ -114,6 +116,8 @@ class Porch:
         except Broken:
             self._end(passage)
             return
+        if not passage.is_stranger:
+            self._strangers.leave(passage)
         if passage.wanted:
             self._await(passage)
         else:
@@ -136,6 +140,7 @@ class Porch:
         self._registered[passage] = after
 
     def _end(self, passage: Passage) -> None:
+        self._strangers.leave(passage)
         for fd in self._registered.pop(passage):
             del self._waiting[fd]
             with contextlib.suppress(OSError):

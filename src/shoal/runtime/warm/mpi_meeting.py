@@ -6,12 +6,14 @@ cannot prove to be of this group is turned away, on both sides.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import queue
 import socket
 import sys
 import threading
 import time
+from collections import Counter
 
 from .mpi_channel import Channel, NotOurs, answer, greet
 from .mpi_rank import MEET_S, WARN_S
@@ -19,6 +21,32 @@ from .mpi_rank import MEET_S, WARN_S
 AGAIN_S, TURN_S = 0.1, 0.5
 MAX_GUESTS = 64
 """Connections that may introduce themselves at the same time."""
+
+
+class Guests:
+    """Connections that introduce themselves. Where `MAX_GUESTS` do, one more ends the oldest of the address
+    that has most of them, so that strangers who say nothing keep no node out.
+    """
+
+    def __init__(self) -> None:
+        self._addresses: dict[socket.socket, str] = {}
+        """Oldest first."""
+        self._lock = threading.Lock()
+
+    def enter(self, connection: socket.socket, address: str) -> None:
+        with self._lock:
+            if len(self._addresses) >= MAX_GUESTS:
+                largest = Counter(self._addresses.values()).most_common(1)[0][0]
+                oldest = next(guest for guest, its in self._addresses.items() if its == largest)
+                del self._addresses[oldest]
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread closes it
+            self._addresses[connection] = address
+
+    def leave(self, connection: socket.socket) -> bool:
+        """False: the connection was ended for another."""
+        with self._lock:
+            return self._addresses.pop(connection, None) is not None
 
 
 class Missing(Exception):
@@ -32,11 +60,11 @@ def gather(address: str, port: int, key: bytes, nodes: int, name: str) -> tuple[
     began, is_told = time.monotonic(), False
     found: dict[int, Channel] = {}
     arrived: queue.SimpleQueue[Channel] = queue.SimpleQueue()
-    room = threading.Semaphore(MAX_GUESTS)
+    guests = Guests()
     with _opened(address, port, began + MEET_S) as listener:
         listener.settimeout(TURN_S)
         while len(found) < nodes - 1:
-            _welcome(listener, key, nodes, arrived, room)
+            _welcome(listener, key, nodes, arrived, guests)
             while not arrived.empty():
                 channel = arrived.get()
                 if (earlier := found.get(channel.node)) is not None:
@@ -87,26 +115,25 @@ def _welcome(
     key: bytes,
     nodes: int,
     arrived: queue.SimpleQueue[Channel],
-    room: threading.Semaphore,
+    guests: Guests,
 ) -> None:
     """Take one guest, if there is any; those who do not say in time who they are do not hold up others."""
     try:
-        connection, _ = listener.accept()
+        connection, address = listener.accept()
     except TimeoutError:
         return
 
     def hear() -> None:
-        try:
-            arrived.put(answer(connection, key, nodes))
-        except (OSError, NotOurs, EOFError):
+        channel = None
+        with contextlib.suppress(OSError, NotOurs, EOFError):
+            channel = answer(connection, key, nodes)
+        if guests.leave(connection) and channel is not None:
+            arrived.put(channel)
+        else:
             connection.close()
-        finally:
-            room.release()
 
-    if room.acquire(blocking=False):
-        threading.Thread(target=hear, daemon=True).start()
-    else:
-        connection.close()
+    guests.enter(connection, address[0])
+    threading.Thread(target=hear, daemon=True).start()
 
 
 def join(address: str, port: int, key: bytes, node: int) -> tuple[Channel, bool]:
