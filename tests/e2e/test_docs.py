@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import http.client
 import json
 import os
 import re
@@ -190,6 +191,34 @@ def test_the_first_service_happens_as_it_is_written(reader: Reader) -> None:
             assert difference is None, difference
             typed += 1
     assert typed > 10
+
+
+def test_the_first_service_answers_only_what_comes_with_its_key(tmp_path: Path) -> None:
+    [program] = [one for one in blocks(SERVICES) if one.title == "hello.py"]
+    (tmp_path / "hello.py").write_text(program.text)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    env = {"PORT": str(port), "GREETING": "hi", "SHOAL_REPLICA_KEY": "key", "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen([sys.executable, "hello.py"], cwd=tmp_path, env=env) as server:
+        try:
+            until(lambda: asked(port, "key") == (200, b"hi, ana\n"), "the server answers")
+            assert [asked(port, secret)[0] for secret in ("", "kez")] == [403, 403]
+        finally:
+            server.kill()
+
+
+def asked(port: int, secret: str) -> tuple[int, bytes]:
+    """Status 0: nobody listens yet."""
+    link = http.client.HTTPConnection("127.0.0.1", port, timeout=COMMAND_S)
+    try:
+        headers = {"x-shoal-caller": "ana"} | ({"x-shoal-secret": secret} if secret else {})
+        link.request("GET", "/", headers=headers)
+        answer = link.getresponse()
+        return answer.status, answer.read()
+    except ConnectionRefusedError:
+        return 0, b""
+    finally:
+        link.close()
 
 
 @pytest.mark.parametrize(
