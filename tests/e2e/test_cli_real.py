@@ -94,6 +94,22 @@ def test_from_nothing_to_an_exit_code_in_one_command(person: Person) -> None:
     assert "rank 0 exited with code 7" in done.stderr
 
 
+def test_what_is_kept_under_an_open_umask_is_open_to_nobody_else(person: Person) -> None:
+    before = os.umask(0)  # the command below inherits it
+    try:
+        done = person("run", "--", "true")
+    finally:
+        os.umask(before)
+    assert done.returncode == 0, done.stderr
+    assert person("down").returncode == 0
+    kept = [path for path in person.home.rglob("*") if not path.is_symlink()]
+    assert {"keys", "logs"} <= {path.name for path in kept}
+    opened = [
+        f"{path} {path.stat().st_mode:o}" for path in (person.home, *kept) if path.stat().st_mode & 0o077
+    ]
+    assert opened == []
+
+
 def test_the_admin_token_is_shown_once_and_a_second_up_reports_the_first(person: Person) -> None:
     first, second = person("up"), person("up")
     assert first.returncode == second.returncode == 0, first.stderr + second.stderr
