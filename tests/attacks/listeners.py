@@ -25,7 +25,7 @@ LISTENERS: dict[str, Row] = {
     ),
     "serving/plane.py": Row(
         CLIENTS,
-        "SharedSlots, Downstream: tests/unit/serving/test_bounds.py, tests/contract/data_plane_contract.py",
+        "SharedSlots, Downstream: tests/attacks/test_data_plane_states.py, tests/unit/serving/test_bounds.py",
     ),
     "serving/main.py": Row(
         CLIENTS, "the sockets of serving/plane.py, and of Admin: tests/unit/serving/test_admin.py"
