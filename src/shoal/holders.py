@@ -1,7 +1,7 @@
 """Who holds a connection, and places for connections that their holders share.
 
 A holder is an address, a user of this machine or a caller: whatever a listener counts connections against.
-`SharedSlots` keeps one holder from taking all places: for a newcomer the holder with most idle connections
+`SharedSlots` keeps a few holders from taking all places: for a newcomer the holder with most connections
 loses the one that has been idle longest, so a flood of connections ends its own.
 """
 
@@ -97,7 +97,8 @@ class SharedSlots(Generic[Link]):
         self._holders: dict[Link, str] = {}
         self._count: Counter[str] = Counter()
         self._idle: dict[str, dict[Link, None]] = {}
-        """By holder, the connection that has been idle longest first."""
+        self._busy: dict[str, dict[Link, None]] = {}
+        """By holder, the connection that has been idle, or busy, longest first."""
 
     def __len__(self) -> int:
         return len(self._holders)
@@ -112,15 +113,16 @@ class SharedSlots(Generic[Link]):
     def enter(self, link: Link, holder: str) -> bool:
         """Give the connection a place as one of the holder's; it is idle until `begin`.
 
-        The connection may have a place already, as another holder's. False: every place it could have is
-        taken by a busy connection, and nothing has changed.
+        The connection may have a place already, as another holder's. Busy connections are ended last, and
+        only where their holder has more than the newcomer's would have. False: there is no place, and
+        nothing has changed.
         """
         before = self._holders.get(link)
         others = len(self._holders) - (before is not None)
         if before != holder and self._count[holder] >= self._most_each:
             has_room = self._end_longest(self._idle.get(holder))
         elif others >= self._most:
-            has_room = self._end_longest(max(self._idle.values(), key=len, default=None))
+            has_room = self._make_room(holder)
         else:
             has_room = True
         if has_room:
@@ -132,34 +134,48 @@ class SharedSlots(Generic[Link]):
 
     def leave(self, link: Link) -> None:
         """Give the place back. May be repeated."""
-        self.begin(link)
         holder = self._holders.pop(link, None)
         if holder is not None:
+            self._drop(self._idle, holder, link)
+            self._drop(self._busy, holder, link)
             self._count[holder] -= 1
             if not self._count[holder]:
                 del self._count[holder]
 
     def begin(self, link: Link) -> None:
-        """The connection is busy with a request, and keeps its place."""
+        """The connection is busy with a request from now on."""
         holder = self._holders.get(link)
-        idle = self._idle.get(holder) if holder is not None else None
-        if holder is not None and idle is not None:
-            idle.pop(link, None)
-            if not idle:
-                del self._idle[holder]
+        if holder is not None:
+            self._drop(self._idle, holder, link)
+            self._busy.setdefault(holder, {})[link] = None
 
     def wait(self, link: Link) -> None:
         """The connection is idle from now on."""
         holder = self._holders.get(link)
         if holder is not None:
+            self._drop(self._busy, holder, link)
             idle = self._idle.setdefault(holder, {})
             idle.pop(link, None)
             idle[link] = None
 
-    def _end_longest(self, idle: dict[Link, None] | None) -> bool:
-        if not idle:
+    @staticmethod
+    def _drop(links: dict[str, dict[Link, None]], holder: str, link: Link) -> None:
+        held = links.get(holder)
+        if held is not None:
+            held.pop(link, None)
+            if not held:
+                del links[holder]
+
+    def _make_room(self, holder: str) -> bool:
+        largest = max(self._count, key=self._count.__getitem__)
+        if self._count[largest] > self._count[holder] + 1:
+            return self._end_longest(self._idle.get(largest) or self._busy.get(largest))
+        return self._end_longest(max(self._idle.values(), key=len, default=None))
+
+    def _end_longest(self, links: dict[Link, None] | None) -> bool:
+        if not links:
             return False
-        link = next(iter(idle))
+        link = next(iter(links))
         self.leave(link)
         self._end(link)
         return True

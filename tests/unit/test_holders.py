@@ -30,16 +30,21 @@ def test_newcomer_gets_the_place_that_the_largest_holder_has_left_idle_longest()
     assert len(slots) == 20
 
 
-def test_busy_connections_keep_their_places_and_full_of_them_there_is_no_room() -> None:
+def test_busy_connections_are_ended_last_and_where_nobody_has_more_there_is_no_room() -> None:
     ended: list[str] = []
-    slots = SharedSlots(3, ended.append)
-    busy = entered(slots, CROWD, 3)
+    slots = SharedSlots(4, ended.append)
+    busy = entered(slots, CROWD, 4)
     for link in busy:
         slots.begin(link)
-    assert not slots.enter("newcomer", FEW)
-    slots.wait(busy[1])
-    assert slots.enter("newcomer", FEW)
-    assert ended == [busy[1]]
+    slots.wait(busy[2])
+    for number in range(3):
+        is_in = slots.enter(f"newcomer {number}", FEW)
+        slots.begin(f"newcomer {number}")
+        assert is_in == (number < 2)
+    assert ended == [busy[2], busy[0]]
+    slots.wait(busy[3])
+    assert slots.enter("newcomer 3", FEW), "an idle one makes room whoever has it"
+    assert ended[2:] == [busy[3]]
 
 
 def test_holder_with_its_whole_share_loses_its_own_idle_connection_and_no_other() -> None:

@@ -19,6 +19,7 @@ from tests.support.serving import (
     Lab,
     Wire,
     as_caller,
+    callers,
     closed,
     get,
     reply,
@@ -254,6 +255,26 @@ async def test_where_all_places_are_taken_the_largest_caller_loses_its_longest_i
         await until(lambda: len(lab.plane.clients) == 60)
         for wire in (*small, large[0][0], large[1][1], large[2][0]):
             assert (await wire.ask(get("/p/open/"))).status == 200
+
+
+async def test_few_callers_with_endless_requests_keep_no_other_caller_out() -> None:
+    async def streams(seen: Conversation) -> None:
+        if seen.request.path == "/short":
+            await seen.send(reply())
+            return
+        await seen.send(EVENTS)
+        await asyncio.Event().wait()
+
+    async with running_lab(max_clients=80) as lab:
+        lab.serve(closed(await lab.replica("one", streams), callers=callers("ana", "bo", "cy", "di")))
+        for name in ("ana", "bo", "cy"):
+            for _ in range(20):
+                wire = await lab.connect()
+                await wire.send(as_caller(name))
+                await until(lambda: wire.reader._buffer)  # type: ignore[attr-defined]  # noqa: B023
+        assert len(lab.plane.clients) == 60
+        assert (await lab.ask(as_caller("di", "/p/s/short"))).status == 200
+        await until(lambda: len(lab.plane.clients) <= 60)
 
 
 async def test_busy_connections_are_not_ended_and_a_caller_with_too_many_of_them_is_told_so() -> None:
