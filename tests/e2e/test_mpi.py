@@ -128,6 +128,7 @@ def written() -> str:
 def test_program_in_c_finds_one_world_over_both_nodes(job: Job) -> None:
     parts = job("mpirun.openmpi ./it", setup=compiled("openmpi"))
     assert {end.kind for end in outcomes(parts)} == {EndKind.SUCCEEDED}, [p.describe() for p in parts]
+    assert all(end.world is not None and end.world.is_whole for end in outcomes(parts))
     assert texts(parts) == of_world(4)
     assert texts(parts[1:]) == of_world(4)[2:]
 

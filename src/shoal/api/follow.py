@@ -13,9 +13,10 @@ from shoal.api.logs import Page, Position, Wanted, read_page, read_tail
 from shoal.api.render import checkpoint_of, render_written, status_of
 from shoal.api.sse import HEARTBEAT, HEARTBEAT_S, event
 from shoal.control.explain import is_kept_here
+from shoal.control.frozen import spec_of
 from shoal.engines.base import CANNOT_ASK
 from shoal.errors import EngineUnreachable
-from shoal.model.attempt import Attempt, AttemptState
+from shoal.model.attempt import Attempt, AttemptState, EndReason
 from shoal.model.job import Job
 
 BATCH = 500
@@ -27,6 +28,7 @@ STILL_PAUSE_S = 0.25
 a busy cluster 50 readers of quiet logs would look 800 times a second."""
 PLACED_S = 2.0
 """How long an attempt waits in its cluster's queue before that is told: somebody has asked by then."""
+ENDED_WELL = (EndReason.SUCCEEDED, EndReason.TIME_LIMIT)
 LATE_LINES_S = 3.0
 """How long after an attempt's end we still ask a node that does not say its log is complete."""
 
@@ -192,6 +194,10 @@ class _Follower:
             "exit_code": job.exit_code,
             "because": job.because,
         }
+        ranks = len(attempt.node_names) * job.request.ranks_per_node
+        may_be_copies = attempt.reason in ENDED_WELL and self._core.worlds.of(attempt) is None
+        if ranks > 1 and may_be_copies and job.replica is None and spec_of(job).world != "any":
+            data["ranks_without_group"] = ranks
         written = render_written(attempt)
         if written is not None:
             data["written"] = {**written, "checkpoint": checkpoint_of(job)}

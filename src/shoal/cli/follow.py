@@ -38,6 +38,9 @@ def follow_job(shoal: Connection, job: JobHandle, *, json: bool) -> int:
         return INTERRUPTED
     for line in how_it_ended(f"{ref} {end.get('status')}", end.get("because")):
         note(line)
+    if end.get("ranks_without_group"):
+        copies = "they may be copies of one program; if that is meant, say `world: any`"
+        note(f"   its {end['ranks_without_group']} ranks formed no process group that Shoal saw: {copies}")
     if end.get("written"):
         note(f"   {told_written(end['written'], end['written'].get('checkpoint'))}")
     return exit_code(end)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from shoal.cluster.facts import DATABASE, STATE_DIR
 from shoal.cluster.render import File
@@ -35,7 +34,7 @@ class Service:
     start: str
     before: str = "true"
     stop_s: int = 120
-    is_killed: Literal["true", "false"] = "false"
+    is_killed: bool = False
     """Whether it is killed if it still runs `stop_s` after SIGTERM."""
 
 
@@ -65,7 +64,7 @@ SLURMD = Service(
     start="/usr/sbin/slurmd",
     # One that could not register sleeps for up to 128 s before it ends. Its jobs do not end with it.
     stop_s=30,
-    is_killed="true",
+    is_killed=True,
 )
 SERVICES = (SLURMD, SLURMCTLD, SLURMDBD, MARIADB, MUNGE)
 """In the order in which they are stopped."""
@@ -248,14 +247,14 @@ def stop(service: Service, init: str) -> str:
         return f"systemctl disable --now --quiet {service.name} 2>/dev/null || true\nrm -f {service.pid_file}"
     alive = _is_alive(service, "$pid")
     gone = f"for i in $(seq {service.stop_s}0); do {alive} || break; sleep 0.1; done"
+    kill = f'  if {alive}; then kill -KILL "$pid"; {gone}; fi\n' if service.is_killed else ""
     # The pid is read once: a daemon that still starts may rewrite its pid file, which is empty meanwhile.
     return f"""\
 if {is_running(service, init)}; then
   pid=$(cat {service.pid_file})
   kill "$pid"
   {gone}
-  if {service.is_killed} && {alive}; then kill -KILL "$pid"; {gone}; fi
-  if {alive}; then echo '{service.process} does not end' >&2; exit 1; fi
+{kill}  if {alive}; then echo '{service.process} does not end' >&2; exit 1; fi
 fi
 rm -f {service.pid_file}"""
 

@@ -67,14 +67,22 @@ SUCCEEDED = Ending(kind=EndKind.SUCCEEDED)
 
 
 def of_rank(
-    rank: int, status: int, *, is_out_of_memory: bool, grace_s: float, last_words: str = ""
+    rank: int,
+    status: int,
+    *,
+    is_out_of_memory: bool,
+    grace_s: float,
+    last_words: str = "",
+    is_alone: bool = False,
 ) -> Ending:
-    """The ending of a rank that did not end well. `status` is `waitpid`'s."""
+    """The ending of a rank that did not end well. `status` is `waitpid`'s. `is_alone`: it is its job's only
+    one, and may begin MPI as it likes.
+    """
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
     code = None if number is not None else os.waitstatus_to_exitcode(status)
     kind = EndKind.EXITED if number is None else EndKind.SIGNALED
     how = f"rank {rank} {describe(status, last_words)}"
-    if kind is EndKind.EXITED and NO_MPI.search(last_words):
+    if kind is EndKind.EXITED and not is_alone and NO_MPI.search(last_words):
         how = f"{how}: {_MPI_REMEDY}"
     if is_out_of_memory:
         kind = EndKind.OUT_OF_MEMORY

@@ -86,8 +86,12 @@ def rank_environment(
         **({} if is_alone else _torchrun(order, generation)),
         **_slurm(order, work),
         **({} if is_alone else {**_slurm_step(order), **_mpi(order)}),
-        # Where this is set Open MPI looks for an allocation, with names that only several ranks have.
-        **({} if is_alone else {"SLURM_JOBID": str(order.job_number)}),
+        # With either of them Open MPI takes itself for a task of `srun`, and finds no such step.
+        **(
+            {}
+            if is_alone
+            else {"SLURM_JOBID": str(order.job_number), "SLURM_NODELIST": ",".join(order.nodes)}
+        ),
         **({} if is_alone else _jax(order, local_rank, generation)),
         **(_numbers(order, local_rank) if local_rank is not None else {}),
         **_shoal(order, credentials),
@@ -200,7 +204,6 @@ def _slurm(order: Order, work: str) -> dict[str, str]:
         "SLURM_NNODES": str(nodes),
         "SLURM_JOB_NUM_NODES": str(nodes),
         "SLURM_JOB_NODELIST": node_list,
-        "SLURM_NODELIST": node_list,
         "SLURMD_NODENAME": order.node,
         "SLURM_JOB_ID": number,
         "SLURM_JOB_NAME": order.job_name,

@@ -22,7 +22,7 @@ MESSAGE_LINES = 4
 NO_MPI = re.compile(
     r"An error occurred in MPI_Init|\*\*\* on a NULL communicator|MPI_INIT failed|PMI_Init returned -1"
     r"|before MPI_INIT completed|orte/util/show_help\.c|error has occurred in ORTE|start_it_with_mpirun"
-    r"|connection back\s+to mpirun"
+    r"|connection back\s+to mpirun|instead of ORTE_SUCCESS"
 )
 """MPI could not begin, as Open MPI and MPICH say it. Their launchers write more lines than are remembered
 after it, so the newest such line is kept as a traceback is."""

@@ -429,6 +429,7 @@ class ShareRun:
             is_out_of_memory=is_oom,
             grace_s=self._order.grace_s,
             last_words=last_words,
+            is_alone=self._order.world_size == 1,
         )
         return ending.of_device(end, last_words)
 

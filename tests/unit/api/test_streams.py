@@ -54,6 +54,15 @@ def test_a_followed_job_tells_its_attempt_its_lines_and_its_end(world: World) ->
     assert stream.events()[-1][1] == {"status": "succeeded", "exit_code": 0, "because": ""}
 
 
+@pytest.mark.parametrize(("asked", "ranks"), [("whole", 2), ("any", None)])
+def test_the_end_tells_of_ranks_that_may_be_copies(world: World, asked: str, ranks: int | None) -> None:
+    spec = {"run": "quick", "ranks_per_node": 2, "world": asked}
+    job_id = world.submit("member", "vision", **spec)
+    with world.stream(f"/v1/jobs/{job_id}/logs/stream", role="viewer") as stream:
+        eventually(lambda: stream.is_over)
+    assert stream.events()[-1][1].get("ranks_without_group") == ranks
+
+
 def test_a_broken_stream_goes_on_where_it_broke(world: World) -> None:
     job_id = world.submit("member", "vision", run="quick")
     path = f"/v1/jobs/{job_id}/logs/stream"

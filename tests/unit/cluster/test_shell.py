@@ -8,7 +8,6 @@ import pwd
 import subprocess
 from pathlib import Path
 from subprocess import PIPE
-from typing import Literal
 
 import pytest
 
@@ -109,9 +108,9 @@ def test_whose_the_record_is_is_the_last_thing_forgotten(
     assert not place.exists()
 
 
-@pytest.mark.parametrize(("is_killed", "code"), [("true", 0), ("false", 1)])
+@pytest.mark.parametrize(("is_killed", "code"), [(True, 0), (False, 1)])
 def test_a_daemon_that_ignores_sigterm_is_killed_where_that_loses_nothing(
-    tmp_path: Path, is_killed: Literal["true", "false"], code: int
+    tmp_path: Path, *, is_killed: bool, code: int
 ) -> None:
     pid_file = tmp_path / "pid"
     command = ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 1; done"]

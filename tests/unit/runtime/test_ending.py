@@ -95,6 +95,7 @@ def test_program_whose_environment_lacks_shoal_is_told_what_to_install(module: s
         "MPIR_pmi_init(101)...: PMI_Init returned -1",
         "[mpiexec@vm] HYDT_bsci_init (bsci_init.c:173): unrecognized RMK: start_it_with_mpirun",
         "An internal error has occurred in ORTE:",
+        "  orte_ess_init failed\n  --> Returned value Error (-1) instead of ORTE_SUCCESS",
         "of factors, including an inability to create a connection back\nto mpirun due to a lack of common",
     ],
 )
@@ -103,3 +104,5 @@ def test_rank_that_begins_mpi_by_itself_is_told_what_to_write(last_words: str) -
     assert "with `mpirun PROGRAM` in `run`" in end.message
     other = of_rank(2, 1 << 8, is_out_of_memory=False, grace_s=1.0, last_words="ValueError: bad")
     assert "mpirun" not in other.message
+    alone = of_rank(0, 1 << 8, is_out_of_memory=False, grace_s=1.0, last_words=last_words, is_alone=True)
+    assert "with `mpirun PROGRAM` in `run`" not in alone.message

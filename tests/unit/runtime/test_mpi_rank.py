@@ -33,7 +33,7 @@ def test_rank_without_a_place_lets_the_rank_that_ended_the_world_end_first(
             mpi_rank.send(host, answer)
         host.shutdown(socket.SHUT_WR)
         with pytest.raises(Exited) as end:
-            mpi_rank.become("folder", 1, "mpirun")
+            mpi_rank.become("stand-ins", "folder", 1, "mpirun")
     assert end.value.args == (code,)
     assert slept == [mpi_rank.SETTLE_S]
 

@@ -24,6 +24,14 @@ def is_initialized(): return world is not None
 def get_world_size(): return world[0]
 def get_rank(): return world[1]
 """
+RPC = """
+from types import SimpleNamespace
+def init_rpc(name, rank, world_size):
+    info = SimpleNamespace(id=rank)
+    agent = SimpleNamespace(get_worker_infos=lambda: [info] * world_size, get_worker_info=lambda: info)
+    api._get_current_rpc_agent = lambda: agent
+api = SimpleNamespace()
+"""
 JAX = """
 class State:
     def initialize(self, num_processes, process_id):
@@ -44,9 +52,13 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     work = tmp_path / "it's work"
     work.mkdir()
     monkeypatch.chdir(work)
-    for name, text in (("torch/distributed/distributed_c10d", TORCH), ("jax/_src/distributed", JAX)):
+    for name, text in (
+        ("torch/distributed/distributed_c10d", TORCH),
+        ("torch/distributed/rpc", RPC),
+        ("jax/_src/distributed", JAX),
+    ):
         file = tmp_path / "own" / f"{name}.py"
-        file.parent.mkdir(parents=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
         for package in (file.parent, file.parent.parent):
             (package / "__init__.py").touch()
@@ -96,11 +108,15 @@ State().initialize(num_processes=256, process_id=0)
     Path("t.py").write_text(program)
     assert shell(job, "python t.py", SHOAL_GENERATION="2") == ""
     found = worlds()
-    assert found[:2] == ["3 2 2 1 0.1 torch", "3 2 4 3 0.2 torch"]
+    assert found[:2] == ["3 2 2 1 0.1 torch", "3 2 4 3 0.1 torch"]
     assert len(found) == 18, "a program that forms groups all day fills no disk"
-    assert found[16:] == ["3 2 128 7 0.17 torch", "3 2 256 0 0.18 jax"], (
-        "a larger group is told of in any case"
-    )
+    assert found[16:] == ["3 2 128 7 0.1 torch", "3 2 256 0 0.1 jax"], "a larger group is told of in any case"
+
+
+def test_group_of_remote_procedure_calls_is_reported(job: Path) -> None:
+    code = "import torch.distributed.rpc as rpc; rpc.init_rpc('worker1', rank=1, world_size=4)"
+    assert shell(job, f'python -c "{code}"') == ""
+    assert worlds() == ["3 0 4 1 0.1 rpc"]
 
 
 @pytest.mark.parametrize(

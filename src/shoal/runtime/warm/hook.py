@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 FOLDER = os.path.dirname(HERE)
-TORCH, JAX, HOROVOD = "torch.distributed.distributed_c10d", "jax._src.distributed", "horovod.common.basics"
+TORCH, RPC = "torch.distributed.distributed_c10d", "torch.distributed.rpc"
+JAX, HOROVOD = "jax._src.distributed", "horovod.common.basics"
 WORDS = ("torch", "accelerate", "deepspeed", "/ds ")
 """One of them is in the command line of every launcher. Other processes pay for no more than this look."""
 ARGUMENTS = ("backend", "init_method", "timeout", "world_size", "rank", "store")
@@ -43,7 +44,9 @@ def report(world: int, member: int, library: str) -> None:
     own, run = os.environ.get("SHOAL_ATTEMPT_ID"), os.environ.get("TORCHELASTIC_RUN_ID")
     if run not in (None, own) and "SHOAL_LAUNCHER" not in os.environ:
         library = "other-launcher"
-    formed = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}.{len(_reported)}"
+    # The same number in all members of one group, whatever smaller groups some of them formed before.
+    number = sum(one[:2] == (group, world) for one in _reported)
+    formed = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}.{number}"
     try:
         fd = os.open(os.path.join(FOLDER, "worlds"), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         try:
@@ -119,6 +122,10 @@ def _watch(module: Any) -> None:
     def torch_formed(*_: Any) -> None:
         report(module.get_world_size(), module.get_rank(), "torch")
 
+    def rpc_formed(*_: Any) -> None:
+        agent = module.api._get_current_rpc_agent()  # noqa: SLF001 - there is no public name for it
+        report(len(agent.get_worker_infos()), agent.get_worker_info().id, "rpc")
+
     def jax_formed(state: Any, *_: Any) -> None:
         report(state.num_processes, state.process_id, "jax")
 
@@ -128,6 +135,8 @@ def _watch(module: Any) -> None:
     if module.__name__ == TORCH:
         _one_at_a_time(module)
         module.init_process_group = _telling(module.init_process_group, torch_formed)
+    elif module.__name__ == RPC:
+        module.init_rpc = _telling(module.init_rpc, rpc_formed)
     elif module.__name__ == JAX:
         module.State.initialize = _telling(module.State.initialize, jax_formed)
     else:
@@ -138,7 +147,7 @@ class Watch:
     """A finder that finds what the others find, and looks at the watched modules once they are loaded."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
-        if name not in (TORCH, JAX, HOROVOD):
+        if name not in (TORCH, RPC, JAX, HOROVOD):
             return None
         for finder in sys.meta_path:
             if finder is not self and hasattr(finder, "find_spec"):

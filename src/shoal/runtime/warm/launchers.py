@@ -310,8 +310,11 @@ def end(refused: Refused) -> None:
     os._exit(2)
 
 
-def tell(folder: str, report: str) -> None:
-    """Tell the supervisor, as a script may pass over how its launcher ended (`torchrun ... | tee log`)."""
+def tell(folder: str, report: str, world: int = 1, member: int = 0) -> None:
+    """Tell the supervisor, as a script may pass over how its launcher ended (`torchrun ... | tee log`).
+
+    `world` and `member`: this rank is that member of a world of this size, which a launcher makes.
+    """
     rank, group = os.environ.get("SHOAL_RANK"), os.environ.get("SHOAL_GENERATION", "0")
     try:
         fd = os.open(os.path.join(folder, names.WORLDS), os.O_WRONLY | os.O_APPEND)
@@ -319,6 +322,6 @@ def tell(folder: str, report: str) -> None:
         return  # the program has removed the folder: it has its sentence all the same
     try:
         if rank is not None:
-            os.write(fd, f"{rank} {group} 1 0 0.0 {report}\n".encode())
+            os.write(fd, f"{rank} {group} {world} {member} 0.0 {report}\n".encode())
     finally:
         os.close(fd)

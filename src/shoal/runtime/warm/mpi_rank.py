@@ -103,8 +103,8 @@ def receive(door: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
     return json.loads(data), list(fds)
 
 
-def become(folder: str, rank: int, name: str) -> None:
-    """Wait to be given a place in the world, and become the program. Never returns."""
+def become(stand_ins: str, folder: str, rank: int, name: str) -> None:
+    """Wait to be given a place in the world of `folder`, and become the program. Never returns."""
     door = _meet(folder, name)
     send(door, {"rank": rank})
     message, fds = receive(door)
@@ -117,6 +117,7 @@ def become(folder: str, rank: int, name: str) -> None:
     if fds:
         environment["PMI_FD"] = str(fds[0])
         os.set_inheritable(fds[0], True)  # noqa: FBT003
+    launchers.tell(stand_ins, "mpi", message["size"], message["place"])
     os.environ.clear()
     os.environ.update(environment)
     program = message["argv"]

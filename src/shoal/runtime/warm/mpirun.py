@@ -68,7 +68,7 @@ def _enter(folder: str, name: str, real: str, programs: list[Any]) -> None:
         if pid:
             node.run(pid)
         host.die_with_host()
-    rank.become(world.folder, int(environment["RANK"]), name)
+    rank.become(folder, world.folder, int(environment["RANK"]), name)
 
 
 def _count(folder: str, environment: dict[str, str]) -> int:
