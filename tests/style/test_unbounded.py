@@ -72,7 +72,7 @@ ALLOWED: dict[str, frozenset[tuple[str, str]]] = {
             ("runtime/cache_trim.py", "_finish_removals"),
             ("runtime/cache_trim.py", "_measure"),
             ("runtime/caches.py", "ProjectCache._make_own"),
-            ("runtime/caches.py", "_names_in"),
+            ("runtime/build_locks.py", "_names_in"),
             ("runtime/places.py", "roots_of"),
             ("runtime/removal.py", "_Emptier._pass"),
             ("runtime/saves.py", "newest_write"),
@@ -81,6 +81,8 @@ ALLOWED: dict[str, frozenset[tuple[str, str]]] = {
     ),
     "what the kernel writes, in a size that it bounds": frozenset(
         {
+            ("runtime/build_locks.py", "_held_by"),
+            ("runtime/build_locks.py", "_processes_of"),
             ("engines/cluster_id.py", "this_machine"),
             ("engines/local/inventory.py", "memory_bytes"),
             ("engines/ray/agent.py", "_boot_id"),
@@ -107,7 +109,7 @@ ALLOWED: dict[str, frozenset[tuple[str, str]]] = {
             ("runtime/tree.py", "_threads"),
             ("runtime/tree.py", "all_pids"),
             ("runtime/tree.py", "pids_in"),
-        }
+        },
     ),
     "folders of the job's user, listed by a process that runs as that user": frozenset(
         {

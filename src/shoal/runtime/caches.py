@@ -13,10 +13,9 @@ import os
 import signal
 import time
 from collections.abc import Mapping
-from itertools import islice
 
 from shoal.clock import BootClock
-from shoal.runtime import cache_trim, removal
+from shoal.runtime import build_locks, cache_trim, removal
 from shoal.wire import Order
 
 CLOCK = BootClock()
@@ -28,7 +27,6 @@ MAX_TRIM_S = 20
 WAIT_S, AGAIN_S = 10.0, 0.05
 """How long a job waits while another one trims the cache. Afterwards it runs without a cache."""
 """The tree may be anything: nothing that a job made keeps its project's next start waiting for longer."""
-MAX_LOCKS = 1000
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 BY_XDG = {
     "XDG_CACHE_HOME": "",
@@ -82,24 +80,20 @@ class ProjectCache:
         try:
             if os.fstat(root).st_uid != os.geteuid():
                 raise PermissionError(self._root)
-            self._lock, is_alone = _hold(root, f"{name}.lock")
+            self._lock = _hold(root, f"{name}.lock")
             with contextlib.suppress(FileExistsError):
                 os.mkdir(name, 0o700, dir_fd=root)
             own = os.open(name, DIRECTORY, dir_fd=root)
             try:
                 self._make_own(own)
-                if is_alone:
-                    _clear_stale_locks(own)
             finally:
                 os.close(own)
         finally:
             os.close(root)
-        _share(self._lock)
         os.utime(self._lock)
         self.directory = f"{self._root}/{name}"
 
     def _let_go(self) -> None:
-        """Close the lock: it may be exclusive, and the project's next job would wait for it."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -112,6 +106,12 @@ class ProjectCache:
                     raise PermissionError(self._root)
             os.fchown(own, self._uid, self._uid)
         os.fchmod(own, 0o700)
+
+    def clear_builds(self) -> None:
+        """Have no rank wait for a build that was killed. Call it when ranks are about to begin."""
+        if self.directory is not None:
+            with contextlib.suppress(OSError):
+                build_locks.clear(self.directory, self._uid)
 
     def trim(self) -> None:
         """Remove what is old or too much, now and then. Call it when nothing of the share runs any more, and
@@ -149,20 +149,18 @@ class ProjectCache:
             os._exit(0)
 
 
-def _hold(root: int, name: str) -> tuple[int, bool]:
-    """The lock of that name, and whether nobody else has it: then alone, else with the others."""
+def _hold(root: int, name: str) -> int:
+    """The lock of that name, held with the others."""
     while True:
         fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600, dir_fd=root)
-        is_alone = _try_alone(fd)
-        if not is_alone:
-            try:
-                _share(fd)
-            except TimeoutError:
-                os.close(fd)
-                raise
-        with contextlib.suppress(FileNotFoundError):
-            if os.fstat(fd).st_ino == os.stat(name, dir_fd=root, follow_symlinks=False).st_ino:
-                return fd, is_alone
+        try:
+            _share(fd)
+            with contextlib.suppress(FileNotFoundError):
+                if os.fstat(fd).st_ino == os.stat(name, dir_fd=root, follow_symlinks=False).st_ino:
+                    return fd
+        except TimeoutError:
+            os.close(fd)
+            raise
         os.close(fd)  # who removed the caches took this one along
 
 
@@ -187,52 +185,6 @@ def _share(fd: int) -> None:
             time.sleep(AGAIN_S)
         else:
             return
-
-
-def _clear_stale_locks(own: int) -> None:
-    """Remove files that say that a process builds a PyTorch extension: nothing of the project runs. One that
-    was killed at it left them, and the next would wait for ever.
-    """
-    builds = [
-        ("torch_extensions", version, extension)
-        for version in _names_in(own, ("torch_extensions",))
-        for extension in _names_in(own, ("torch_extensions", version))
-    ]
-    for folders in builds[:MAX_LOCKS]:
-        _unlink(own, folders, "lock")
-
-
-def _names_in(own: int, folders: tuple[str, ...]) -> list[str]:
-    """Some of the names there; none where there is no directory."""
-    with contextlib.suppress(OSError):
-        fd = _descend(own, folders)
-        try:
-            with os.scandir(fd) as entries:
-                return [entry.name for entry in islice(entries, MAX_LOCKS)]
-        finally:
-            os.close(fd)
-    return []
-
-
-def _unlink(own: int, folders: tuple[str, ...], name: str) -> None:
-    with contextlib.suppress(OSError):
-        fd = _descend(own, folders)
-        try:
-            os.unlink(name, dir_fd=fd)
-        finally:
-            os.close(fd)
-
-
-def _descend(own: int, folders: tuple[str, ...]) -> int:
-    """The directory below, no part of the way a link. `OSError`: there is none."""
-    fd = os.dup(own)
-    for name in folders:
-        try:
-            inner = os.open(name, DIRECTORY, dir_fd=fd)
-        finally:
-            os.close(fd)
-        fd = inner
-    return fd
 
 
 def _remove_unused(root: str) -> None:

@@ -320,6 +320,7 @@ class ShareRun:
     def _start_ranks(self, crew: Crew) -> None:
         if self._confinement is not None:
             self._confinement.begin_ranks()
+            self._confinement.cache.clear_builds()
         self._blamed = None
         crew.form(self._restarts.generation)
         if self._confinement is not None and self._renewer is not None:
