@@ -99,6 +99,16 @@ def test_a_token_does_not_save_itself_by_revoking_what_it_was_made_with(world: W
     assert [me(world, one) for one in (first, second, third)] == [401] * 3
 
 
+def test_a_leaked_token_does_not_save_what_was_made_with_it_by_revoking_itself(world: World) -> None:
+    first = make(world, role="lead")
+    leaked = make(world, token=first["text"])
+    hidden = make(world, token=leaked["text"])
+    refused = revoke(world, leaked, "?keep_children=true", token=leaked["text"])
+    assert refused.status == 409
+    assert revoke(world, leaked, role="lead").json()["revoked_with_it"] == [hidden["id"]]
+    assert (me(world, first), me(world, leaked), me(world, hidden)) == (200, 401, 401)
+
+
 def test_a_token_of_less_scope_neither_lists_nor_revokes_a_wider_one(world: World) -> None:
     wide = make(world, role="admin", label="wide")
     for scope in ("viewer", "member", "operator"):

@@ -152,10 +152,10 @@ def _revoke(tx: Tx, actor: Actor, token_id: str, now: float, keep_children: bool
         raise NotFound(f"no token `{token_id}`", hint="shoal token list")
     children = tx.tokens.children(token_id) if keep_children else []
     below = [] if keep_children else [one for one in tx.tokens.descendants(token_id) if one.is_living(now)]
-    if keep_children and is_made_with(tx, actor.token_id, token_id):
+    if keep_children and (actor.token_id == token_id or is_made_with(tx, actor.token_id, token_id)):
         raise StateError(
-            "the token that you came with was made with this one, and cannot keep itself",
-            hint=f"leave out `--keep-children`, or sign in with another token than one made with {token_id}",
+            "the token that you came with is this one or was made with it: neither decides what outlives it",
+            hint=f"leave out `--keep-children`, or sign in with a token not made with {token_id}",
         )
     tx.tokens.revoke([token, *below], now)
     tx.tokens.move(children, token.parent)
