@@ -62,14 +62,6 @@ def _shown_of(tx: Tx, newest: Job) -> Job:
     return max(living, key=lambda one: one[:3])[3] if living else newest
 
 
-def jobs_named(tx: Tx, reference: str, project: str) -> list[Job]:
-    """Every job that `reference` stands for in a project; an array's elements by their indices."""
-    found = []
-    for named in find_named(tx, reference, (project,)):
-        found += [named.job] if named.array_id is None else _elements(tx, named.array_id)
-    return found
-
-
 def _in(jobs: Iterable[Job | None], projects: Collection[str], *, is_name: bool = False) -> list[Named]:
     return [
         Named(job, job.array.array_id if is_name and job.array else None)
@@ -84,13 +76,14 @@ def _element(tx: Tx, newest: Job, index: int) -> Job | None:
     # Elements are numbered in the order of their indices, which mostly have no gaps.
     likely = tx.jobs.by_number(newest.project, newest.number - newest.array.index + index)
     found = [likely] if likely is not None else []
-    for job in (*found, *_elements(tx, newest.array.array_id)):
+    for job in (*found, *elements_of(tx, newest.array.array_id)):
         if job.array is not None and (job.array.array_id, job.array.index) == (newest.array.array_id, index):
             return job
     return None
 
 
-def _elements(tx: Tx, array_id: str) -> list[Job]:
+def elements_of(tx: Tx, array_id: str) -> list[Job]:
+    """Every recorded element, by index."""
     found: list[Job] = []
     before = None
     while page := tx.jobs.page(JobFilter(array_id=array_id), before, PAGE):

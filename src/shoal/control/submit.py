@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+from collections.abc import Iterable
 from difflib import get_close_matches
 from math import floor
 from pathlib import Path
@@ -12,7 +13,7 @@ import msgspec
 from shoal.control.actor import Actor
 from shoal.control.arrays import SHOWN, Chosen, add, begin_submission, finish_submission
 from shoal.control.core import Core
-from shoal.control.find import find_named, jobs_named
+from shoal.control.find import Named, elements_of, find_named
 from shoal.control.frozen import Frozen, freeze
 from shoal.control.once import fingerprint, once
 from shoal.control.snapshot import label
@@ -35,6 +36,9 @@ DAY_S = 86_400
 MAX_RANKS_PER_CPU = 100
 """As many as jobs of the smallest size, 0.01 CPU, fit on one. A supervisor forks each rank, and each costs
 the node a process, whatever the job may use: 4,096 for 0.1 CPU took a machine with two to a load of 165."""
+MAX_DEPENDENCIES = 11_000
+"""Of one job: as many as the largest array has elements, and beside them as many as `after` has entries.
+Each is recorded with the job, and read whenever the job is."""
 PATIENCE_S = 0.2
 """While the store is busy, starts and ends go first: a job gains nothing by waiting for them elsewhere."""
 
@@ -367,26 +371,49 @@ async def _dependencies(core: Core, spec: JobSpec, project: str) -> tuple[Depend
         return error
 
 
+def _named(tx: Tx, spec: JobSpec, project: str) -> dict[str, list[Named]]:
+    """What each different reference in `after` stands for."""
+    references = dict.fromkeys(after.job for after in spec.after)
+    return {reference: find_named(tx, reference, (project,)) for reference in references}
+
+
 def _unfinished(tx: Tx, spec: JobSpec, project: str) -> list[str]:
     """Arrays named in `after` of which elements are still to be recorded."""
-    named = [one for after in spec.after for one in find_named(tx, after.job, (project,))]
-    ids = sorted({one.array_id for one in named if one.array_id is not None})
+    found = [one for named in _named(tx, spec, project).values() for one in named]
+    ids = sorted({one.array_id for one in found if one.array_id is not None})
     return [one for one in ids if tx.array_work.get(one, ArrayVerb.SUBMIT) is not None]
 
 
 def _found(tx: Tx, spec: JobSpec, project: str) -> tuple[Dependency, ...]:
-    """They must exist already, in the same project: so there can be no circle."""
-    found = []
+    """They must exist already, in the same project: so there can be no circle. Each is there once."""
+    named = _named(tx, spec, project)
+    wanted: dict[tuple[str, DependencyKind], Named] = {}
     for after in spec.after:
-        jobs = jobs_named(tx, after.job, project)
-        if not jobs:
+        if not named[after.job]:
             raise SpecError(
                 f"`after` names `{after.job}`; project `{project}` has no such job",
                 hint="shoal queue --all",
             )
         on = DependencyKind(after.on)
-        found += [Dependency(job_id=job.job_id, label=label(job), on=on) for job in jobs]
-    return tuple(found)
+        wanted |= {(one.array_id or one.job.job_id, on): one for one in named[after.job]}
+    check_dependencies(spec, wanted.values())
+    arrays = {one.array_id for one in wanted.values() if one.array_id is not None}
+    elements = {array_id: elements_of(tx, array_id) for array_id in arrays}
+    found: dict[tuple[str, DependencyKind], Dependency] = {}
+    for (_, on), one in wanted.items():
+        for job in [one.job] if one.array_id is None else elements[one.array_id]:
+            found[job.job_id, on] = Dependency(job_id=job.job_id, label=label(job), on=on)
+    return tuple(found.values())
+
+
+def check_dependencies(spec: JobSpec, wanted: Iterable[Named]) -> None:
+    """Raise `SpecError` where the job would wait for more than `MAX_DEPENDENCIES`. Reads no element."""
+    count = sum(1 if one.array_id is None or one.job.array is None else one.job.array.size for one in wanted)
+    if count > MAX_DEPENDENCIES:
+        raise SpecError(
+            f"{_who(spec)} would wait for {count:,} jobs; `after` may stand for {MAX_DEPENDENCIES:,} at most",
+            hint="let jobs in between wait for some arrays each, and name those in `after`",
+        )
 
 
 def _job(

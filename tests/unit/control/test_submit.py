@@ -142,6 +142,29 @@ def test_a_dependency_on_a_job_that_is_not_there_is_refused(written: str) -> Non
         lab.submit(after=[written])
 
 
+def test_a_job_that_is_named_in_several_ways_is_one_dependency() -> None:
+    lab = Lab()
+    array = lab.submit_all(name="fan", array=3)
+    written = ["fan", "fan", array.array_id, "fan:ended", "1", array.jobs[0].job_id]
+    job = lab.submit(after=written)
+    ids = [job.job_id for job in array.jobs]
+    assert [(dep.job_id, dep.on) for dep in job.after] == [
+        *((job_id, "succeeded") for job_id in ids),
+        *((job_id, "ended") for job_id in ids),
+    ]
+
+
+def test_too_many_dependencies_are_refused_before_an_element_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = Lab()
+    lab.submit_all(name="fan", array=4)
+    lab.submit_all(name="other", array=4)
+    monkeypatch.setattr("shoal.control.submit.MAX_DEPENDENCIES", 5)
+    assert len(lab.submit(after=["fan", "6"]).after) == 5
+    monkeypatch.setattr("shoal.control.submit.elements_of", None)
+    with pytest.raises(SpecError, match="would wait for 8 jobs; `after` may stand for 5 at most"):
+        lab.submit(after=["fan", "other"])
+
+
 def test_a_job_of_another_project_is_no_dependency_even_by_its_id() -> None:
     lab = Lab()
     now(lab.plane.create_project(ANA, "moon", {}))
