@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Collection, Iterable
 
 import msgspec
 
 from shoal.model.job import Job
 from shoal.model.service import is_serving
+from shoal.spec.array import MAX_INDEX
 from shoal.store import JobFilter, Tx
 
 PAGE = 500
@@ -73,13 +75,18 @@ def _in(jobs: Iterable[Job | None], projects: Collection[str], *, is_name: bool 
 def _element(tx: Tx, newest: Job, index: int) -> Job | None:
     """The element with this index of the array that `newest` is the newest one of."""
     assert newest.array is not None
-    # Elements are numbered in the order of their indices, which mostly have no gaps.
-    likely = tx.jobs.by_number(newest.project, newest.number - newest.array.index + index)
-    found = [likely] if likely is not None else []
-    for job in (*found, *elements_of(tx, newest.array.array_id)):
-        if job.array is not None and (job.array.array_id, job.array.index) == (newest.array.array_id, index):
-            return job
-    return None
+    array_id, size = newest.array.array_id, newest.array.size
+    first = tx.jobs.first_in_array(array_id)
+    assert first is not None
+
+    def index_at(place: int) -> int:
+        job = tx.jobs.by_number(first.project, first.number + place)
+        return MAX_INDEX + 1 if job is None or job.array is None else job.array.index
+
+    # Elements are numbered in the order of their indices. The last ones may be still to be recorded.
+    place = bisect_left(range(size), index, key=index_at)
+    found = tx.jobs.by_number(first.project, first.number + place) if place < size else None
+    return found if found is not None and found.array is not None and found.array.index == index else None
 
 
 def elements_of(tx: Tx, array_id: str) -> list[Job]:

@@ -16,11 +16,12 @@ from shoal.errors import Denied, LimitReached, NotFound, SpecError, TooLarge
 from shoal.identity import open_secrets
 from shoal.model.attempt import AttemptState
 from shoal.model.from_spec import request_of
-from shoal.model.job import JobOutcome
+from shoal.model.job import Job, JobOutcome
 from shoal.scheduler import Policy
 from shoal.scheduler.classes import PriorityClass
 from shoal.spec import parse_job
 from shoal.store import KeyReused
+from shoal.store.codec import decode_job
 from shoal.store.schema import idempotency_keys
 from tests.support.lab import ANA, KEY, SPEC, USER, Lab, StagedEngine, now
 
@@ -370,6 +371,29 @@ def test_an_element_of_an_array_is_named_by_its_index() -> None:
     }
     told = lab.read(lambda tx: {reference: find_named(tx, reference, ("lab",)) for reference in found})
     assert told == found
+
+
+def test_an_element_is_found_by_its_index_without_reading_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = Lab()
+    indices = [3 * number + 5 for number in range(200)]
+    array = lab.submit_all(name="sweep", array={"indices": indices})
+    num_read = 0
+
+    def count(body: str) -> Job:
+        nonlocal num_read
+        num_read += 1
+        return decode_job(body)
+
+    def find(index: int) -> list[Named]:
+        return lab.read(lambda tx: find_named(tx, f"sweep[{index}]", ("lab",)))
+
+    monkeypatch.setattr("shoal.store.jobs.decode_job", count)
+    for place in (0, 1, 117, 199):
+        (named,) = find(indices[place])
+        assert named.job.number == array.jobs[0].number + place
+    for missing in (0, 4, 6, 601, 603, 99_999):
+        assert find(missing) == []
+    assert num_read < 10 * 15
 
 
 @pytest.mark.parametrize("reference", ["sweep", "the array's id"])
