@@ -5,27 +5,31 @@ A cursor is `EPOCH.OFFSET-OFFSET-...`, an offset for each node in the order in w
 
 from __future__ import annotations
 
+import asyncio
 import re
 from heapq import merge
 from itertools import accumulate, islice
 from typing import Any, Protocol
 
-import anyio.to_thread
 import msgspec
 
 from shoal.api.views import LineView
 from shoal.engines.base import LogChunk
 from shoal.errors import SpecError
+from shoal.fair_threads import FairThreads
 from shoal.model.attempt import Attempt
 
 CHUNK = 128 << 10
 TAIL_BLOCK = 256 << 10
 MAX_PAGE = 16 << 20
+MAX_TAIL = 64 << 20
+"""Bytes that one tail looks at, of the ends of all nodes' logs together: some 600,000 lines."""
 PARSED_AT_ONCE = 4 << 10
 """Fewer bytes than these cost less to parse than to hand to a thread."""
 MAX_TEXT = 64 << 10
 STACKS = "t"
 """The stream of stacks: beside what ranks wrote, and shown when asked for."""
+_threads = FairThreads(2, "shoal-api-logs")
 _CURSOR = re.compile(r"(?P<epoch>[1-9][0-9]{0,17})\.(?P<offsets>[0-9]{1,18}(?:-[0-9]{1,18})*)?", re.ASCII)
 
 
@@ -39,6 +43,14 @@ class Wanted(msgspec.Struct, frozen=True):
         return (self.rank is None or line["rank"] == self.rank) and (
             line["stream"] == STACKS
         ) is self.is_stacks
+
+    def may_have(self, raw: bytes) -> bool:
+        """Whether the line as it was written may be one of them: a tenth of the cost of reading it."""
+        if self.rank is None and not self.is_stacks:
+            return True
+        words = raw.split(b" ", 3)
+        has_rank = self.rank is None or words[1:2] == [b"%d" % self.rank]
+        return has_rank and (not self.is_stacks or words[2:3] == [STACKS.encode()])
 
 
 ALL = Wanted()
@@ -130,8 +142,10 @@ async def read_page(
 async def read_tail(engine: SupportsLogs, attempt: Attempt, wanted: Wanted, count: int) -> Page:
     """The last `count` of the lines wanted, and the position at the end of what was there.
 
-    Reads backwards and stops once it has them, or so many that their text passes `MAX_PAGE`.
+    Reads backwards and stops once it has them, or so many that their text passes `MAX_PAGE`. Of each log it
+    looks at no more than an equal part of `MAX_TAIL`.
     """
+    most_bytes = MAX_TAIL // max(len(attempt.logged_nodes), 1)
     kept: list[Line] = []
     offsets = []
     is_complete = True
@@ -139,7 +153,7 @@ async def read_tail(engine: SupportsLogs, attempt: Attempt, wanted: Wanted, coun
         end = await _last_block(engine, attempt.attempt_id, node)
         offsets.append(end.stop)
         is_complete = is_complete and end.is_complete
-        mine = await _last_lines(engine, attempt.attempt_id, index, node, end, wanted, count)
+        mine = await _last_lines(engine, attempt.attempt_id, index, node, end, wanted, count, most_bytes)
         kept = list(merge(kept, mine, key=lambda line: line.order))[-count:] if count else []
     return Page(kept, Position(attempt.epoch, tuple(offsets)), is_complete)
 
@@ -177,16 +191,24 @@ async def _block_before(engine: SupportsLogs, attempt_id: str, node: str, stop: 
 
 
 async def _last_lines(
-    engine: SupportsLogs, attempt_id: str, index: int, node: str, block: _Block, wanted: Wanted, count: int
+    engine: SupportsLogs,
+    attempt_id: str,
+    index: int,
+    node: str,
+    block: _Block,
+    wanted: Wanted,
+    count: int,
+    most_bytes: int,
 ) -> list[Line]:
     found: list[Line] = []
     room = MAX_PAGE
+    lowest = block.stop - most_bytes
     while True:
-        lines = await _parse(block.data, node, index, block.start)
+        lines = await _parse(block.data, node, index, block.start, wanted)
         mine = [line for line in lines if wanted.has(line.view)]
         room -= sum(len(line.view["text"]) for line in mine)
         found = mine + found
-        if len(found) >= count or block.start == 0 or room <= 0:
+        if len(found) >= count or block.start <= max(lowest, 0) or room <= 0:
             return _in_order(found[-count:] if count else [])
         block = await _block_before(engine, attempt_id, node, block.start)
 
@@ -197,20 +219,23 @@ def _in_order(lines: list[Line]) -> list[Line]:
     return [msgspec.structs.replace(line, order=order) for line, order in zip(lines, orders, strict=True)]
 
 
-async def _parse(data: bytes, node: str, index: int, offset: int) -> list[Line]:
-    """As `parse_chunk`, in a worker thread: a large page must not hold up everybody else."""
+async def _parse(data: bytes, node: str, index: int, offset: int, wanted: Wanted = ALL) -> list[Line]:
+    """As `parse_chunk`. A large page is parsed on a thread, in its caller's turn."""
     if len(data) < PARSED_AT_ONCE:
-        return parse_chunk(data, node, index, offset)
-    return await anyio.to_thread.run_sync(parse_chunk, data, node, index, offset)
+        return parse_chunk(data, node, index, offset, wanted)
+    parsing = _threads.submit(lambda: parse_chunk(data, node, index, offset, wanted))
+    return await asyncio.wrap_future(parsing)
 
 
-def parse_chunk(data: bytes, node: str, index: int, offset: int) -> list[Line]:
-    """Lines of `UNIXTIME RANK STREAM TEXT`, each with the offset after it."""
+def parse_chunk(data: bytes, node: str, index: int, offset: int, wanted: Wanted = ALL) -> list[Line]:
+    """Lines of `UNIXTIME RANK STREAM TEXT`, each with the offset after it: those wanted, and maybe others."""
     found = []
     order = 0.0
     end = offset + len(data)
     for raw in data.removesuffix(b"\n").split(b"\n") if data else ():
         offset = min(offset + len(raw) + 1, end)
+        if not wanted.may_have(raw):
+            continue
         view = _view(raw, node)
         order = max(order, view["at"])
         found.append(Line(view, index, offset, order))

@@ -67,7 +67,7 @@ class TableQuery(Query):
 
 class LogQuery(Query):
     """`attempt` is its epoch, the newest if not given. `tail` and `cursor` exclude each other. `stacks`: of
-    ranks that hung, instead of what was written.
+    ranks that hung, instead of what was written. A tail is looked for in the last 64 MiB of the logs.
     """
 
     attempt: Annotated[int, Field(ge=1, le=MAX_SEQ)] | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import anyio
 import pytest
 from hypothesis import given
@@ -9,8 +11,10 @@ from hypothesis import strategies as st
 
 from shoal.api import logs
 from shoal.api.logs import ALL, Page, Position, Wanted, parse_chunk, parse_position, read_page, read_tail
+from shoal.api.views import LineView
 from shoal.engines.base import LogChunk
 from shoal.errors import SpecError
+from shoal.fair_threads import CALLER, FairThreads
 from shoal.model.attempt import Attempt, NodeShare
 
 
@@ -105,6 +109,55 @@ def test_the_tail_of_a_large_log_reads_only_its_end() -> None:
     assert [line.view["text"] for line in page.lines] == ["line-399997", "line-399998", "line-399999"]
     assert page.position == Position(3, (len(log),))
     assert engine.bytes_read < 1 << 20 < len(log)
+
+
+@pytest.mark.parametrize("wanted", [Wanted(999), Wanted(is_stacks=True)])
+def test_a_tail_that_finds_nothing_looks_at_a_bounded_part_of_the_logs(
+    wanted: Wanted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "TAIL_BLOCK", 1 << 10)
+    monkeypatch.setattr(logs, "MAX_TAIL", 8 << 10)
+    text = b"".join(b"%d.0 0 o line-%d 999 t\n" % (n, n) for n in range(10_000))
+    engine = Files({"a": b"1.0 999 o early\n" + text, "b": text})
+    page = anyio.run(read_tail, engine, attempt_on("a", "b"), wanted, 1)
+    assert page.lines == []
+    assert page.position == Position(3, (len(engine.logs["a"]), len(text)))
+    assert engine.bytes_read < 12 << 10
+
+
+def test_a_tail_reads_no_line_of_another_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = b"".join(b"%d.0 %d o line-%d 999 t\n" % (n, n % 3, n) for n in range(1000))
+    files = Files({"a": b"0.5 7 o early\n0.6 7 t stack\n" + text})
+    views: list[bytes] = []
+    view = logs._view
+
+    def seen(raw: bytes, node: str) -> LineView:
+        views.append(raw)
+        return view(raw, node)
+
+    monkeypatch.setattr(logs, "_view", seen)
+    page = anyio.run(read_tail, files, attempt_on("a"), Wanted(7), 5)
+    assert [line.view["text"] for line in page.lines] == ["early"]
+    assert len(views) == 2
+
+
+def test_logs_are_parsed_in_the_turns_of_their_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+    callers: list[str] = []
+    submit = FairThreads.submit
+
+    def seen(self: FairThreads, fn: Any) -> Any:
+        callers.append(CALLER.get())
+        return submit(self, fn)
+
+    async def read() -> None:
+        CALLER.set("user usr_1")
+        await read_tail(Files({"a": text}), attempt_on("a"), Wanted(7), 5)
+        await read_page(Files({"a": text}), attempt_on("a"), Position(3), 100)
+
+    text = b"".join(b"%d.0 0 o line-%d\n" % (n, n) for n in range(1000))
+    monkeypatch.setattr(FairThreads, "submit", seen)
+    anyio.run(read)
+    assert callers == ["user usr_1"] * 2
 
 
 @given(st.lists(st.integers(1, 90), max_size=40), st.integers(0, 45), st.integers(30, 200))
