@@ -9,7 +9,9 @@ from typing import Any
 import anyio
 import pytest
 
+from shoal.api.denials import STRANGERS_BURST
 from shoal.control.audit import write_refusals
+from shoal.control.refusals import MAX_STRANGERS
 from shoal.errors import StoreUnavailable
 from shoal.store import open_store
 from tests.attacks.inventory import UNKNOWN_ID
@@ -47,6 +49,18 @@ def test_noise_hides_nothing(world: World) -> None:
     assert rest["actor"] == "user:ben"
     assert rest["data"]["routes"]["DELETE /v1/nodes/{name} 403"] == 1
     assert rest["data"]["until"] >= rest["data"]["since"]
+
+
+def test_many_addresses_do_not_flood_the_audit(world: World) -> None:
+    for number in range(600):
+        client = (f"10.0.0.{number % 60}", 50000)
+        assert world.call("DELETE", "/v1/users/ben", token="shl_wrong", client=client).status == 401
+    told = denied(world)
+    alone = [entry for entry in told if "count" not in entry["data"]]
+    rest = [entry for entry in told if "count" in entry["data"]]
+    assert len(alone) <= STRANGERS_BURST + 25
+    assert len(rest) <= MAX_STRANGERS + 1
+    assert len(alone) + sum(entry["data"]["count"] for entry in rest) == 600
 
 
 def test_who_asks_for_things_of_another_project_is_recorded(world: World) -> None:

@@ -17,6 +17,9 @@ from shoal.control.actor import Actor
 
 MAX_CALLERS = 1024
 """Those heard of longest ago are then counted together."""
+MAX_STRANGERS = 32
+"""Addresses that wrong tokens come from; others are counted together. One sender may have as many as there
+are, and each would have an event of its own."""
 MAX_ROUTES = 100
 """Of one caller; there are fewer routes than that."""
 MAX_PATHS = 10
@@ -91,6 +94,8 @@ class Refusals:
         self, actor: Actor, route: str, path: str, *, is_elsewhere: bool = False, is_nowhere: bool = False
     ) -> None:
         """One more. Takes the same time whatever it was refused for."""
+        if self._is_one_too_many(actor):
+            actor = EVERYBODY_ELSE
         key = f"{actor.kind}:{actor.id}"
         refused = self._callers.get(key)
         if refused is None:
@@ -117,6 +122,12 @@ class Refusals:
         for refused in taken:
             key = f"{refused.actor.kind}:{refused.actor.id}"
             (self._callers.get(key) or self._begin(key, refused.actor)).merge(refused)
+
+    def _is_one_too_many(self, actor: Actor) -> bool:
+        kind = EVERYBODY_ELSE.kind
+        if actor.kind != kind or f"{kind}:{actor.id}" in self._callers:
+            return False
+        return sum(refused.actor.kind == kind for refused in self._callers.values()) >= MAX_STRANGERS
 
     def _begin(self, key: str, actor: Actor) -> Refused:
         while len(self._callers) >= MAX_CALLERS:

@@ -27,6 +27,19 @@ def test_more_callers_than_are_kept_are_counted_together_and_none_is_lost() -> N
     assert "unknown:others" in {str(one.actor) for one in taken}
 
 
+def test_many_addresses_are_counted_together_and_push_no_user_out() -> None:
+    counts = counting(VirtualClock())
+    counts.count(caller(1), "GET /v1/users 403", "/v1/users")
+    addresses = 3 * refusals.MAX_CALLERS
+    for number in range(addresses):
+        address = f"2001:db8:{number:x}::/64"
+        counts.count(Actor(kind="unknown", id=address, name=address), "GET any 401", "/v1/me")
+    taken = {str(one.actor): one.told()["count"] for one in counts.take(is_all=True)}
+    assert taken.pop(str(caller(1))) == 1
+    assert len(taken) == refusals.MAX_STRANGERS + 1
+    assert sum(taken.values()) == addresses
+
+
 def test_routes_and_paths_of_one_caller_are_bounded() -> None:
     counts = counting(VirtualClock())
     for number in range(500):
