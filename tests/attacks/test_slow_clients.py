@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import select
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from shoal.api.server import check_listen, open_socket
 from shoal.errors import SpecError
 from shoal.settings import Settings
 from tests.support.server import connect, open_server
-from tests.support.world import World
+from tests.support.world import World, eventually
 
 START = """
 import sys
@@ -84,6 +85,30 @@ def drip(link: socket.socket, for_s: float) -> None:
     while time.monotonic() < until:
         link.sendall(b"G")
         time.sleep(0.05)
+
+
+def test_unfinished_bodies_of_one_account_hold_a_bounded_memory(server: tuple[World, int]) -> None:
+    world, port = server
+    most = world.plane.settings.limits.max_body_bytes
+    begin = head(world, "POST", "/v1/jobs", "Content-Type: application/json", f"Content-Length: {most}")
+    with ExitStack() as held:
+        links = [held.enter_context(connect(port)) for _ in range(bodies.MAX_IN_MEMORY + 1)]
+        for link in links:
+            with suppress(BrokenPipeError, ConnectionResetError):
+                link.sendall(begin + b" " * (most - 50))
+        answered, _, _ = select.select(links, [], [], 20)
+        assert answered
+        assert {answer(link)[:13] for link in answered} == {b"HTTP/1.1 429 "}
+        assert world.call("POST", "/v1/tokens", role="lead", data={}).status == 201
+    eventually(lambda: world.call("POST", "/v1/tokens", role="member", data={}).status == 201)
+
+
+def test_a_small_request_is_refused_before_a_large_body_of_it_has_come(server: tuple[World, int]) -> None:
+    world, port = server
+    begin = head(world, "POST", "/v1/tokens", "Content-Type: application/json", f"Content-Length: {4 << 20}")
+    with connect(port) as link:
+        link.sendall(begin + b" " * (bodies.MAX_SMALL + 1))
+        assert answer(link).startswith(b"HTTP/1.1 413 ")
 
 
 def test_a_client_that_says_nothing_is_hung_up_on(hasty: tuple[World, int]) -> None:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar, cast
 
 import anyio
@@ -19,7 +21,7 @@ from starlette.types import Message, Receive
 from shoal.api.denials import SCOPE_KEY
 from shoal.api.problems import BadRequest, SlowRequest, WrongMediaType
 from shoal.api.refusals import describe
-from shoal.errors import Bug, SpecError, TooLarge
+from shoal.errors import Bug, LimitReached, SpecError, TooLarge
 from shoal.fair_threads import FairThreads
 
 MAX_IDLE_S = 20.0
@@ -38,6 +40,8 @@ MAX_VALUES = 15_000
 """In a body: elements of lists and fields of objects. An array names at most 10,000 indices."""
 MAX_BRACKETS = 100_000
 """In a body, those in texts too: a list that is empty takes two bytes there, and 56 here."""
+MAX_IN_MEMORY = 8
+"""Bodies of the largest size: as much one account may have here at once, of requests not answered yet."""
 MAX_PROBLEMS = 50
 """Sentences in one answer; what is beyond them is counted."""
 
@@ -99,12 +103,49 @@ async def _in_time(receive: Receive, began: float, total: int, monotonic: Callab
     return message
 
 
-async def read_raw_json(request: Request, *, is_permitted: bool = False) -> bytes:
-    """The body of a request that says it is JSON, not decoded yet."""
-    return await read_raw(request, "application/json", is_permitted=is_permitted)
+class BodyMemory:
+    """Counts the bytes of bodies that each account has in memory, until their requests are answered."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._held: Counter[str] = Counter()
+
+    @contextmanager
+    def counted(self, account: str, receive: Receive) -> Iterator[Receive]:
+        """`receive` that raises `LimitReached` where the account has too much here."""
+        size = 0
+
+        async def receive_counted() -> Message:
+            nonlocal size
+            message = await receive()
+            more = len(message.get("body", b""))
+            size += more
+            self._held[account] += more
+            if self._held[account] > self._max_bytes:
+                raise LimitReached(
+                    f"the requests that you have under way hold more than {self._max_bytes} bytes",
+                    hint="wait for answers before you send more",
+                )
+            return message
+
+        try:
+            yield receive_counted
+        finally:
+            self._held[account] -= size
+            if not self._held[account]:
+                del self._held[account]
 
 
-async def read_raw(request: Request, wanted: str, *, is_permitted: bool = False) -> bytes:
+async def read_raw_json(
+    request: Request, *, max_bytes: int | None = None, is_permitted: bool = False
+) -> bytes:
+    """The body of a request that says it is JSON, not decoded yet. `TooLarge` once more has come."""
+    return await read_raw(request, "application/json", max_bytes=max_bytes, is_permitted=is_permitted)
+
+
+async def read_raw(
+    request: Request, wanted: str, *, max_bytes: int | None = None, is_permitted: bool = False
+) -> bytes:
     """The body of a request that says it is of the media type `wanted`.
 
     A route that reads it before its caller is authorised is a bug, unless it says `is_permitted` and answers
@@ -119,38 +160,35 @@ async def read_raw(request: Request, wanted: str, *, is_permitted: bool = False)
             f"the body is `{kind or 'of no declared type'}`; this route reads {wanted}",
             hint=f"send the header `Content-Type: {wanted}`",
         )
-    return await _whole(request)
+    return await _whole(request, max_bytes)
 
 
-async def _whole(request: Request) -> bytes:
+async def _whole(request: Request, max_bytes: int | None) -> bytes:
     """The body, most often in one piece."""
-    message = await request.receive()
-    pieces = [message.get("body", b"")]
-    while message["type"] == "http.request" and message.get("more_body", False):
+    pieces: list[bytes] = []
+    size, is_more = 0, True
+    while is_more:
         message = await request.receive()
+        if message["type"] != "http.request":
+            raise ClientDisconnect
         pieces.append(message.get("body", b""))
-    if message["type"] != "http.request":
-        raise ClientDisconnect
+        size += len(pieces[-1])
+        if max_bytes is not None and size > max_bytes:
+            raise TooLarge(f"the body has more than {max_bytes} bytes, the most that are taken here")
+        is_more = message.get("more_body", False)
     return b"".join(pieces)
 
 
 async def read_model(request: Request, model: type[Model], *, max_bytes: int = MAX_MODEL) -> Model:
     """The body as `model`. The first mistakes in it are reported, unknown fields among them."""
-    raw = await read_raw_json(request)
-    check_length(raw, max_bytes)
+    raw = await read_raw_json(request, max_bytes=max_bytes)
     return await parsed(raw, lambda body: validate(model, decode_strictly(body)))
 
 
 async def read_small_model(request: Request, model: type[Model]) -> Model:
     """The same before the permission is known, since the body decides which one is needed."""
-    raw = await read_raw_json(request, is_permitted=True)
-    check_length(raw, MAX_SMALL)
+    raw = await read_raw_json(request, max_bytes=MAX_SMALL, is_permitted=True)
     return validate(model, decode_strictly(raw))
-
-
-def check_length(raw: bytes, max_bytes: int) -> None:
-    if len(raw) > max_bytes:
-        raise TooLarge(f"the body has {len(raw)} bytes; at most {max_bytes} are taken here")
 
 
 async def parsed(raw: bytes, parse: Callable[[bytes], Parsed]) -> Parsed:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import re
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -17,7 +18,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shoal.api.authenticate import Known, bearer
-from shoal.api.bodies import limited
+from shoal.api.bodies import MAX_IN_MEMORY, BodyMemory, limited
 from shoal.api.call import Call, Services
 from shoal.api.denials import SCOPE_KEY
 from shoal.api.hosts import HostCheck
@@ -68,6 +69,7 @@ class Guard:
         self._hosts = HostCheck(core.settings)
         self._failures = Bucket(MAX_FAILURES, FAILURES_PER_S, self._monotonic)
         self._max_body = core.settings.limits.max_body_bytes
+        self._bodies = BodyMemory(MAX_IN_MEMORY * self._max_body)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -88,7 +90,8 @@ class Guard:
             if has_body:
                 is_here = scope.get(BODY_IS_HERE, False)
                 receive = limited(receive, self._body_limit(scope), self._monotonic, is_here=is_here)
-            await self._app(scope, receive, outcome.send)
+            with self._counted(scope, receive, has_body=has_body) as receive_counted:
+                await self._app(scope, receive_counted, outcome.send)
         except ShoalError as error:
             await self._services.denials.note(scope, error, request_id)
             await outcome.answer(scope, receive, problem_response(error, request_id, should_close=has_body))
@@ -130,6 +133,13 @@ class Guard:
                     hint="wait a minute, then sign in with `shoal login`",
                 ) from None
             raise
+
+    def _counted(self, scope: Scope, receive: Receive, *, has_body: bool) -> AbstractContextManager[Receive]:
+        """`receive` that counts a body which is held in memory against its sender."""
+        call = scope.get(SCOPE_KEY)
+        if call is None or not has_body or self._body_limit(scope) is None:
+            return nullcontext(receive)
+        return self._bodies.counted(account_of(call.caller), receive)
 
     def _body_limit(self, scope: Scope) -> int | None:
         if scope["method"] == "PUT" and UPLOADS.fullmatch(scope.get("raw_path") or b""):
