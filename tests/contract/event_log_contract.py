@@ -237,6 +237,19 @@ class EventLogContract:
         assert flaw is not None
         assert flaw.seq == head.seq + 1
 
+    @pytest.mark.parametrize("seq", [0, -1, -(2**63)])
+    @pytest.mark.parametrize("from_seq", [0, 2])
+    async def test_verify_names_an_entry_before_the_first(
+        self, store: Store, tamper: Tamper, seq: int, from_seq: int
+    ) -> None:
+        await store.write(_varied_events)
+        tamper(
+            "INSERT INTO events (seq, hash, at, kind, actor, data) "
+            f"VALUES ({seq}, '{'ab' * 32}', 1, 'role.set', 'user:eve', '{{}}')"
+        )
+        flaw = await store.read(lambda tx: tx.events.verify(from_seq=from_seq))
+        assert flaw == Flaw(seq, "the entry was added: the log begins with entry 1")
+
     async def test_missing_tail_is_found_by_the_anchor_alone(self, store: Store, tamper: Tamper) -> None:
         await store.write(_varied_events)
         anchor = await store.read(lambda tx: tx.events.head())

@@ -59,6 +59,7 @@ INDEXED_KINDS: dict[str, ColumnElement[bool]] = {
 """By prefix: few of many entries, which have an index of their own."""
 INSERT = insert(events)
 NEWEST = select(events.c.seq, events.c.hash).order_by(events.c.seq.desc()).limit(1)
+LOWEST = select(func.min(events.c.seq))
 ENTRY = select(events.c.seq, events.c.hash).where(events.c.seq == bindparam("at_seq"))
 AFTER = (
     select(*COLUMNS).where(events.c.seq > bindparam("after")).order_by(events.c.seq).limit(bindparam("limit"))
@@ -160,7 +161,13 @@ class Events:
         place. `see` is shown each entry that follows.
         """
         flaw = self.verify_anchor(anchor) if anchor is not None else None
-        return self._verify_chain(from_seq, see) or flaw
+        return self._verify_begin() or self._verify_chain(from_seq, see) or flaw
+
+    def _verify_begin(self) -> Flaw | None:
+        lowest = self._session.value(LOWEST, {})
+        if lowest is not None and lowest < 1:
+            return Flaw(lowest, "the entry was added: the log begins with entry 1")
+        return None
 
     def _verify_chain(self, from_seq: int, see: SeeEntry | None) -> Flaw | None:
         before = START
