@@ -13,9 +13,9 @@ import anyio
 import pytest
 
 from shoal.api.archives import Archives
-from shoal.api.tar_check import TarLimits
 from shoal.errors import LimitReached
 from shoal.settings import ServerLimits
+from shoal.tar_check import TarLimits
 from tests.support.archives import entry, tar_of, tar_with
 from tests.support.world import World, open_world
 
@@ -160,3 +160,11 @@ def test_a_header_that_is_itself_a_bomb_is_refused(world: World) -> None:
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
         tar.addfile(info)
     assert put(world, out.getvalue()) == 422
+
+
+def test_a_pax_header_of_digits_is_refused_before_anything_looks_at_them(world: World) -> None:
+    """CVE-2024-6232: the pattern that tarfile searches in it takes ten minutes for 1 MiB."""
+    info = entry("x", tarfile.XHDTYPE)
+    info.size = 1 << 20
+    body = info.tobuf(tarfile.USTAR_FORMAT) + b"1" * info.size + GOOD
+    assert put(world, body) == 422

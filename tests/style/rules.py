@@ -25,7 +25,7 @@ LEAVES = frozenset(
             "proof",
             "settings",
         ),
-        *("fair_threads", "ownership", "samples", "site", "socket_file", "wire"),
+        *("fair_threads", "ownership", "samples", "site", "socket_file", "tar_check", "tar_reader", "wire"),
     }
 )
 BELOW_CONTROL = frozenset({"scheduler", "engines", "store", "identity", "serving"})
@@ -45,6 +45,8 @@ MAY_SEE: dict[str, frozenset[str]] = {
     "site": frozenset({"errors"}),
     "socket_file": frozenset(),
     "samples": frozenset(),
+    "tar_check": frozenset({"errors", "tar_reader"}),
+    "tar_reader": frozenset(),
     "wire": frozenset({"samples"}),
     "porch": frozenset({"wire"}),
     "proof": frozenset({"wire"}),

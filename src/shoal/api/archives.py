@@ -9,6 +9,7 @@ will take of their project's total.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import secrets
@@ -19,11 +20,14 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
-from shoal.api.tar_check import TarLimits, check_tar
 from shoal.errors import LimitReached, SpecError, StoreUnavailable, TooLarge
+from shoal.fair_threads import FairThreads
+from shoal.tar_check import TarLimits, check_tar
 
 WRITE_AT_ONCE = 1 << 20
 PART = ".part-"
+_threads = FairThreads(2, "shoal-api-archive")
+"""An archive is checked in its caller's turn: many uploads of one caller do not take all cores."""
 _keeping = threading.Lock()
 """An archive on its way becomes one that is kept: nobody may count in between, and miss it."""
 
@@ -73,7 +77,7 @@ class Archives:
                     f"the body's SHA-256 is {found}, not the {digest} it was sent as",
                     hint="send it again; the directory may have changed while it was packed",
                 )
-            await anyio.to_thread.run_sync(check_tar, part, self._limits)
+            await asyncio.wrap_future(_threads.submit(lambda: self._check(part)))
             await look_again()
             await anyio.to_thread.run_sync(self._keep, part, project, digest)
         except OSError as error:
@@ -85,6 +89,10 @@ class Archives:
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(lambda: part.unlink(missing_ok=True))
         return size
+
+    def _check(self, part: Path) -> None:
+        with part.open("rb") as file:
+            check_tar(file, self._limits)
 
     def _reserve(self, part: Path, project: str, digest: str, size: int) -> None:
         """Make the private file, as long as it may become; `LimitReached` where that is too much."""

@@ -13,7 +13,6 @@ import pytest
 from sqlalchemy import func, select
 
 from shoal.api.archives import Archives
-from shoal.api.tar_check import TarLimits
 from shoal.control import clean as cleaning
 from shoal.control.clean import DAY_S, clean
 from shoal.curve import single
@@ -23,6 +22,7 @@ from shoal.model.people import Token
 from shoal.samples import Axis, Samples
 from shoal.spec import parse_job
 from shoal.store import Tx, schema
+from shoal.tar_check import TarLimits
 from shoal.wire import LeftBehind
 from tests.support.lab import ANA, SPEC, USER, Lab, StagedEngine, now
 

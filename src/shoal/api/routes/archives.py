@@ -14,10 +14,10 @@ from shoal.api.problems import WrongMediaType
 from shoal.api.queries import ArchiveLookup, ArchiveQuery
 from shoal.api.requests import DIGEST_PATTERN
 from shoal.api.routing import Routes
-from shoal.api.tar_check import TarLimits
 from shoal.errors import NotFound, SpecError, TooLarge
 from shoal.identity import Permission
 from shoal.store import Tx
+from shoal.tar_check import TarLimits
 
 MEDIA_TYPES = ("application/x-tar", "application/octet-stream")
 routes = Routes("archives")

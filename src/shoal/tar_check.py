@@ -7,14 +7,12 @@ as what it unpacks to), devices, absolute names, `..`, links out of the tree and
 from __future__ import annotations
 
 import posixpath
-import tarfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO
 
 from shoal.errors import SpecError, TooLarge
+from shoal.tar_reader import TarEntry, TarKind, read_entries
 
-MAX_HEADER = 1 << 20
 MAX_NAME = 4096
 MAX_PART = 255
 
@@ -25,48 +23,32 @@ class TarLimits:
     max_unpacked_bytes: int
 
 
-class _Headers:
-    """A file that tarfile may only take headers from: one that asks for more at once is an attack."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self.seek = file.seek
-        self.tell = file.tell
-
-    def read(self, size: int = -1) -> bytes:
-        if size < 0 or size > MAX_HEADER:
-            raise SpecError(f"the archive has a header of more than {MAX_HEADER} bytes")
-        return self._file.read(size)
-
-
-def check_tar(path: Path, limits: TarLimits) -> None:
+def check_tar(file: IO[bytes], limits: TarLimits) -> None:
     """Raise `SpecError` or `TooLarge` unless every entry is safe. Blocks; time is bounded by the limits."""
     links: set[str] = set()
     entries = unpacked = 0
     try:
-        with path.open("rb") as file, tarfile.open(fileobj=_Headers(file), mode="r:") as tar:  # type: ignore[call-overload]
-            for member in tar:
-                tar.members = []  # tarfile keeps every header it saw
-                entries += 1
-                unpacked += member.size
-                if entries > limits.max_entries or unpacked > limits.max_unpacked_bytes:
-                    raise TooLarge(
-                        f"the archive holds more than {limits.max_entries} entries or unpacks to more than "
-                        f"{limits.max_unpacked_bytes} bytes",
-                        hint="ignore what the job does not need in .gitignore",
-                    )
-                _check_member(member, links)
-    except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
+        for entry in read_entries(file):
+            entries += 1
+            unpacked += entry.size
+            if entries > limits.max_entries or unpacked > limits.max_unpacked_bytes:
+                raise TooLarge(
+                    f"the archive holds more than {limits.max_entries} entries or unpacks to more than "
+                    f"{limits.max_unpacked_bytes} bytes",
+                    hint="ignore what the job does not need in .gitignore",
+                )
+            _check_entry(entry, links)
+    except ValueError as error:
         raise SpecError(
-            "the archive is not a plain tar file, or is damaged", hint="send an uncompressed tar"
+            f"the archive is not a plain tar file, or is damaged: {error}", hint="send an uncompressed tar"
         ) from error
 
 
-def _check_member(member: tarfile.TarInfo, links: set[str]) -> None:
-    name = _inner(member.name, "entry")
-    if member.issparse():
+def _check_entry(entry: TarEntry, links: set[str]) -> None:
+    name = _inner(entry.name, "entry")
+    if entry.kind is TarKind.SPARSE:
         raise SpecError(f"entry `{_shown(name)}` is sparse; send it in full")
-    if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
+    if entry.kind is TarKind.OTHER:
         raise SpecError(
             f"entry `{_shown(name)}` is a device or pipe; only files, directories and links are taken"
         )
@@ -74,13 +56,13 @@ def _check_member(member: tarfile.TarInfo, links: set[str]) -> None:
     for before in (*_parents(name), name):
         if before in links:
             raise SpecError(f"entry `{_shown(name)}` leads through the link `{_shown(before)}`")
-    if member.issym():
-        if posixpath.isabs(member.linkname):
+    if entry.kind is TarKind.LINK:
+        if posixpath.isabs(entry.target):
             raise SpecError(f"link `{_shown(name)}` leads outside the archive")
-        _inner(posixpath.join(posixpath.dirname(name), member.linkname), "link", may_climb=True)
+        _inner(posixpath.join(posixpath.dirname(name), entry.target), "link", may_climb=True)
         links.add(name)
-    elif member.islnk():
-        target = _inner(member.linkname, "link")
+    elif entry.kind is TarKind.HARD_LINK:
+        target = _inner(entry.target, "link")
         if target in links or any(parent in links for parent in _parents(target)):
             raise SpecError(f"link `{_shown(name)}` leads through another link")
 
