@@ -7,6 +7,7 @@ as what it unpacks to), devices, absolute names, `..`, links out of the tree and
 from __future__ import annotations
 
 import posixpath
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import IO
 
@@ -15,6 +16,7 @@ from shoal.tar_reader import TarEntry, TarKind, read_entries
 
 MAX_NAME = 4096
 MAX_PART = 255
+MAX_PARTS = 100
 
 
 @dataclass(frozen=True)
@@ -53,34 +55,53 @@ def _check_entry(entry: TarEntry, links: set[str]) -> None:
             f"entry `{_shown(name)}` is a device or pipe; only files, directories and links are taken"
         )
     # Unpacking a file over a link, or below one, would write wherever the link leads.
-    for before in (*_parents(name), name):
-        if before in links:
-            raise SpecError(f"entry `{_shown(name)}` leads through the link `{_shown(before)}`")
+    link = _link_on_the_way(name, links)
+    if link is not None:
+        raise SpecError(f"entry `{_shown(name)}` leads through the link `{_shown(link)}`")
     if entry.kind is TarKind.LINK:
-        if posixpath.isabs(entry.target):
+        _check_parts(entry.target, "link")
+        normal = posixpath.normpath(posixpath.join(posixpath.dirname(name), entry.target))
+        if _is_outside(normal):
             raise SpecError(f"link `{_shown(name)}` leads outside the archive")
-        _inner(posixpath.join(posixpath.dirname(name), entry.target), "link", may_climb=True)
         links.add(name)
     elif entry.kind is TarKind.HARD_LINK:
         target = _inner(entry.target, "link")
-        if target in links or any(parent in links for parent in _parents(target)):
+        if _link_on_the_way(target, links) is not None:
             raise SpecError(f"link `{_shown(name)}` leads through another link")
 
 
-def _inner(name: str, what: str, *, may_climb: bool = False) -> str:
+def _inner(name: str, what: str) -> str:
     """The normal form of a name that stays inside. Raises `SpecError` for one that does not."""
-    if "\0" in name or len(name) > MAX_NAME or any(len(part) > MAX_PART for part in name.split("/")):
-        raise SpecError(f"{what} `{_shown(name)}` has a name that no file system takes")
+    parts = _check_parts(name, what)
     normal = posixpath.normpath(name)
-    climbs = ".." in name.split("/") and not may_climb
-    if posixpath.isabs(name) or normal == ".." or normal.startswith("../") or climbs:
+    if _is_outside(normal) or ".." in parts:
         raise SpecError(f"{what} `{_shown(name)}` leads outside the archive")
     return normal
 
 
-def _parents(name: str) -> list[str]:
+def _check_parts(name: str, what: str) -> list[str]:
     parts = name.split("/")
-    return ["/".join(parts[:count]) for count in range(1, len(parts))]
+    if "\0" in name or len(name) > MAX_NAME or any(len(part) > MAX_PART for part in parts):
+        raise SpecError(f"{what} `{_shown(name)}` has a name that no file system takes")
+    if len(parts) > MAX_PARTS:
+        raise SpecError(
+            f"{what} `{_shown(name)}` has {len(parts)} parts between slashes; at most {MAX_PARTS} are taken"
+        )
+    return parts
+
+
+def _is_outside(normal: str) -> bool:
+    return normal == ".." or normal.startswith(("/", "../"))
+
+
+def _link_on_the_way(name: str, links: Container[str]) -> str | None:
+    """The first link among a name and the folders above it."""
+    end = name.find("/")
+    while end >= 0:
+        if name[:end] in links:
+            return name[:end]
+        end = name.find("/", end + 1)
+    return name if name in links else None
 
 
 def _shown(name: str) -> str:

@@ -16,10 +16,13 @@ MAX_HEADER = 8 << 10
 """Bytes of one pax or GNU header. It holds two names of 4,096 bytes at most."""
 MAX_HEADERS = 4
 """pax and GNU headers in front of one entry: a name, a link's target, and two of pax."""
-MAX_RECORDS = 100
+MAX_RECORDS = 50
 """Records of one pax header."""
 EXTENSIONS = (b"x", b"X", b"g", b"L", b"K")
 """Types of headers about the entry behind them; `g` is about all entries behind it."""
+
+SPARSE = b"GNU.sparse."
+"""Begins the keys of pax records about holes in a file."""
 
 
 class TarKind(StrEnum):
@@ -60,7 +63,7 @@ def read_entries(file: IO[bytes]) -> Iterator[TarEntry]:
     if not end:
         raise ValueError("the file is empty")
     while (block := file.read(BLOCK)) and any(block):
-        records: dict[str, str] = {}
+        records: dict[bytes, bytes] = {}
         for _ in range(MAX_HEADERS):
             kind = _checked(block)[156:157]
             if kind not in EXTENSIONS:
@@ -84,52 +87,53 @@ def _checked(block: bytes) -> bytes:
     return block
 
 
-def _entry(block: bytes, records: dict[str, str]) -> TarEntry:
+def _entry(block: bytes, records: dict[bytes, bytes]) -> TarEntry:
     name, prefix = _text(block[:100]), _text(block[345:500])
     kind = _KINDS.get(block[156:157], TarKind.OTHER)
     if block[156:157] == b"\0" and name.endswith("/"):
         kind = TarKind.FOLDER
     if prefix and kind is not TarKind.SPARSE:
         name = f"{prefix}/{name}"
-    if any(key.startswith("GNU.sparse.") for key in records):
+    if any(key.startswith(SPARSE) for key in records):
         kind = TarKind.SPARSE
-    size = _decimal(records["size"]) if "size" in records else _number(block[124:136])
-    target = records.get("linkpath", _text(block[157:257]))
-    return TarEntry(records.get("path", name), kind, size, target)
+    size = _decimal(records[b"size"]) if b"size" in records else _number(block[124:136])
+    name = _decoded(records[b"path"]) if b"path" in records else name
+    target = _decoded(records[b"linkpath"]) if b"linkpath" in records else _text(block[157:257])
+    return TarEntry(name, kind, size, target)
 
 
-def _extension(file: IO[bytes], block: bytes) -> dict[str, str]:
+def _extension(file: IO[bytes], block: bytes) -> dict[bytes, bytes]:
     """What a pax or GNU header says about the entry behind it."""
     kind, size = block[156:157], _number(block[124:136])
     if size > MAX_HEADER:
         raise ValueError(f"a header has {size} bytes; at most {MAX_HEADER} are taken")
     content = file.read(_padded(size))
     if kind == b"L":
-        return {"path": _text(content)}
+        return {b"path": content.partition(b"\0")[0]}
     if kind == b"K":
-        return {"linkpath": _text(content)}
+        return {b"linkpath": content.partition(b"\0")[0]}
     records = _records(content)
     if kind != b"g":
         return records
-    if any(key in ("path", "linkpath", "size") or key.startswith("GNU.sparse.") for key in records):
+    if any(key in (b"path", b"linkpath", b"size") or key.startswith(SPARSE) for key in records):
         raise ValueError("a header names or sizes all entries behind it")
     return {}
 
 
-def _records(content: bytes) -> dict[str, str]:
+def _records(content: bytes) -> dict[bytes, bytes]:
     """`LENGTH KEY=VALUE` and a newline, again and again; the length counts itself."""
-    records: dict[str, str] = {}
+    records: dict[bytes, bytes] = {}
     at = num_records = 0
     while at < len(content) and content[at]:
         num_records += 1
         space = content.find(b" ", at, at + 6)
-        length = _decimal(_decoded(content[at : max(space, at)]))
+        length = _decimal(content[at : max(space, at)])
         record = content[space + 1 : at + length]
         key, equals, value = record.partition(b"=")
         is_whole = key and equals and value.endswith(b"\n") and at + length <= len(content)
         if num_records > MAX_RECORDS or not is_whole:
             raise ValueError("a pax header is damaged or has too many records")
-        records[_decoded(key)] = _decoded(value[:-1])
+        records[key] = value[:-1]
         at += length
     return records
 
@@ -144,10 +148,10 @@ def _number(field: bytes) -> int:
     return int(digits or "0", 8)
 
 
-def _decimal(text: str) -> int:
-    if not (text.isascii() and text.isdigit()) or len(text) > 20:
+def _decimal(digits: bytes) -> int:
+    if not digits.isdigit() or len(digits) > 20:
         raise ValueError("a number in a header is damaged")
-    return int(text)
+    return int(digits)
 
 
 def _text(field: bytes) -> str:

@@ -50,6 +50,8 @@ def hostile() -> dict[str, bytes]:
         "nothing": b"",
         "sparse": sparse(),
         "long name": tar_with([(entry("x" * 5000), b"")]),
+        "deep name": tar_with([(entry("a/" * 100 + "x"), b"")]),
+        "deep target": tar_with([(entry("l", link, "a/" * 100 + "x"), b"")]),
     }
 
 
