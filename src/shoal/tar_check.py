@@ -27,7 +27,7 @@ class TarLimits:
 
 def check_tar(file: IO[bytes], limits: TarLimits) -> None:
     """Raise `SpecError` or `TooLarge` unless every entry is safe. Blocks; time is bounded by the limits."""
-    links: set[str] = set()
+    links: dict[str, str] = {}
     entries = unpacked = 0
     try:
         for entry in read_entries(file):
@@ -44,9 +44,32 @@ def check_tar(file: IO[bytes], limits: TarLimits) -> None:
         raise SpecError(
             f"the archive is not a plain tar file, or is damaged: {error}", hint="send an uncompressed tar"
         ) from error
+    for name, target in links.items():
+        if leads_outside(name, target, links):
+            raise SpecError(f"link `{_shown(name)}` leads outside the archive, to `{_shown(target)}`")
 
 
-def _check_entry(entry: TarEntry, links: set[str]) -> None:
+def leads_outside(name: str, target: str, links: Container[str]) -> bool:
+    """Whether a link leads outside, by itself or because its target has `..` behind another of the links.
+
+    All other links stay inside if each of them does, since they only go down from where they point.
+    """
+    steps = [step for step in target.split("/") if step not in ("", ".")]
+    folder = posixpath.dirname(name)
+    while ".." in steps:
+        step = steps.pop(0)
+        if step != "..":
+            folder = posixpath.join(folder, step)
+            if folder in links:
+                return True
+        elif folder:
+            folder = posixpath.dirname(folder)
+        else:
+            return True
+    return target.startswith("/")
+
+
+def _check_entry(entry: TarEntry, links: dict[str, str]) -> None:
     name = _inner(entry.name, "entry")
     if entry.kind is TarKind.SPARSE:
         raise SpecError(f"entry `{_shown(name)}` is sparse; send it in full")
@@ -60,10 +83,7 @@ def _check_entry(entry: TarEntry, links: set[str]) -> None:
         raise SpecError(f"entry `{_shown(name)}` leads through the link `{_shown(link)}`")
     if entry.kind is TarKind.LINK:
         _check_parts(entry.target, "link")
-        normal = posixpath.normpath(posixpath.join(posixpath.dirname(name), entry.target))
-        if _is_outside(normal):
-            raise SpecError(f"link `{_shown(name)}` leads outside the archive")
-        links.add(name)
+        links[name] = entry.target
     elif entry.kind is TarKind.HARD_LINK:
         target = _inner(entry.target, "link")
         if _link_on_the_way(target, links) is not None:
@@ -74,7 +94,7 @@ def _inner(name: str, what: str) -> str:
     """The normal form of a name that stays inside. Raises `SpecError` for one that does not."""
     parts = _check_parts(name, what)
     normal = posixpath.normpath(name)
-    if _is_outside(normal) or ".." in parts:
+    if normal.startswith("/") or ".." in parts:
         raise SpecError(f"{what} `{_shown(name)}` leads outside the archive")
     return normal
 
@@ -88,10 +108,6 @@ def _check_parts(name: str, what: str) -> list[str]:
             f"{what} `{_shown(name)}` has {len(parts)} parts between slashes; at most {MAX_PARTS} are taken"
         )
     return parts
-
-
-def _is_outside(normal: str) -> bool:
-    return normal == ".." or normal.startswith(("/", "../"))
 
 
 def _link_on_the_way(name: str, links: Container[str]) -> str | None:

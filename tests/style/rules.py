@@ -67,6 +67,7 @@ MAY_SEE: dict[str, frozenset[str]] = {
             "proof",
             "samples",
             "socket_file",
+            "tar_check",
             "wire",
         }
     ),

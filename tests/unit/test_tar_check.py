@@ -23,3 +23,36 @@ def test_a_name_of_as_many_folders_as_are_taken_passes() -> None:
         SpecError, match=r"entry `a/a/a/.*` has 101 parts between slashes; at most 100 are taken"
     ):
         check(entry(f"a/{deepest}"))
+
+
+LEADING_OUT = {
+    "above": {"e": ".."},
+    "above from below": {"a/e": "b/../../../x"},
+    "absolute": {"e": "/etc"},
+    "above behind a link to the top": {"d": ".", "e": "d/.."},
+    "above behind a link that comes later": {"a": "d/..", "d": "."},
+    "above behind a link to a folder": {"d": "a/b", "e": "./d/../../../x"},
+    "above behind a chain of links": {"d": ".", "e": "d", "f": "e/../x"},
+    "above behind a link in a folder": {"p/q/d": "../..", "e": "p//q/d/.."},
+}
+INSIDE = {
+    "a link to the top": {"a/b/top": "../.."},
+    "up and down": {"a/e": "../b/../c/x"},
+    "a link to a link": {"latest": "v1", "best": "latest/model"},
+    "a link to itself": {"loop": "loop"},
+}
+
+
+def links(targets: dict[str, str]) -> list[tarfile.TarInfo]:
+    return [entry(name, tarfile.SYMTYPE, target) for name, target in targets.items()]
+
+
+@pytest.mark.parametrize("targets", LEADING_OUT.values(), ids=LEADING_OUT)
+def test_links_that_lead_outside_by_way_of_each_other_are_refused(targets: dict[str, str]) -> None:
+    with pytest.raises(SpecError, match="leads outside the archive"):
+        check(*links(targets))
+
+
+@pytest.mark.parametrize("targets", INSIDE.values(), ids=INSIDE)
+def test_links_that_stay_inside_are_taken(targets: dict[str, str]) -> None:
+    check(*links(targets))

@@ -12,6 +12,7 @@ import shutil
 import tarfile
 
 from shoal.errors import SpecError
+from shoal.tar_check import leads_outside
 
 MAX_MEMBERS = 200_000
 
@@ -46,11 +47,12 @@ def _extract(archive: tarfile.TarFile, directory: str, max_bytes: int) -> None:
             raise SpecError(f"the archive of {max_bytes} bytes claims to hold {total}")
         name = _inner(member.name.lstrip("/") or ".", member)
         if member.issym():
-            _inner(os.path.join(os.path.dirname(name), member.linkname), member)
             links[name] = member.linkname
         else:
             _put(archive, member, directory, name)
     for name, target in links.items():
+        if leads_outside(name, target, links):
+            raise tarfile.ExtractError(f"the link `{name}` leads outside, to `{target}`")
         _link(directory, name, target, links)
 
 

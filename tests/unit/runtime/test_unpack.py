@@ -88,6 +88,16 @@ def test_member_below_a_link_does_not_lead_out(tmp_path: Path) -> None:
     assert not (tmp_path / "outside").exists()
 
 
+def test_link_that_climbs_behind_another_link_is_refused(tmp_path: Path) -> None:
+    fd, digest = archive(
+        tmp_path,
+        a_file("d", b"", type=tarfile.SYMTYPE, linkname="."),
+        a_file("e", b"", type=tarfile.SYMTYPE, linkname="d/.."),
+    )
+    with pytest.raises(SpecError, match=r"the link `e` leads outside, to `d/\.\.`"):
+        unpack.unpack(fd, digest, work(tmp_path))
+
+
 def test_link_that_stays_inside_is_kept(tmp_path: Path) -> None:
     fd, digest = archive(
         tmp_path, a_file("a/b", b"text"), a_file("a/link", b"", type=tarfile.SYMTYPE, linkname="../a/b")
