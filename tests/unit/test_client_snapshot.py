@@ -150,6 +150,26 @@ def test_a_link_inside_the_tree_is_kept_as_a_link(tmp_path: Path) -> None:
         assert tar.getmember("latest").linkname == "data/v1"
 
 
+def test_names_that_the_control_plane_refuses_are_refused_before_they_are_sent(tmp_path: Path) -> None:
+    write(tmp_path, "a/" * 100 + "x")
+    with pytest.raises(SpecError, match=r"entry `a/a/a/.* has 101 parts between slashes") as refused:
+        take_snapshot(tmp_path)
+    assert "`--exclude PATTERN`" in str(refused.value.hint)
+
+
+def test_a_link_that_climbs_behind_another_link_is_refused_before_it_is_sent(tmp_path: Path) -> None:
+    write(tmp_path, "data/v1/x")
+    (tmp_path / "latest").symlink_to("data/v1")
+    (tmp_path / "all").symlink_to("latest/..")
+    with pytest.raises(SpecError, match=r"link `all` leads outside the archive, to `latest/\.\.`"):
+        take_snapshot(tmp_path)
+
+
+def test_a_link_to_itself_is_sent_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    assert names(tmp_path) == ["loop"]
+
+
 def test_too_many_bytes_name_the_largest_entries_and_what_to_type(tmp_path: Path) -> None:
     write(tmp_path, "checkpoints/a", "x" * 3_000_000)
     write(tmp_path, "small.py")

@@ -20,6 +20,7 @@ from typing import IO, NamedTuple
 from shoal.client.left_behind import LeftBehind
 from shoal.client.selection import TOLD_EVERY, Progress, select, unreadable, ways_out
 from shoal.errors import SpecError, TooLarge
+from shoal.tar_check import TarLimits, check_tar
 
 MAX_BYTES = 256 << 20
 MAX_FILES = 20_000
@@ -66,6 +67,7 @@ def take_snapshot(
                 if count % TOLD_EVERY == 0:
                     tell(f"packing the work directory: {count:,} of {len(entries):,} files ...")
                 _add(tar, root, name, facts)
+        _check(root, file, TarLimits(max_files, max_bytes))
         size = file.seek(0, os.SEEK_END)
         file.seek(0)
         digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -88,6 +90,17 @@ def _refuse_excess(root: Path, entries: list[tuple[str, os.stat_result]], max_by
         f"workdir {root} holds {total / (1 << 20):,.0f} MiB; a snapshot has {max_bytes >> 20:,} MiB at most",
         hint=f"largest: {', '.join(largest)}; {ways_out(root)}",
     )
+
+
+def _check(root: Path, file: IO[bytes], limits: TarLimits) -> None:
+    """Refuse here what the control plane would refuse once it has the whole archive."""
+    try:
+        check_tar(file, limits)
+    except SpecError as error:
+        raise SpecError(
+            f"workdir {root} cannot be sent: {error.message}",
+            hint="rename or replace it, or leave it out with `--exclude PATTERN`",
+        ) from error
 
 
 def _add(tar: tarfile.TarFile, root: Path, name: str, facts: os.stat_result) -> None:
@@ -128,9 +141,10 @@ def _inner_link(root: Path, name: str) -> str:
     """The link's target, if both its text and what it leads to stay inside the tree."""
     target = str((root / name).readlink())
     lands = os.path.normpath(root / Path(name).parent / target)
-    inside = [Path(lands).is_relative_to(root), (root / name).resolve().is_relative_to(root)]
+    real = Path(os.path.realpath(root / name))  # `resolve` raises RuntimeError for a link to itself
+    inside = [Path(lands).is_relative_to(root), real.is_relative_to(root)]
     if Path(target).is_absolute() or not all(inside):
-        link, source = shlex.quote(str(root / name)), shlex.quote(str((root / name).resolve()))
+        link, source = shlex.quote(str(root / name)), shlex.quote(str(real))
         raise SpecError(
             f"link `{name}` in workdir {root} leads outside it, to `{target}`",
             hint=f"replace it by a copy: `rm {link} && cp -r {source} {link}`",
