@@ -477,6 +477,12 @@ def test_nodes_and_status_say_that_the_cluster_does_not_answer(shell: Shell, fak
     assert f"cluster  {said} (ssh to a: refused)" in shell("status").out.splitlines()
 
 
+def test_status_says_that_services_are_not_at_their_port(shell: Shell, fake: FakeServer) -> None:
+    fake.answers["GET", "/v1/status"] = {"started_at": 0.0, "taken_service_port": 7463}
+    said = "port 7463 is another program's; services have another one, which `shoal services` shows"
+    assert f"services {said}" in shell("status").out.splitlines()
+
+
 def test_a_control_plane_that_was_never_answered_says_that_what_it_shows_is_older(
     shell: Shell, fake: FakeServer
 ) -> None:

@@ -22,6 +22,7 @@ from shoal.cli.checkup_server import (
     check_policy,
     check_server,
     check_server_clock,
+    check_services,
 )
 from shoal.cli.home import remember
 from shoal.client.credentials import LOCAL, Credentials, Endpoint
@@ -303,6 +304,18 @@ def test_a_server_that_answers_and_cannot_work_is_broken(shell: Shell) -> None:
         "`place` has failed 12 times since 1970-01-01 00:00:00 UTC: no space left on device"
     )
     assert "control.log" in found.hint
+
+
+def test_services_at_another_port_than_theirs_are_broken(shell: Shell) -> None:
+    with running_fake() as fake:
+        shell.talk_to(fake)
+        fake.answers["GET", "/v1/status"] = {"taken_service_port": None}
+        assert check_services().level is Level.OK
+        fake.answers["GET", "/v1/status"] = {"taken_service_port": 7463}
+        found = check_services()
+    assert found.level is Level.BROKEN
+    assert "port 7463 is another program's" in found.told
+    assert "sport = :7463" in found.hint
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -31,7 +32,7 @@ def settings(tmp_path: Path) -> Settings:
 
 def a_plane() -> Any:
     """One that has a service and no data plane yet."""
-    services = SimpleNamespace(url=None, table=SimpleNamespace(services=("chat",)))
+    services = SimpleNamespace(url=None, taken_port=None, table=SimpleNamespace(services=("chat",)))
     return SimpleNamespace(core=SimpleNamespace(key=b"k" * 32, services=services))
 
 
@@ -87,5 +88,27 @@ def test_data_plane_that_nobody_would_find_again_is_ended(
     monkeypatch.setattr(data_plane, "_spawn", lambda *_: child)
     monkeypatch.setattr(data_plane, "write_private", write)
     with pytest.raises(OSError, match="No space"):
-        data_plane._start(settings, "token", None)
+        data_plane._start(settings, "token", None, (0,))
     assert child.poll() is not None
+
+
+async def test_data_plane_returns_to_its_own_port_when_that_is_free_and_not_before(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_plane, "AGAIN_S", 0.01)
+    monkeypatch.setattr(data_plane, "terminate", lambda _: None)
+    begun: list[tuple[int, ...]] = []
+    monkeypatch.setattr(data_plane, "_start", lambda *words: begun.append(words[-1]))
+    plane = a_plane()
+    with socket.create_server(("127.0.0.1", 0)) as tenant:
+        port = tenant.getsockname()[1]
+        settings = replace(settings, serve_host="127.0.0.1", serve_port=port)
+        found = {"url": "http://127.0.0.1:1", "told": data_plane._told(settings)}
+        monkeypatch.setattr(data_plane, "running", lambda _: found)
+        await data_plane._keep_once(settings, plane, None)
+        assert (begun, plane.core.services.taken_port) == ([], port)
+    await data_plane._keep_once(settings, plane, None)
+    assert begun == [(port,)], "if the port is taken meanwhile, the one that runs stays"
+    found["url"] = f"http://127.0.0.1:{port}"
+    await data_plane._keep_once(settings, plane, None)
+    assert (len(begun), plane.core.services.taken_port) == (1, None)

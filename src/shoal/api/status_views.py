@@ -42,7 +42,10 @@ class OutageView(UnansweredView):
 
 
 class StatusView(TypedDict):
-    """`counts` covers the open jobs of projects that the caller may see; `events_head` is for operators."""
+    """`counts` covers the open jobs of projects that the caller may see; `events_head` is for operators.
+
+    `taken_service_port` is where services should be called; null unless they have another port.
+    """
 
     version: str
     store: str
@@ -54,6 +57,7 @@ class StatusView(TypedDict):
     events_head: HeadView | None
     failing: list[FailingView]
     unanswered: OutageView | None
+    taken_service_port: int | None
 
 
 class HealthView(TypedDict):

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from shoal.cli.checkup import Finding, Level
 from shoal.cli.checkup_machine import ELSEWHERE
 from shoal.cli.home import load_remembered, token_of_others
-from shoal.cli.text import duration, told_failing, utc
+from shoal.cli.text import duration, told_failing, told_taken, utc
 from shoal.client.connection import Connection
 from shoal.client.credentials import Credentials, find_endpoint
 from shoal.errors import ServerUnreachable, ShoalError, SpecError, StandingBy, Unauthenticated
@@ -144,6 +144,19 @@ def check_loops() -> Finding:
     return Finding("loops", Level.BROKEN, "; ".join(map(told_failing, failing)), hint)
 
 
+def check_services() -> Finding:
+    """Whether services are called where they should be."""
+    try:
+        with Connection(patience_s=2.0) as shoal:
+            port = shoal.status().get("taken_service_port")
+    except ShoalError:
+        return Finding("services", Level.OK, "not asked: see `server`")
+    if port is None:
+        return Finding("services", Level.OK, "at their own port, or none has run yet")
+    hint = f"end the program that has it (`ss -ltnp 'sport = :{port}'`); services return by themselves"
+    return Finding("services", Level.BROKEN, told_taken(port), hint)
+
+
 def check_nodes() -> Finding:
     """What the control plane's engine has to say about its nodes."""
     try:
@@ -260,6 +273,7 @@ SERVER_CHECKS = (
     check_server,
     check_server_clock,
     check_loops,
+    check_services,
     check_nodes,
     check_policy,
     check_slurm,

@@ -1,7 +1,8 @@
 """Keep the data plane of services beside the server: a process of its own, begun with the first service.
 
 It lives on when the server ends, however it ends, and is found again by the next one, which it finds by the
-home: requests to services do not notice. Only one that died, or was told other things, is begun anew.
+home: requests to services do not notice. Only one that died, was told other things, or listens elsewhere
+while its own port is free again, is begun anew.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 import threading
 import time
 import urllib.parse
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -72,15 +74,30 @@ async def _keep_once(
     await anyio.to_thread.run_sync(bound_log, settings.home / "logs" / "serving.log")
     book, found = plane.core.services, running(settings.home)
     book.url = str(found["url"]) if found else None
-    if not book.table.services or (found is not None and found.get("told") == _told(settings)):
+    book.taken_port = _missed_port(settings, found)
+    is_as_told = found is not None and found.get("told") == _told(settings)
+    returns = is_as_told and book.taken_port is not None and await _is_free(settings)
+    if not book.table.services or (is_as_told and not returns):
         return child
     token = data_plane_token(plane.core.key)
-    child = await anyio.to_thread.run_sync(_start, settings, token, found)
+    # One that would return stays where it is if the port is taken meanwhile.
+    ports = (settings.serve_port,) if returns else (settings.serve_port, 0)
+    child = await anyio.to_thread.run_sync(_start, settings, token, found, ports)
     if child is None:
         await anyio.sleep(AGAIN_S)
     elif found is not None:
         terminate(found)  # who takes its place accepts connections already
     return child
+
+
+async def _is_free(settings: Settings) -> bool:
+    """Whether services can have their port, and not only while its holder is begun anew: two homes on a
+    machine may want one port.
+    """
+    if _refusal(settings) is not None:
+        return False
+    await anyio.sleep(AGAIN_S)
+    return _refusal(settings) is None
 
 
 def bound_log(path: Path) -> None:
@@ -106,7 +123,7 @@ def taken_port(settings: Settings, *, is_fixed: bool) -> int | None:
     """
     found = running(settings.home)
     port = settings.serve_port
-    if not port or (found is not None and urllib.parse.urlsplit(str(found["url"])).port == port):
+    if not port or (found is not None and _missed_port(settings, found) is None):
         return None
     deadline = time.monotonic() + LEAVING_S
     while (why := _refusal(settings)) is not None:
@@ -119,6 +136,14 @@ def taken_port(settings: Settings, *, is_fixed: bool) -> int | None:
             hint="end what listens there, or let it choose a port: `shoal up --serve-on 127.0.0.1:0`",
         )
     return None if why is None else port
+
+
+def _missed_port(settings: Settings, found: dict[str, Any] | None) -> int | None:
+    """The port that services should have, if the data plane found has another; None: it has none to miss."""
+    port = settings.serve_port
+    if found is None or port in (0, urllib.parse.urlsplit(str(found["url"])).port):
+        return None
+    return port
 
 
 def _refusal(settings: Settings) -> str | None:
@@ -134,15 +159,17 @@ def _refusal(settings: Settings) -> str | None:
     return None
 
 
-def _start(settings: Settings, token: str, before: dict[str, Any] | None) -> subprocess.Popen[bytes] | None:
-    """Begin one and wait until it listens: where it should, or where it can. Blocks.
+def _start(
+    settings: Settings, token: str, before: dict[str, Any] | None, ports: Iterable[int]
+) -> subprocess.Popen[bytes] | None:
+    """Begin one and wait until it listens at the first of these ports that it can have. Blocks.
 
     `before`: the one whose place it takes. Its port is shared until it ends; nobody else's is.
     """
     home = settings.home
     shared = urllib.parse.urlsplit(str(before["url"])).port if before is not None else None
     write_private(home / "keys" / "data-plane.token", token + "\n")
-    for port in dict.fromkeys((settings.serve_port, 0)):
+    for port in dict.fromkeys(ports):
         child = _spawn(settings, port, ["--replaces"] if port == shared else [])
         address = _address(child)
         if address is None:

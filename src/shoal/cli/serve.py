@@ -22,7 +22,7 @@ import anyio
 import structlog
 
 from shoal.api.server import MAX_CONNECTIONS, hear_nodes, open_nodes_socket, open_socket, serve, serve_nodes
-from shoal.cli import backup_request, data_plane, standby
+from shoal.cli import backup_request, data_plane, held_ports, standby
 from shoal.cli.home import (
     SQLITE,
     adopt_first_token,
@@ -95,6 +95,7 @@ def _run(*, is_foreground: bool, is_deposed: bool) -> None:
         is_named = bool(os.environ.get("SHOAL_SERVE_ON"))
         # One that led before has its data plane, or will begin it: it does not end for a port.
         moved = None if is_deposed else data_plane.taken_port(settings, is_fixed=is_named)
+        held_ports.start(settings, listener.getsockname()[1])
         # The port is known before the control plane opens: supervisors are told it with their orders.
         settings = replace(settings, port=listener.getsockname()[1])
         on_ready = partial(announce, settings, taken=taken, moved=moved, is_foreground=is_foreground)

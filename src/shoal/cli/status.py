@@ -7,7 +7,7 @@ from typing import Any
 
 from shoal.cli.flags import JsonFlag, connect
 from shoal.cli.show import print_json
-from shoal.cli.text import duration, number, one_line, told_failing, told_unanswered
+from shoal.cli.text import duration, number, one_line, told_failing, told_taken, told_unanswered
 from shoal.client.credentials import Endpoint
 
 
@@ -42,6 +42,8 @@ def lines(there: Endpoint, told: dict[str, Any], now: float) -> list[str]:
         f"jobs     {', '.join(counts) or 'none open'}",
     ]
     found += [f"failing  {told_failing(one)}" for one in told.get("failing") or ()]
+    if port := told.get("taken_service_port"):
+        found.append(f"services {told_taken(port)}")
     if away := told.get("unanswered"):
         why = f" ({one_line(away['why'])})" if away.get("why") else ""
         found.append(f"cluster  {told_unanswered(told['engine'], away)}{why}")

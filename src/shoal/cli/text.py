@@ -137,6 +137,11 @@ def told_failing(failing: dict[str, Any]) -> str:
     return f"{told}: {one_line(why)}" if why else told
 
 
+def told_taken(port: int) -> str:
+    """What to say where services have another port than theirs."""
+    return f"port {port} is another program's; services have another one, which `shoal services` shows"
+
+
 def told_unanswered(engine: str, away: dict[str, Any]) -> str:
     """What a screen shows of a cluster that cannot be asked is old; `away` is the API's word on that."""
     who = "engine" if engine == "local" else one_line(engine).capitalize()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from shoal.loopback import FIRST_PROJECT_UID
 from shoal.runtime.confine import firewall
 from shoal.runtime.probe import PROTECT_EVERY_S
 from shoal.wire import EndKind, Order, Probe
@@ -98,6 +99,52 @@ print(asked())
 daemon = socket.create_server(("127.0.0.1", 0))
 firewall.protect(daemon.getsockname()[1], project)
 print(asked(daemon.getsockname()[1]))
+"""
+TENANT_AT_SHOALS_PORT = """
+import os, socket, subprocess, sys, time
+from shoal.runtime.confine import firewall
+subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+other = subprocess.Popen(["unshare", "--net", "sleep", "100"])
+here = os.readlink("/proc/self/ns/net")
+while os.readlink(f"/proc/{other.pid}/ns/net") == here:
+    time.sleep(0.01)
+inside = ["nsenter", "-t", str(other.pid), "-n"]
+for command in (
+    ["ip", "link", "add", "v0", "type", "veth", "peer", "name", "v1", "netns", str(other.pid)],
+    ["ip", "address", "add", "10.88.0.1/24", "dev", "v0"],
+    ["ip", "link", "set", "v0", "up"],
+    [*inside, "ip", "address", "add", "10.88.0.2/24", "dev", "v1"],
+    [*inside, "ip", "link", "set", "v1", "up"],
+):
+    subprocess.run(command, check=True)
+ASK = '''
+import socket, sys
+try:
+    socket.create_connection((sys.argv[1], int(sys.argv[2])), float(sys.argv[3])).close()
+    print("answered")
+except OSError as error:
+    print(type(error).__name__)
+'''
+def asked(host, timeout_s, *way):
+    words = [*way, "/usr/bin/python3", "-c", ASK, host, str(port), str(timeout_s)]
+    return subprocess.check_output(words, text=True).strip()
+def server(uid):
+    os.seteuid(uid)  # the kernel takes the user of a socket from the process that makes it
+    try:
+        return socket.create_server(("0.0.0.0", port))
+    finally:
+        os.seteuid(0)
+port = 0
+with server(0) as free:
+    port = free.getsockname()[1]
+with server(int(sys.argv[1])):
+    print(asked("127.0.0.1", 20), asked("10.88.0.1", 20, *inside))
+    firewall.hold({port})
+    print(asked("127.0.0.1", 1), asked("10.88.0.1", 1, *inside))
+for uid in (0, int(sys.argv[2])):
+    with server(uid):
+        print(asked("127.0.0.1", 20), asked("10.88.0.1", 20, *inside))
+other.kill()
 """
 FROM_PORTS = """
 import socket, sys
@@ -225,6 +272,26 @@ def test_only_the_replicas_project_and_shoals_own_daemons_answer_at_its_port() -
         timeout=120,
     )
     assert told.stdout.split() == ["TimeoutError"] * 3 + ["answered"] * 3
+
+
+def test_no_project_answers_at_shoals_own_port_to_callers_on_other_machines_neither() -> None:
+    """A job binds the port when its daemon ends, and callers would send their tokens there."""
+    told = subprocess.run(
+        [
+            "unshare",
+            "--net",
+            sys.executable,
+            "-c",
+            TENANT_AT_SHOALS_PORT,
+            str(FIRST_PROJECT_UID),
+            str(NOBODY_UID),
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert told.stdout.split() == ["answered"] * 2 + ["TimeoutError"] * 2 + ["answered"] * 4
 
 
 def test_protection_of_a_port_is_renewed_long_before_it_ends() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shoal.control import Actor
-from shoal.control.services.abilities import check_data_plane
+from shoal.control.services.abilities import check_data_plane, check_port
 from shoal.control.services.commands import AskedService
 from shoal.errors import SpecError
 from shoal.settings import Settings
@@ -45,6 +45,17 @@ def test_the_rest_is_served_by_either(fields: dict[str, Any]) -> None:
     check_data_plane(
         Settings(home=Path("/nowhere"), data_plane="haproxy"), parse_service({**ASKED, **fields})
     )
+
+
+def test_ports_of_shoal_itself_are_no_services(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path)
+    own = (settings.port, settings.serve_port)
+    for port in own:
+        with pytest.raises(SpecError, match=f"port {port}, which is Shoal's own"):
+            check_port(parse_service({**ASKED, "port": port}), own)
+        check_port(parse_service({**ASKED, "port": port, "network": "private"}), own)
+    for free in (None, "socket", 8000):
+        check_port(parse_service({**ASKED, "port": free}), own)
 
 
 @pytest.mark.anyio

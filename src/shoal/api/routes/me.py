@@ -91,6 +91,7 @@ async def show_status(request: Request, query: Annotated[NoQuery, Query()]) -> R
         "events_head": {"seq": head.seq, "hash": head.hash} if is_operator else None,
         "failing": [_failing(one, is_operator=is_operator) for one in call.plane.core.turns.failing],
         "unanswered": _unanswered(call.plane.core.outages.told, is_operator=is_operator),
+        "taken_service_port": call.plane.core.services.taken_port,
     }
     return answer(view)
 

@@ -1,6 +1,8 @@
-"""Refuse what the data plane of this cluster cannot do, before anybody relies on it."""
+"""Refuse what this cluster or its data plane cannot do, before anybody relies on it."""
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 from shoal.errors import SpecError
 from shoal.settings import Settings
@@ -26,6 +28,15 @@ def check_data_plane(settings: Settings, spec: ServiceSpec) -> None:
             way = "port: socket" if spec.port == "socket" else "network: private"
             found.append(f"service `{spec.name}` asks for `{way}`; HAProxy reaches ports of a machine alone")
     _refuse(found)
+
+
+def check_port(spec: ServiceSpec, own: Collection[int | None]) -> None:
+    """`own`: ports of the control plane and the data plane, whose callers send tokens there."""
+    if spec.network != "private" and spec.port in own:
+        raise SpecError(
+            f"service `{spec.name}` asks for port {spec.port}, which is Shoal's own",
+            hint="leave `port` out and have the server listen at $PORT, or choose another port",
+        )
 
 
 def check_range(settings: Settings, name: str, low: int, high: int) -> None:

@@ -27,6 +27,8 @@ class ServiceBook:
         self.table = EMPTY
         self.url: str | None = None
         """Where the data plane of this machine listens; None: there is none."""
+        self.taken_port: int | None = None
+        """The port that it should have, if it listens at another."""
         self.said: dict[str, Serving] = {}
         """By attempt."""
         self._sleep: dict[str, bool] = {}

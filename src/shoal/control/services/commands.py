@@ -12,7 +12,7 @@ from shoal.control.actor import Actor
 from shoal.control.core import Core
 from shoal.control.once import fingerprint, once
 from shoal.control.record import note
-from shoal.control.services.abilities import check_data_plane, check_range
+from shoal.control.services.abilities import check_data_plane, check_port, check_range
 from shoal.control.services.hosts import check_hosts
 from shoal.control.services.models import Chosen, choose
 from shoal.control.services.replicas import frozen_replica, spec_of_release
@@ -82,6 +82,7 @@ def _refusal(core: Core, spec: ServiceSpec, text: str) -> ShoalError | None:
     frozen = frozen_replica(text)
     try:
         check_data_plane(core.settings, spec)
+        check_port(spec, (core.settings.port, core.settings.serve_port))
         check_queue(core, frozen.spec)
         check_mounts(core, frozen.spec)
         check_fit(core, frozen)

@@ -5,7 +5,8 @@ two projects is found when the server's kernel side answers it: the user that an
 the one that asked last from that port, because a process may take a port that another one has just let go.
 Connections of other users (people, root, the data plane) are left alone, but only Shoal's own user reaches
 the port of a replica, and only processes of the replica's project answer there: until the server listens,
-its port is free to whoever binds it. Nothing is tracked for longer than a handshake takes.
+its port is free to whoever binds it. At Shoal's own ports no project's process answers, to callers on other
+machines neither. Nothing is tracked for longer than a handshake takes.
 
 Not covered: UDP, sockets in the abstract Unix namespace, connections that arrive from other machines.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from shoal.errors import ShoalError
 from shoal.loopback import FIRST_PROJECT_UID
@@ -39,6 +40,9 @@ PORT_S = 600
 """A replica's port is protected for so long after its supervisor last said so."""
 LINGER_S = 60
 """For so long after its server has ended nobody else answers there: data planes hear of that end later."""
+OWN_S = 7 * 86_400
+"""The control plane and the data plane may be away for so long, and their ports stay closed to projects."""
+OWN = "own_ports"
 ASKERS, SERVED, SERVERS = "replica_ports", "served_ports", "servers"
 """Ports that only Shoal's own user may connect to; ports at which one project alone may answer; which one."""
 
@@ -109,7 +113,7 @@ def protect(port: int, server_uid: int, *, is_open: bool = False) -> None:
     never called, and an administrator may have flushed them since.
     """
     claims = list(_claims(port, server_uid))[int(is_open) :]
-    renewed = (line for claim in claims for line in (_added(claim), f"delete {claim} }}", _added(claim)))
+    renewed = (line for claim in claims for line in _renewed(claim, PORT_S))
     _apply("\n".join([*_shared(), *renewed]) + "\n")
 
 
@@ -118,8 +122,15 @@ def release(port: int, server_uid: int) -> None:
     askers, *answer = _claims(port, server_uid)
     lines = [_added(askers), f"delete {askers} }}"]
     for claim in answer:
-        lines += [_added(claim), f"delete {claim} }}", _added(claim, LINGER_S)]
+        lines += _renewed(claim, LINGER_S)
     _apply("\n".join(lines) + "\n")
+
+
+def hold(ports: Iterable[int]) -> None:
+    """For `OWN_S` from now no project's process answers at these ports, whoever asks. May be repeated."""
+    elements = (f"element {TABLE} {OWN} {{ {port}" for port in ports)
+    renewed = (line for one in elements for line in _renewed(one, OWN_S))
+    _apply("\n".join([*_shared(), *renewed]) + "\n")
 
 
 def _claims(port: int, server_uid: int) -> Iterator[str]:
@@ -127,6 +138,11 @@ def _claims(port: int, server_uid: int) -> Iterator[str]:
     yield f"element {TABLE} {ASKERS} {{ {port}"
     yield f"element {TABLE} {SERVED} {{ {port}"
     yield f"element {TABLE} {SERVERS} {{ {server_uid} . {port}"
+
+
+def _renewed(claim: str, timeout_s: int) -> tuple[str, ...]:
+    """Adding what is there leaves its time as it is."""
+    return _added(claim), f"delete {claim} }}", _added(claim, timeout_s)
 
 
 def _added(claim: str, timeout_s: int = PORT_S) -> str:
@@ -145,7 +161,7 @@ def _shared() -> Iterator[str]:
     yield f"add table {TABLE}"
     yield f"add map {TABLE} asking {{ type uid : verdict; }}"
     yield f"add map {TABLE} answering {{ type uid : verdict; }}"
-    for name in (ASKERS, SERVED):
+    for name in (ASKERS, SERVED, OWN):
         yield f"add set {TABLE} {name} {{ type inet_service; flags timeout; }}"
     yield f"add set {TABLE} {SERVERS} {{ typeof meta skuid . tcp sport; flags timeout; }}"
     last = f"typeof {LAST_ASKED} : meta mark; flags dynamic,timeout; size {MOST_IN_ALL}"
@@ -157,10 +173,11 @@ def _shared() -> Iterator[str]:
         yield f"add chain {TABLE} {chain}"
     for chain in ("out", "asks", "answers"):
         yield f"flush chain {TABLE} {chain}"
+    answer = f"add rule {TABLE} out tcp flags & (syn | ack) == (syn | ack)"
+    yield f"{answer} meta skuid >= {FIRST_PROJECT_UID} tcp sport @{OWN} drop"
     # Whatever is sent to an address of this machine goes out by `lo`.
     yield f'add rule {TABLE} out oifname != "lo" accept'
     yield f"add rule {TABLE} out tcp flags & (syn | ack) == syn jump asks"
-    answer = f"add rule {TABLE} out tcp flags & (syn | ack) == (syn | ack)"
     # Shoal's own user may answer. It has every secret, and its daemons may get a port that was a replica's.
     yield (
         f"{answer} meta skuid != {os.geteuid()} tcp sport @{SERVED} meta skuid . tcp sport != @{SERVERS} drop"
