@@ -44,6 +44,34 @@ def test_a_link_inside_an_opened_root_does_not_lead_out_of_it(start: Start, open
     assert f"leads to `{elsewhere}`" in outcome.message
 
 
+@pytest.mark.parametrize("is_open", [False, True])
+def test_file_for_a_projects_group_is_closed_to_other_projects(
+    start: Start, open_place: Path, *, is_open: bool
+) -> None:
+    (open_place / "shared").mkdir()
+    (open_place / "shared").chmod(0o1777)
+    mounts = (Mount(source=str(open_place / "shared"), target="/data"),)
+
+    def run(uid: int, line: str) -> tuple[EndKind, str]:
+        order = an_order(
+            attempt_id=f"att_{uid}",
+            run=line,
+            uid=uid,
+            confinement=FULL,
+            mounts=mounts,
+            mount_roots=(str(open_place),),
+            has_open_network=is_open,
+        )
+        share = start(order)
+        return share.run().kind, share.describe()
+
+    kind, told = run(JOB_UID, "umask 007; echo only-mine > /data/f; cat /data/f")
+    assert kind is EndKind.SUCCEEDED, told
+    kind, told = run(JOB_UID + 1, "cat /data/f; echo changed > /data/f")
+    assert kind is not EndKind.SUCCEEDED, told
+    assert (open_place / "shared" / "f").read_text() == "only-mine\n"
+
+
 def test_dots_in_a_source_do_not_lead_out_of_an_opened_root(start: Start, open_place: Path) -> None:
     root, _ = two_places(open_place)
     outcome, _ = mounted(start, f"{root}/../elsewhere", mount_roots=(str(root),))

@@ -195,7 +195,7 @@ class Confinement:
             self._mounts.check()
             kernel.drop_capabilities()
         if self.uid is not None:
-            gid = firewall.OPEN_GID if self._order.has_open_network else self.uid
+            gid = firewall.open_gid(self.uid) if self._order.has_open_network else self.uid
             os.setgroups([])
             os.setresgid(gid, gid, gid)
             os.setresuid(self.uid, self.uid, self.uid)

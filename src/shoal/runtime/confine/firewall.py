@@ -22,8 +22,8 @@ from shoal.errors import ShoalError
 from shoal.loopback import FIRST_PROJECT_UID
 
 TABLE = "inet shoal"
-OPEN_GID = FIRST_PROJECT_UID - 1
-"""The group of processes whose owner wrote `network: open`: every project may connect to them."""
+OPEN = 1 << 31
+"""Added to a project's uid, it makes a group that is no project's own: uids of projects are smaller."""
 NFT_PLACES = ("/usr/sbin/nft", "/sbin/nft", "/usr/bin/nft")
 APPLY_S = 10.0
 HANDSHAKE_S = 2
@@ -68,6 +68,14 @@ FAMILIES = (
 )
 LAST_ASKED, LAST_ANSWERED = "tcp sport . tcp dport", "tcp dport . tcp sport"
 """The key of who asked last. Ports alone: nft 1.0 writes no longer key into a map from a rule."""
+
+
+def open_gid(uid: int) -> int:
+    """The group of this project's processes that said `network: open`: every project may connect to them.
+
+    Each project has its own, because a group opens files as well.
+    """
+    return uid + OPEN
 
 
 def find_nft() -> str | None:
@@ -209,7 +217,7 @@ def _of_project(uid: int) -> Iterator[str]:
         noted = f"delete @refused{name} {{ {asked} }} update @noted{name}_{uid} {{ {asked} }}"
         yield f"add rule {TABLE} {asks} {noted} {last} accept"
     yield f"add rule {TABLE} {asks} drop"  # what cannot be noted could not be refused
-    yield f"add rule {TABLE} {answers} meta skgid {OPEN_GID} accept"
+    yield f"add rule {TABLE} {answers} meta skgid {open_gid(uid)} accept"
     # A rule can compare what a map holds by way of the mark, which is 0 again before anybody else sees it.
     yield f"add rule {TABLE} {answers} meta mark set 0"
     yield f"add rule {TABLE} {answers} meta mark set {LAST_ANSWERED} map @last"
