@@ -68,19 +68,20 @@ class OnPort:
         self.port = self._at[1]
         self.address = self.host = f"{host}:{self.port}"
         self.variables = dict.fromkeys(("PORT", "SHOAL_PORT"), str(self.port))
+        self._is_named = port is not None
         self._server_uid: int | None = None
 
     def connect(self, timeout_s: float) -> socket.socket:
         return socket.create_connection(self._at, timeout_s)
 
     def protect(self, server_uid: int, *, is_open: bool) -> None:
-        """Let this user alone answer there, and unless it `is_open`, Shoal's own user alone connect to it,
-        for `firewall.PORT_S`. May be repeated.
+        """Let this user alone answer there, and unless it `is_open`, answer Shoal's own user alone, for
+        `firewall.PORT_S`. May be repeated.
 
         `FirewallFailed`: everybody on the node can.
         """
         self._server_uid = server_uid
-        firewall.protect(self.port, server_uid, is_open=is_open)
+        firewall.protect(self.port, server_uid, is_open=is_open, is_named=self._is_named)
 
     def release(self) -> None:
         """The server has ended for good. May be repeated."""
@@ -89,7 +90,7 @@ class OnPort:
             self._claim.close()
         if self._server_uid is not None:
             with contextlib.suppress(firewall.FirewallFailed):  # then the rule ends by itself
-                firewall.release(self.port, self._server_uid)
+                firewall.release(self.port, self._server_uid, is_named=self._is_named)
 
 
 def _claimed(folder: str, port: int) -> IO[bytes]:

@@ -100,6 +100,30 @@ daemon = socket.create_server(("127.0.0.1", 0))
 firewall.protect(daemon.getsockname()[1], project)
 print(asked(daemon.getsockname()[1]))
 """
+SERVERS_AT_A_NAMED_PORT = """
+import os, socket, subprocess, sys
+from shoal.runtime.confine import firewall
+subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+project, tenant, person = map(int, sys.argv[2:])
+port = 25432
+firewall.protect(port, project, is_named=True)
+for server in (person, tenant, project):
+    os.seteuid(server)  # the kernel takes the user of a socket from the process that makes it
+    link = socket.create_server(("127.0.0.1", port))
+    os.seteuid(0)
+    for uid in (0, person + 1):
+        words = ["/usr/bin/python3", "-c", sys.argv[1], str(port), "5"]
+        print(subprocess.check_output(words, text=True, user=uid, group=uid, extra_groups=[]).strip())
+    link.close()
+"""
+ASK = """
+import socket, sys
+try:
+    socket.create_connection(("127.0.0.1", int(sys.argv[1])), float(sys.argv[2])).close()
+    print("answered")
+except OSError as error:
+    print(type(error).__name__)
+"""
 TENANT_AT_SHOALS_PORT = """
 import os, socket, subprocess, sys, time
 from shoal.runtime.confine import firewall
@@ -272,6 +296,24 @@ def test_only_the_replicas_project_and_shoals_own_daemons_answer_at_its_port() -
         timeout=120,
     )
     assert told.stdout.split() == ["TimeoutError"] * 3 + ["answered"] * 3
+
+
+def test_person_may_have_the_port_that_a_service_named() -> None:
+    """A member names any number. A database that starts there later answers, and no other project does."""
+    uids = map(str, (FIRST_PROJECT_UID, FIRST_PROJECT_UID + 1, NOBODY_UID - 2))
+    told = subprocess.run(
+        ["unshare", "--net", sys.executable, "-c", SERVERS_AT_A_NAMED_PORT, ASK, *uids],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    persons, tenants, replicas = (
+        ["answered"] * 2,
+        ["TimeoutError"] * 2,
+        ["answered", "ConnectionRefusedError"],
+    )
+    assert told.stdout.split() == [*persons, *tenants, *replicas]
 
 
 def test_no_project_answers_at_shoals_own_port_to_callers_on_other_machines_neither() -> None:

@@ -47,14 +47,16 @@ def test_the_rest_is_served_by_either(fields: dict[str, Any]) -> None:
     )
 
 
-def test_ports_of_shoal_itself_are_no_services(tmp_path: Path) -> None:
+def test_ports_of_shoal_itself_and_of_the_machine_are_no_services(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path)
     own = (settings.port, settings.serve_port)
     for port in own:
         with pytest.raises(SpecError, match=f"port {port}, which is Shoal's own"):
             check_port(parse_service({**ASKED, "port": port}), own)
         check_port(parse_service({**ASKED, "port": port, "network": "private"}), own)
-    for free in (None, "socket", 8000):
+    with pytest.raises(SpecError, match="port 1023, which is the machine's own"):
+        check_port(parse_service({**ASKED, "port": 1023}), own)
+    for free in (None, "socket", 1024):
         check_port(parse_service({**ASKED, "port": free}), own)
 
 

@@ -11,6 +11,8 @@ from shoal.spec.service import ServiceSpec
 HINT = (
     "leave it out, or have the embedded data plane serve: `shoal down` and `shoal up --data-plane embedded`"
 )
+FIRST_PORT = 1024
+"""No job may bind below."""
 
 
 def check_data_plane(settings: Settings, spec: ServiceSpec) -> None:
@@ -31,10 +33,16 @@ def check_data_plane(settings: Settings, spec: ServiceSpec) -> None:
 
 
 def check_port(spec: ServiceSpec, own: Collection[int | None]) -> None:
-    """`own`: ports of the control plane and the data plane, whose callers send tokens there."""
-    if spec.network != "private" and spec.port in own:
+    """`own`: ports of the control plane and the data plane, whose callers send tokens there.
+
+    Not a rule of the field itself: a release that was recorded before must still be read.
+    """
+    if spec.network == "private" or not isinstance(spec.port, int):
+        return
+    why = "Shoal's own" if spec.port in own else "the machine's own: services have 1024 and above"
+    if spec.port in own or spec.port < FIRST_PORT:
         raise SpecError(
-            f"service `{spec.name}` asks for port {spec.port}, which is Shoal's own",
+            f"service `{spec.name}` asks for port {spec.port}, which is {why}",
             hint="leave `port` out and have the server listen at $PORT, or choose another port",
         )
 

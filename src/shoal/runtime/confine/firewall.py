@@ -4,8 +4,9 @@ Every project has a user of its own, and the kernel knows whose process sends a 
 two projects is found when the server's kernel side answers it: the user that answers is then compared with
 the one that asked last from that port, because a process may take a port that another one has just let go.
 Connections of other users (people, root, the data plane) are left alone, but only Shoal's own user reaches
-the port of a replica, and only processes of the replica's project answer there: until the server listens,
-its port is free to whoever binds it. At Shoal's own ports no project's process answers, to callers on other
+a replica, and only processes of the replica's project answer at its port: until the server listens, the port
+is free to whoever binds it. At a port that a service named, people's servers answer as well: they may have
+been meant to have it. At Shoal's own ports no project's process answers, to callers on other
 machines neither. Nothing is tracked for longer than a handshake takes.
 
 Not covered: UDP, sockets in the abstract Unix namespace, connections that arrive from other machines.
@@ -43,8 +44,9 @@ LINGER_S = 60
 OWN_S = 7 * 86_400
 """The control plane and the data plane may be away for so long, and their ports stay closed to projects."""
 OWN = "own_ports"
-ASKERS, SERVED, SERVERS = "replica_ports", "served_ports", "servers"
-"""Ports that only Shoal's own user may connect to; ports at which one project alone may answer; which one."""
+ASKERS, SERVED, NAMED, SERVERS = "replica_ports", "served_ports", "named_ports", "servers"
+"""Ports whose replica answers Shoal's own user alone; ports at which one user alone may answer; those at
+which users who are no project's may, too; which one."""
 
 
 class FirewallFailed(ShoalError):
@@ -113,21 +115,21 @@ def close(uid: int) -> None:
     _apply(rules(uid))
 
 
-def protect(port: int, server_uid: int, *, is_open: bool = False) -> None:
-    """For `PORT_S` from now only this user may answer at the port, and only Shoal's own user may connect to
-    it unless it `is_open`. May be repeated.
+def protect(port: int, server_uid: int, *, is_open: bool = False, is_named: bool = False) -> None:
+    """For `PORT_S` from now only this user may answer at the port, and it answers Shoal's own user alone
+    unless it `is_open`. May be repeated. `is_named`: a service asked for this number, so people may have it.
 
     The rules need not be there: where projects have no users of their own, as on a node of Slurm, `close` is
     never called, and an administrator may have flushed them since.
     """
-    claims = list(_claims(port, server_uid))[int(is_open) :]
+    claims = list(_claims(port, server_uid, is_named=is_named))[int(is_open) :]
     renewed = (line for claim in claims for line in _renewed(claim, PORT_S))
     _apply("\n".join([*_shared(), *renewed]) + "\n")
 
 
-def release(port: int, server_uid: int) -> None:
+def release(port: int, server_uid: int, *, is_named: bool = False) -> None:
     """The server has ended: the port is nobody's in `LINGER_S`. May be repeated."""
-    askers, *answer = _claims(port, server_uid)
+    askers, *answer = _claims(port, server_uid, is_named=is_named)
     lines = [_added(askers), f"delete {askers} }}"]
     for claim in answer:
         lines += _renewed(claim, LINGER_S)
@@ -141,10 +143,10 @@ def hold(ports: Iterable[int]) -> None:
     _apply("\n".join([*_shared(), *renewed]) + "\n")
 
 
-def _claims(port: int, server_uid: int) -> Iterator[str]:
+def _claims(port: int, server_uid: int, *, is_named: bool) -> Iterator[str]:
     """Elements of the three sets, not ended yet."""
     yield f"element {TABLE} {ASKERS} {{ {port}"
-    yield f"element {TABLE} {SERVED} {{ {port}"
+    yield f"element {TABLE} {NAMED if is_named else SERVED} {{ {port}"
     yield f"element {TABLE} {SERVERS} {{ {server_uid} . {port}"
 
 
@@ -169,7 +171,7 @@ def _shared() -> Iterator[str]:
     yield f"add table {TABLE}"
     yield f"add map {TABLE} asking {{ type uid : verdict; }}"
     yield f"add map {TABLE} answering {{ type uid : verdict; }}"
-    for name in (ASKERS, SERVED, OWN):
+    for name in (ASKERS, SERVED, NAMED, OWN):
         yield f"add set {TABLE} {name} {{ type inet_service; flags timeout; }}"
     yield f"add set {TABLE} {SERVERS} {{ typeof meta skuid . tcp sport; flags timeout; }}"
     last = f"typeof {LAST_ASKED} : meta mark; flags dynamic,timeout; size {MOST_IN_ALL}"
@@ -177,6 +179,7 @@ def _shared() -> Iterator[str]:
     for name, asked, _ in FAMILIES:
         noted = f"typeof {asked}; flags dynamic,timeout; size {MOST_IN_ALL}"
         yield f"add set {TABLE} refused{name} {{ {noted}; timeout {REFUSED_S}s; }}"
+        yield f"add set {TABLE} asked{name} {{ {noted}; timeout {HANDSHAKE_S}s; }}"
     for chain in ("out { type filter hook output priority filter; policy accept; }", "asks", "answers"):
         yield f"add chain {TABLE} {chain}"
     for chain in ("out", "asks", "answers"):
@@ -187,11 +190,19 @@ def _shared() -> Iterator[str]:
     yield f'add rule {TABLE} out oifname != "lo" accept'
     yield f"add rule {TABLE} out tcp flags & (syn | ack) == syn jump asks"
     # Shoal's own user may answer. It has every secret, and its daemons may get a port that was a replica's.
-    yield (
-        f"{answer} meta skuid != {os.geteuid()} tcp sport @{SERVED} meta skuid . tcp sport != @{SERVERS} drop"
-    )
+    stranger = f"meta skuid != {os.geteuid()}"
+    not_its = f"meta skuid . tcp sport != @{SERVERS}"
+    yield f"{answer} {stranger} tcp sport @{SERVED} {not_its} drop"
+    yield f"{answer} meta skuid >= {FIRST_PROJECT_UID} tcp sport @{NAMED} {not_its} drop"
+    # The replica answers who asked as Shoal's own user. Who asks a stranger's server at its port is let pass.
+    for name, asked, answered in FAMILIES:
+        at_replica = f"add rule {TABLE} asks {{}} tcp dport @{ASKERS}"
+        yield f"{at_replica.format(f'meta skuid {os.geteuid()}')} update @asked{name} {{ {asked} }}"
+        yield f"{at_replica.format(stranger)} delete @asked{name} {{ {asked} }}"
+        yield f"{at_replica.format(stranger)} {asked} @refused{name} reject with tcp reset"
+        replica = f"{answer} tcp sport @{ASKERS} meta skuid . tcp sport @{SERVERS} {answered} != @asked{name}"
+        yield f"{replica} update @refused{name} {{ {answered} }} reject with tcp reset"
     yield f"{answer} meta skuid vmap @answering"
-    yield f"add rule {TABLE} asks meta skuid != {os.geteuid()} tcp dport @{ASKERS} reject with tcp reset"
     yield f"add rule {TABLE} asks meta skuid vmap @asking"
     yield f"add rule {TABLE} asks delete @last {{ {LAST_ASKED} : 0 }}"
 
