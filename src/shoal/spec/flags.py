@@ -75,7 +75,8 @@ class Given:
             outer = _full_form(key, data.get(key, {}))
             # A file whose `resources` is no mapping is a mistake already: leave it there to be reported.
             if isinstance(outer, dict):
-                data[key] = {**outer, below[0]: value}
+                outer[below[0]] = value
+                data[key] = outer
 
     def has(self, loc: Loc) -> bool:
         """Whether what is at `loc` came from a flag."""
