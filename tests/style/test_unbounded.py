@@ -64,6 +64,7 @@ ALLOWED: dict[str, frozenset[tuple[str, str]]] = {
     ),
     "one entry at a time, counted, or until a time": frozenset(
         {
+            ("control/owners.py", "_give"),
             ("engines/own_saves.py", "Walk.entries"),
             ("engines/ray/agent.py", "_roots"),
             ("engines/saved.py", "_names"),
@@ -119,7 +120,7 @@ ALLOWED: dict[str, frozenset[tuple[str, str]]] = {
     "folders of the machine that its administrator alone can write": frozenset(
         {
             ("control/uids.py", "_forget_gone"),
-            ("control/uids.py", "_is_noted"),
+            ("control/uids.py", "_is_own"),
             ("runtime/confine/programs.py", "edited"),
             ("runtime/confine/view.py", "_room_for"),
             ("runtime/confine/view.py", "_system"),

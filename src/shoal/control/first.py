@@ -153,7 +153,8 @@ async def prepare(core: Core, admin_name: str) -> None:
     """
     users = await core.store.read(lambda tx: tx.people.users())
     if users:
-        await _keep_uids(core)
+        if site.read_request(core.settings.state_dir) is None:  # else `restored.finish` does
+            await _keep_uids(core)
         await _replace_lost(core, admin_name, users)
         return
     token = _laid_down(core, core.new_id("usr"), "first admin token")
@@ -179,9 +180,8 @@ async def _keep_uids(core: Core) -> None:
     """Note on this machine that the uids of the projects are taken, and by the home at this path."""
     home = core.settings.state_dir
     projects = await core.store.read(lambda tx: tx.people.projects())
-    uids = [project.uid for project in projects]
-    for first_uid in keep_blocks(uids, home, register_name(home)):
-        log.warning("another home on this machine has the users of these projects", first_uid=first_uid)
+    if uids := keep_blocks([project.uid for project in projects], home, register_name(home)):
+        log.warning("another home on this machine has the users of these projects", uids=uids)
 
 
 async def _replace_lost(core: Core, admin_name: str, users: list[User]) -> None:

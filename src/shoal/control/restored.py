@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import anyio.to_thread
 import msgspec
@@ -18,11 +19,13 @@ from shoal.control.actor import SHOAL
 from shoal.control.arrays import finish_submission
 from shoal.control.core import Core
 from shoal.control.first import SITE_ID, register_name, write_private
+from shoal.control.owners import give_home
 from shoal.control.record import note
-from shoal.control.uids import claim_block
+from shoal.control.uids import claim_block, keep_blocks
 from shoal.engines.set_aside import BECAUSE, Outcomes, outcomes_of
 from shoal.model.attempt import Attempt, EndReason
 from shoal.model.moves import NodeEnded, StopAsked
+from shoal.model.people import Project
 from shoal.site import RestoreRequest, Site
 from shoal.store import ArrayVerb, Tx
 from shoal.wire import EndKind, NodeOutcome
@@ -60,13 +63,14 @@ async def finish(core: Core, request: RestoreRequest, jobs: int, services: int) 
     home = core.settings.state_dir
     before = site.read_site(home)
     new = Site(site_id=request.site_id, directory=site.identify(home))
-    first_uid = await _claim_uids(core)
-    facts = {
+    moves, next_uid = await _claim_uids(core, is_heir=request.runs_again)
+    facts: dict[str, Any] = {
         "path": str(home),
         "copied_from": before.directory.path if before is not None else None,
         "runs_again": request.runs_again,
         "jobs": jobs,
         "services": services,
+        "users_changed": len(moves),
     }
 
     def change(tx: Tx) -> None:
@@ -75,7 +79,11 @@ async def finish(core: Core, request: RestoreRequest, jobs: int, services: int) 
         now = core.clock.now()
         tx.meta.set(SITE_ID, new.site_id)
         tx.meta.set(RESTORED_AT, str(now))
-        tx.people.begin_uids(first_uid)
+        tx.people.begin_uids(next_uid)
+        for project, uid in moves:
+            tx.people.change_uid(project, uid)
+            data = {"project": project.name, "uid": uid}
+            note(tx, "project.updated", now, SHOAL, project=project.name, data=data)
         note(tx, "home.restored", now, SHOAL, data=facts)
 
     await core.store.write(change)
@@ -84,11 +92,29 @@ async def finish(core: Core, request: RestoreRequest, jobs: int, services: int) 
     log.warning("home.restored", **facts)
 
 
-async def _claim_uids(core: Core) -> int:
-    """Return where the uids of new projects begin: original and copy would count on from the same one."""
+async def _claim_uids(core: Core, *, is_heir: bool) -> tuple[list[tuple[Project, int]], int]:
+    """Claim a block of uids. Return the projects that get another uid, with that one, and where those of new
+    projects begin.
+
+    Original and copy would count on from the same uid. While the original is on this machine, its projects
+    and those of the copy get different users: as one user, jobs of the copy could do to the original's what
+    jobs of one project can do to each other. When this returns, what jobs left in this home belongs to the
+    new users. May be repeated, also after a kill: the block is the same one.
+    """
     home = core.settings.state_dir
-    used = [project.uid for project in await core.store.read(lambda tx: tx.people.projects())]
-    return await anyio.to_thread.run_sync(partial(claim_block, home, register_name(home), used=used))
+    name = register_name(home)
+    projects = await core.store.read(lambda tx: tx.people.projects())
+    used = [project.uid for project in projects]
+
+    def work() -> tuple[list[tuple[Project, int]], int]:
+        foreign = {*keep_blocks(used, home, name, is_heir=is_heir)}
+        first = claim_block(home, name, used=used)
+        moved = [project for project in projects if project.uid in foreign]
+        moves = [(project, uid) for uid, project in enumerate(moved, first)]
+        give_home(home, moves)
+        return moves, first + len(moves)
+
+    return await anyio.to_thread.run_sync(work)
 
 
 def _open_attempts(tx: Tx, *, runs_again: bool) -> list[Attempt]:

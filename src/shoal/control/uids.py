@@ -51,20 +51,21 @@ def claim_block(home: Path, name: str, registry: Path | None = None, used: Colle
     )
 
 
-def keep_blocks(uids: Collection[int], home: Path, name: str, registry: Path | None = None) -> list[int]:
+def keep_blocks(
+    uids: Collection[int], home: Path, name: str, registry: Path | None = None, *, is_heir: bool = False
+) -> list[int]:
     """Note where the home is whose projects have these uids: it may have been moved, or restored here.
 
-    Returns the first uids of blocks that are noted as another home's. Their notes stay as they are.
+    Returns those uids that lie in blocks of another home on this machine. The notes of these blocks stay as
+    they are. `is_heir`: the other home is gone for good, so its blocks become this home's.
     """
     if os.geteuid() != 0:
         return []
     registry = registry or REGISTRY
     _forget_gone(registry)
-    return [
-        first
-        for first in sorted({_first_of(uid) for uid in uids})
-        if not _is_noted(registry, first, home, name)
-    ]
+    firsts = {first_of(uid) for uid in uids}
+    kept = {first for first in firsts if _is_noted(registry, first, home, name, is_heir=is_heir)}
+    return sorted(uid for uid in uids if first_of(uid) not in kept)
 
 
 def blocks(name: str, taken: Collection[range] = ()) -> Iterator[int]:
@@ -78,11 +79,12 @@ def blocks(name: str, taken: Collection[range] = ()) -> Iterator[int]:
 
 def overlapping(uid: int, taken: Collection[range]) -> range | None:
     """The range, of those handed out as subordinate ids, that has part of the uid's block."""
-    first = _first_of(uid)
+    first = first_of(uid)
     return next((one for one in taken if one.start < first + BLOCK and first < one.stop), None)
 
 
-def _first_of(uid: int) -> int:
+def first_of(uid: int) -> int:
+    """Return the first uid of the block that has this one."""
     return uid - (uid - FIRST_PROJECT_UID) % BLOCK
 
 
@@ -96,11 +98,11 @@ def subordinate_ranges(files: Collection[Path] = SUBORDINATE) -> Iterator[range]
                     yield range(int(first), int(first) + int(count))
 
 
-def _is_noted(registry: Path, first: int, home: Path, name: str) -> bool:
+def _is_noted(registry: Path, first: int, home: Path, name: str, *, is_heir: bool = False) -> bool:
     """Whether the block is this home's, which is noted with the path that the home has now.
 
-    Where nothing can be noted, because `/var` is full or read-only, the home has the block all the same: its
-    name seldom leads to another's block, and jobs need a control plane that starts.
+    Where nothing can be noted, because `/var` is full or read-only, the home has a block without a note all
+    the same: its name seldom leads to another's block, and jobs need a control plane that starts.
     """
     note, new = registry / str(first), registry / f".{first}.{os.getpid()}"
     try:
@@ -108,16 +110,26 @@ def _is_noted(registry: Path, first: int, home: Path, name: str) -> bool:
         new.write_text(f"{name}\n{home}\n", encoding="utf-8")
     except OSError as error:
         log.warning("uids.not_noted", first_uid=first, error=str(error))
-        return True
+        return is_heir or not note.exists() or _is_own(note, home, name)
     try:
         os.link(new, note)  # whole, and by one home alone
     except FileExistsError:
-        if not note.read_text(encoding="utf-8").startswith(f"{name}\n"):
+        if not is_heir and not _is_own(note, home, name):
             return False
         new.replace(note)  # the home may lie elsewhere now
     finally:
         new.unlink(missing_ok=True)
     return True
+
+
+def _is_own(note: Path, home: Path, name: str) -> bool:
+    """Whether the note is about this home, or about one whose place this home has taken."""
+    noted = note.read_text(encoding="utf-8").splitlines()
+    if noted[:1] == [name]:
+        return True
+    with contextlib.suppress(OSError, IndexError):
+        return home.samefile(noted[1])
+    return False
 
 
 def _forget_gone(registry: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
 from sqlalchemy import bindparam, delete, insert, select, update
 
 from shoal.errors import NotFound, StateError
@@ -36,6 +37,11 @@ SET_PROJECT = (
     update(projects)
     .where(projects.c.name == bindparam("named"), projects.c.uid == bindparam("its_uid"))
     .values(body=bindparam("to_body"))
+)
+SET_UID = (
+    update(projects)
+    .where(projects.c.name == bindparam("named"))
+    .values(uid=bindparam("to_uid"), body=bindparam("to_body"))
 )
 ADD_MEMBERSHIP = insert(memberships)
 MEMBERSHIPS = (
@@ -113,11 +119,17 @@ class People:
         return [decode_project(body) for (body,) in self._run(PROJECTS)]
 
     def update_project(self, project: Project) -> None:
-        """A project keeps its uid for ever: `NotFound` if there is none of this name with it."""
+        """A project keeps its uid in this: `NotFound` if there is none of this name with it."""
         changes = {"named": project.name, "its_uid": project.uid, "to_body": encode(project)}
         if self._run(SET_PROJECT, changes).rowcount == 0:
             raise NotFound(f"there is no project `{project.name}` with uid {project.uid}")
         self._changes.put_project(project)
+
+    def change_uid(self, project: Project, uid: int) -> None:
+        """Give a project of a restored copy another uid, which no project had before."""
+        changed = msgspec.structs.replace(project, uid=uid)
+        self._run(SET_UID, {"named": project.name, "to_uid": uid, "to_body": encode(changed)})
+        self._changes.put_project(changed)
 
     def begin_uids(self, first: int) -> None:
         """Give new projects uids from this one on, which begins a block that no project has a uid of."""

@@ -1,7 +1,8 @@
-"""What becomes of open jobs, services and records of a restored home, cut anywhere."""
+"""What becomes of open jobs, services, records and users of a restored home, cut anywhere."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,25 +10,34 @@ import pytest
 
 from shoal import site
 from shoal.control import arrays, restored, uids
+from shoal.control.actor import SHOAL
+from shoal.control.audit import verdict_of
 from shoal.control.first import HOME_ID, SITE_ID, claim, home_id_path
-from shoal.control.restored import settle_restored
-from shoal.control.uids import BLOCK, blocks
+from shoal.control.record import note
+from shoal.control.restored import finish, settle_restored
+from shoal.control.uids import BLOCK, blocks, keep_blocks
 from shoal.engines.set_aside import outcomes_of, set_aside
+from shoal.identity.replay import Difference
 from shoal.loopback import FIRST_PROJECT_UID
+from shoal.model.people import Project
 from shoal.model.service import Service
 from shoal.runtime import spool
 from shoal.site import RestoreRequest
 from shoal.store import JobFilter, Tx
 from shoal.wire import EndKind, NodeOutcome
-from tests.support.lab import Lab
+from tests.support.lab import Lab, now
 from tests.support.shares import an_order
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root's homes are noted")
 
 
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
     monkeypatch.setattr(uids, "REGISTRY", tmp_path / "uids")
-    home_id_path(tmp_path).write_text("x\n")
-    return Lab(home=tmp_path)
+    home = tmp_path / "home"
+    home.mkdir()
+    home_id_path(home).write_text("x\n")
+    return Lab(home=home)
 
 
 def word(lab: Lab, *, runs_again: bool) -> RestoreRequest:
@@ -223,3 +233,95 @@ def test_nothing_that_the_copied_files_call_alive_stays_in_place(tmp_path: Path)
     assert not Path(kept.work).exists()
     assert outcomes_of(tmp_path, "att_1")["n1"].kind is EndKind.LOST
     assert outcomes_of(tmp_path, "att_1")["n1"].ended_at == 7.0
+
+
+def a_project_of_the_original(lab: Lab) -> tuple[Path, int]:
+    """A project with a checkpoint and a cache in the copy. The original has noted its uids."""
+    original = lab.settings.home.parent / "original"
+    original.mkdir()
+    first = uids.claim_block(original, "x:11aa")
+
+    def add(tx: Tx) -> None:
+        tx.people.begin_uids(first + 7)
+        project = Project(name="vision", uid=tx.people.next_uid())
+        tx.people.add_project(project)
+        note(tx, "project.created", 0.0, SHOAL, project="vision")
+
+    now(lab.store.write(add))
+    outside = lab.settings.home.parent / "outside"
+    outside.touch()
+    for name in ("checkpoints/job_1/step-1", f"caches/vision-{first + 7}/pip"):
+        (lab.settings.home / name).mkdir(parents=True)
+        (lab.settings.home / name / "file").touch()
+        (lab.settings.home / name / "link").symlink_to(outside)
+    for path in (outside, *(lab.settings.home / "checkpoints").rglob("*")):
+        os.lchown(path, first + 7, first + 7)
+    for path in (lab.settings.home / "caches").rglob("*"):
+        os.lchown(path, first + 7, first + 7)
+    return original, first + 7
+
+
+def uid_of_vision(lab: Lab) -> int:
+    project = lab.read(lambda tx: tx.people.get_project("vision"))
+    assert project is not None
+    return project.uid
+
+
+def differences_of_vision(lab: Lab) -> list[Difference]:
+    return [one for one in lab.read(verdict_of).differences if one.row == "vision"]
+
+
+def owners_below(folder: Path) -> set[tuple[int, int]]:
+    return {(path.lstat().st_uid, path.lstat().st_gid) for path in folder.rglob("*")}
+
+
+@needs_root
+async def test_projects_of_a_copy_have_other_users_than_those_of_an_original_on_this_machine(
+    lab: Lab,
+) -> None:
+    original, before = a_project_of_the_original(lab)
+    await settle_restored(lab.core, word(lab, runs_again=False))
+    uid = uid_of_vision(lab)
+    assert uid == next(blocks("x:22bb"))
+    home = lab.settings.home
+    assert owners_below(home / "checkpoints") == owners_below(home / "caches") == {(uid, uid)}
+    assert [path.name for path in (home / "caches").iterdir()] == [f"vision-{uid}"]
+    assert (original.parent / "outside").stat().st_uid == before, "nothing changes where a link leads"
+    assert await lab.store.write(lambda tx: tx.people.next_uid()) > uid
+    assert differences_of_vision(lab) == []
+    assert keep_blocks([before], original, "x:11aa") == []
+
+
+@needs_root
+@pytest.mark.parametrize("gone", ["removed", "replaced", "as the operator says"])
+async def test_projects_of_a_copy_keep_their_users_where_the_original_is_gone(lab: Lab, gone: str) -> None:
+    original, before = a_project_of_the_original(lab)
+    if gone == "removed":
+        original.rmdir()
+    if gone == "replaced":
+        original.rmdir()
+        original.symlink_to(lab.settings.home)
+    await settle_restored(lab.core, word(lab, runs_again=gone == "as the operator says"))
+    assert uid_of_vision(lab) == before
+    assert owners_below(lab.settings.home / "checkpoints") == {(before, before)}
+    drill = lab.settings.home.parent / "drill"
+    drill.mkdir()
+    assert keep_blocks([before], drill, "x:33cc") == [before], "a drill of the copy has other users"
+
+
+@needs_root
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_users_of_a_copy_change_once_where_its_first_start_is_killed(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    _, before = a_project_of_the_original(lab)
+    request = word(lab, runs_again=False)
+    kill_around(monkeypatch, lab.store, "write", when)
+    with pytest.raises(Killed):
+        await finish(lab.core, request, 0, 0)
+    await finish(lab.core, request, 0, 0)
+    uid = uid_of_vision(lab)
+    assert owners_below(lab.settings.home / "checkpoints") == {(uid, uid)}
+    assert uid == next(blocks("x:22bb")) != before
+    assert len(lab.events("project.updated")) == 1
+    assert differences_of_vision(lab) == []
