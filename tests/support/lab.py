@@ -10,6 +10,8 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
+import anyio
+
 from shoal.control import Actor, ControlPlane, SubmitResult
 from shoal.control.core import Core
 from shoal.control.heal import heal
@@ -54,6 +56,11 @@ def now(work: Coroutine[Any, Any, T]) -> T:
         return result
     work.close()
     raise AssertionError("this coroutine was not supposed to wait")
+
+
+def waited(work: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that may wait for a thread."""
+    return anyio.run(lambda: work)
 
 
 async def place_and_launch(core: Core) -> Cycle:

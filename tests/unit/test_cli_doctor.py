@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import resource
 import shutil
 import time
@@ -26,8 +27,10 @@ from shoal.cli.checkup_server import (
 )
 from shoal.cli.home import remember
 from shoal.client.credentials import LOCAL, Credentials, Endpoint
+from shoal.control import uids
 from shoal.control.authority import load_authority, load_certificate
 from shoal.engines.fake import VirtualClock
+from shoal.loopback import FIRST_PROJECT_UID
 from shoal.runtime import spool
 from shoal.runtime.confine import firewall
 from shoal.settings import Settings
@@ -352,3 +355,18 @@ def test_what_counts_is_how_many_files_may_be_had_not_how_many_a_shell_begins_wi
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (64, hard))
     assert checkup_machine.check_files().level is level
+
+
+@pytest.mark.parametrize(("is_noted", "level"), [(True, Level.BROKEN), (False, Level.OK)])
+def test_account_in_a_block_of_projects_users_is_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: Level, *, is_noted: bool
+) -> None:
+    uid = FIRST_PROJECT_UID + 7
+    carl = pwd.struct_passwd(("carl", "x", uid, 100, "", "/", "/bin/sh"))
+    monkeypatch.setattr(pwd, "getpwall", lambda: [carl])
+    monkeypatch.setattr(uids, "subordinate_ranges", lambda: iter(()))
+    monkeypatch.setattr(uids, "REGISTRY", tmp_path)
+    if is_noted:
+        (tmp_path / str(FIRST_PROJECT_UID)).touch()
+    found = checkup_machine.check_uids()
+    assert (found.level, f"carl has uid {uid}" in found.told) == (level, is_noted)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
+import pwd
 import resource
 import shutil
 import socket
@@ -166,8 +167,8 @@ def _running_uids() -> set[int]:
 
 
 def check_uids() -> Finding:
-    """Whether somebody may become a project's user by `newuidmap`."""
-    from shoal.control.uids import BLOCK, NUM_BLOCKS, subordinate_ranges
+    """Whether somebody is a project's user, or may become one by `newuidmap`."""
+    from shoal.control.uids import BLOCK, NUM_BLOCKS, REGISTRY, first_of, subordinate_ranges
     from shoal.loopback import FIRST_PROJECT_UID
 
     last = FIRST_PROJECT_UID + NUM_BLOCKS * BLOCK
@@ -177,6 +178,12 @@ def check_uids() -> Finding:
         return Finding(
             "uids", Level.BROKEN, told, "move that range in /etc/subuid and /etc/subgid below 1900000000"
         )
+    for account in pwd.getpwall():
+        uid = account.pw_uid
+        if FIRST_PROJECT_UID <= uid < last and (REGISTRY / str(first_of(uid))).exists():
+            told = f"account {account.pw_name} has uid {uid}, which may be a project's"
+            hint = f"`usermod -u UID {account.pw_name}` with a uid below {FIRST_PROJECT_UID}"
+            return Finding("uids", Level.BROKEN, told, hint)
     return Finding("uids", Level.OK, "no user may become a project's user")
 
 

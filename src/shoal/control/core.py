@@ -120,6 +120,8 @@ class Core:
         self.absences = Absences(clock)
         self.outages = Outages(clock)
         self.turns = Turns(clock)
+        self.choosing_uid = anyio.Lock()
+        """Held while a project is made: its uid is looked up on the machine before the transaction."""
         self.refusals: Refusals = Refusals(clock.monotonic, clock.now)
 
     @property

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
+import anyio.to_thread
 import msgspec
 
 from shoal.control.actor import Actor
 from shoal.control.core import Core
+from shoal.control.first import register_name
 from shoal.control.once import fingerprint, once
 from shoal.control.record import note
 from shoal.control.services.tables import spread
 from shoal.control.tree import check_tree
+from shoal.control.uids import usable_uid
 from shoal.errors import NotFound, StateError
 from shoal.model.people import Membership, Project, Role, User
 from shoal.spec.wording import or_nearest
@@ -97,6 +100,7 @@ async def create_project(
     """`limits` names fields of Project, of which all but `uid` and `created_at` can be set."""
 
     def make(tx: Tx, now: float) -> Project:
+        tx.people.begin_uids(uid)
         if tx.people.get_project(name) is not None:
             raise StateError(f"project `{name}` exists already", hint="shoal project list")
         project = Project(name=name, uid=0, created_at=now, **limits)
@@ -106,7 +110,20 @@ async def create_project(
         return project
 
     said = {"project": name, **msgspec.to_builtins(limits)}
-    return (await change_people(core, actor, key, "project.created", said, Project, make, name))[0]
+    async with core.choosing_uid:
+        uid = await _choose_uid(core)
+        return (await change_people(core, actor, key, "project.created", said, Project, make, name))[0]
+
+
+async def _choose_uid(core: Core) -> int:
+    """Return the uid for the next project, which nothing else on this machine has now."""
+
+    def read(tx: Tx) -> tuple[int, list[int]]:
+        return tx.people.upcoming_uid(), [project.uid for project in tx.people.projects()]
+
+    uid, used = await core.store.read(read)
+    home = core.settings.state_dir
+    return await anyio.to_thread.run_sync(lambda: usable_uid(uid, home, register_name(home), used))
 
 
 async def update_project(

@@ -108,8 +108,8 @@ async def _claim_uids(core: Core, *, is_heir: bool) -> tuple[list[tuple[Project,
 
     def work() -> tuple[list[tuple[Project, int]], int]:
         foreign = {*keep_blocks(used, home, name, is_heir=is_heir)}
-        first = claim_block(home, name, used=used)
         moved = [project for project in projects if project.uid in foreign]
+        first = claim_block(home, name, used=used, wanted=len(moved) + 1)
         moves = [(project, uid) for uid, project in enumerate(moved, first)]
         give_home(home, moves)
         return moves, first + len(moves)

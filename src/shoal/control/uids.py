@@ -9,8 +9,10 @@ A home and its restored copy have two names.
 from __future__ import annotations
 
 import contextlib
+import grp
 import hashlib
 import os
+import pwd
 from collections.abc import Collection, Iterator
 from itertools import islice
 from pathlib import Path
@@ -32,23 +34,40 @@ home's name in the register and its path."""
 log = structlog.get_logger()
 
 
-def claim_block(home: Path, name: str, registry: Path | None = None, used: Collection[int] = ()) -> int:
+def claim_block(
+    home: Path, name: str, registry: Path | None = None, used: Collection[int] = (), wanted: int = 1
+) -> int:
     """Return the first uid of this home's block, which no other home on this machine gets from now on.
 
     May be repeated: a home keeps its block. Without root nothing is noted, since no job runs as another user.
-    `used`: uids of projects that the home has already. A block with one of them is passed over.
+    `used`: uids of projects that the home has already. A block with one of them is passed over, and so is one
+    of whose first `wanted` uids an account or a group of this machine has one.
     """
     registry = registry or REGISTRY
     if os.geteuid() == 0:
         _forget_gone(registry)
     taken = (*subordinate_ranges(), *(range(uid, uid + 1) for uid in used))
     for first in blocks(name, taken):
+        if any(map(is_in_use, range(first, first + wanted))):
+            continue
         if os.geteuid() != 0 or _is_noted(registry, first, home, name):
             return first
     raise StateError(
         "every block of users for projects is taken on this machine",
         hint=f"remove the files in {registry} of homes that are gone",
     )
+
+
+def usable_uid(uid: int, home: Path, name: str, used: Collection[int]) -> int:
+    """Return this uid for a new project. If it is no longer the home's alone, return the first one of another
+    block: an account, a group or a subordinate range has it by now, or it is in the next home's block.
+
+    Blocks: asks the system for accounts. `used`: uids of the home's projects.
+    """
+    is_past_block = uid == first_of(uid) and uid - 1 in used
+    if is_past_block or is_in_use(uid) or overlapping(uid, tuple(subordinate_ranges())) is not None:
+        return claim_block(home, name, used={*used, uid})
+    return uid
 
 
 def keep_blocks(
@@ -96,6 +115,15 @@ def subordinate_ranges(files: Collection[Path] = SUBORDINATE) -> Iterator[range]
                 with contextlib.suppress(ValueError):
                     _, first, count = line.split(":")
                     yield range(int(first), int(first) + int(count))
+
+
+def is_in_use(uid: int) -> bool:
+    """Whether an account has this uid, or a group this gid: a project's jobs have both."""
+    for find in (pwd.getpwuid, grp.getgrgid):
+        with contextlib.suppress(KeyError):
+            find(uid)
+            return True
+    return False
 
 
 def _is_noted(registry: Path, first: int, home: Path, name: str, *, is_heir: bool = False) -> bool:

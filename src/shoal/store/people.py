@@ -132,8 +132,12 @@ class People:
         self._changes.put_project(changed)
 
     def begin_uids(self, first: int) -> None:
-        """Give new projects uids from this one on, which begins a block that no project has a uid of."""
+        """Give new projects uids from this one on, which no project had before."""
         self._meta.set(NEXT_UID, str(first))
+
+    def upcoming_uid(self) -> int:
+        """What `next_uid` would return."""
+        return int(self._meta.get(NEXT_UID) or FIRST_PROJECT_UID)
 
     def next_uid(self) -> int:
         """A Unix uid that no project had before."""

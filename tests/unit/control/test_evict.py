@@ -15,7 +15,7 @@ from shoal.scheduler import Policy, Why
 from shoal.sim.history.facts import facts_of
 from shoal.sim.history.replay import Replay
 from shoal.spec import parse_job
-from tests.support.lab import ANA, SPEC, USER, Lab, now
+from tests.support.lab import ANA, SPEC, USER, Lab, now, waited
 
 SLOW_TO_STOP = always(Act(run_s=None, stop_s=20.0))
 WHOLE = {"gpus": 4, "cpus": 4}
@@ -69,7 +69,7 @@ def test_another_project_is_not_named() -> None:
     borrower = lab.running(resources={"gpus": 2, "cpus": 2})
     lab.clock.advance(Policy().settle_s)
     now(lab.plane.update_project(ANA, "lab", {"quota": Devices(gpus=2)}))
-    now(lab.plane.create_project(ANA, "hush", {"quota": Devices(gpus=2)}))
+    waited(lab.plane.create_project(ANA, "hush", {"quota": Devices(gpus=2)}))
     wanted = parse_job({**SPEC, "resources": {"gpus": 2, "cpus": 2}})
     (gains,) = now(lab.plane.submit(ANA, wanted, project="hush", owner=USER)).jobs
     lab.place()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from shoal.control import Actor
+from shoal.control import Actor, uids
 from shoal.errors import NotFound, StateError
 from shoal.identity import parse_user_token
 from shoal.model.people import Role, User
 from shoal.store import KeyReused
-from tests.support.lab import ANA, USER, Lab, now
+from tests.support.lab import ANA, USER, Lab, now, waited
 
 
 @pytest.fixture
@@ -58,15 +60,28 @@ def test_an_inactive_admin_does_not_count_as_one(lab: Lab) -> None:
 
 
 def test_a_project_gets_a_uid_of_its_own_and_keeps_its_name(lab: Lab) -> None:
-    moon = now(lab.plane.create_project(ANA, "moon", {"max_open_jobs": 5}))
-    mars = now(lab.plane.create_project(ANA, "mars", {}))
+    moon = waited(lab.plane.create_project(ANA, "moon", {"max_open_jobs": 5}))
+    mars = waited(lab.plane.create_project(ANA, "mars", {}))
     assert (moon.max_open_jobs, mars.uid) == (5, moon.uid + 1)
     with pytest.raises(StateError, match="project `moon` exists already"):
-        now(lab.plane.create_project(ANA, "moon", {}))
+        waited(lab.plane.create_project(ANA, "moon", {}))
+
+
+def test_a_project_that_is_made_after_an_account_does_not_get_its_uid(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    moon = waited(lab.plane.create_project(ANA, "moon", {}))
+    taken = moon.uid + 1
+    monkeypatch.setattr(uids, "is_in_use", lambda uid: uid == taken)
+    monkeypatch.setattr(uids, "REGISTRY", tmp_path)
+    mars = waited(lab.plane.create_project(ANA, "mars", {}))
+    venus = waited(lab.plane.create_project(ANA, "venus", {}))
+    assert uids.first_of(mars.uid) != uids.first_of(taken)
+    assert venus.uid == mars.uid + 1
 
 
 def test_a_project_keeps_the_limits_that_are_not_changed(lab: Lab) -> None:
-    now(lab.plane.create_project(ANA, "moon", {"max_open_jobs": 5}))
+    waited(lab.plane.create_project(ANA, "moon", {"max_open_jobs": 5}))
     changed = now(lab.plane.update_project(ANA, "moon", {"max_priority": 7}))
     assert (changed.max_open_jobs, changed.max_priority) == (5, 7)
     with pytest.raises(NotFound, match="no project `mars`"):

@@ -8,7 +8,7 @@ import pytest
 
 from shoal.errors import SpecError
 from shoal.model.people import Devices, Project
-from tests.support.lab import ANA, Lab, now
+from tests.support.lab import ANA, Lab, now, waited
 
 
 def gpus(count: int) -> Devices:
@@ -26,7 +26,7 @@ def lab() -> Lab:
 
 
 def make(lab: Lab, name: str, **fields: Any) -> Project:
-    return now(lab.plane.create_project(ANA, name, fields))
+    return waited(lab.plane.create_project(ANA, name, fields))
 
 
 def change(lab: Lab, name: str, **fields: Any) -> Project:

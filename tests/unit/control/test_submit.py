@@ -23,7 +23,7 @@ from shoal.spec import parse_job
 from shoal.store import KeyReused
 from shoal.store.codec import decode_job
 from shoal.store.schema import idempotency_keys
-from tests.support.lab import ANA, KEY, SPEC, USER, Lab, StagedEngine, now
+from tests.support.lab import ANA, KEY, SPEC, USER, Lab, StagedEngine, now, waited
 
 
 def test_a_priority_by_name_is_the_number_of_its_class() -> None:
@@ -168,7 +168,7 @@ def test_too_many_dependencies_are_refused_before_an_element_is_read(monkeypatch
 
 def test_a_job_of_another_project_is_no_dependency_even_by_its_id() -> None:
     lab = Lab()
-    now(lab.plane.create_project(ANA, "moon", {}))
+    waited(lab.plane.create_project(ANA, "moon", {}))
     theirs = now(lab.plane.submit(ANA, parse_job(SPEC), project="moon", owner=USER)).jobs[0]
     for written in (theirs.job_id, "moon/1"):
         with pytest.raises(SpecError, match="project `lab` has no such job"):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
+from shoal.control import uids
 from shoal.control.uids import (
     BLOCK,
     NUM_BLOCKS,
@@ -18,6 +20,7 @@ from shoal.control.uids import (
     keep_blocks,
     overlapping,
     subordinate_ranges,
+    usable_uid,
 )
 from shoal.loopback import FIRST_PROJECT_UID
 
@@ -52,6 +55,54 @@ def test_block_in_which_the_home_has_a_project_already_is_passed_over(tmp_path: 
     (home,) = homes(tmp_path, "home")
     wanted = claim_block(home, "a", tmp_path / "uids")
     assert claim_block(home, "a", tmp_path / "uids", used=[wanted + 7]) != wanted
+
+
+def named(number: int) -> Callable[[int], None]:
+    """As `pwd.getpwuid` where this number alone has a name."""
+
+    def find(wanted: int) -> None:
+        if wanted != number:
+            raise KeyError(wanted)
+
+    return find
+
+
+@pytest.mark.parametrize("database", ["pwd.getpwuid", "grp.getgrgid"])
+def test_uid_of_an_account_or_a_group_is_no_new_projects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database: str
+) -> None:
+    (home,) = homes(tmp_path, "home")
+    monkeypatch.setattr(uids, "REGISTRY", tmp_path / "uids")
+    first, second, third = islice(blocks("a"), 3)
+    monkeypatch.setattr(database, named(first + 7))
+    assert claim_block(home, "a", wanted=7) == first
+    assert claim_block(home, "a", wanted=8) == second
+    assert usable_uid(first + 6, home, "a", [first]) == first + 6
+    assert usable_uid(first + 7, home, "a", [first]) == second
+    monkeypatch.setattr(database, named(second))
+    assert usable_uid(second, home, "a", [first]) == third
+
+
+def test_new_project_is_not_in_a_subordinate_range_that_came_after_the_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home,) = homes(tmp_path, "home")
+    monkeypatch.setattr(uids, "REGISTRY", tmp_path / "uids")
+    first, second = islice(blocks("a"), 2)
+    assert usable_uid(first + 7, home, "a", [first]) == first + 7
+    monkeypatch.setattr(uids, "subordinate_ranges", lambda: iter([range(first + 9, first + 10)]))
+    assert usable_uid(first + 7, home, "a", [first]) == second
+
+
+def test_project_after_the_last_one_of_a_block_is_not_in_the_block_of_another_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home,) = homes(tmp_path, "home")
+    monkeypatch.setattr(uids, "REGISTRY", tmp_path / "uids")
+    first, second = islice(blocks("a"), 2)
+    last = second + BLOCK - 1
+    assert usable_uid(last, home, "a", [last - 1]) == last
+    assert usable_uid(last + 1, home, "a", [last]) == first
 
 
 @needs_root

@@ -12,7 +12,7 @@ from shoal.model.job import Job
 from shoal.scheduler.devices import Amount
 from shoal.scheduler.fair import HALF_LIFE_S, Fair
 from shoal.scheduler.tree import Tree
-from tests.support.lab import ANA, Lab, now
+from tests.support.lab import ANA, Lab, now, waited
 
 HOUR = 3600.0
 CPUS = {"cpus": 4}
@@ -78,7 +78,7 @@ def test_what_was_written_down_is_not_read_again() -> None:
 
 def test_a_project_that_had_more_than_its_part_stands_above_1() -> None:
     lab = Lab()
-    now(lab.plane.create_project(ANA, "other", {"weight": 3.0}))
+    waited(lab.plane.create_project(ANA, "other", {"weight": 3.0}))
     assert lab.read(lambda tx: shares(tx, HALF_LIFE_S, lab.clock.now()))["lab"] == Share(Amount(0, 0), None)
     lab.running(resources=CPUS)
     lab.clock.advance(HOUR)

@@ -25,7 +25,7 @@ from shoal.sim.workload import Workload
 from shoal.spec import parse_job
 from shoal.store import EventFilter
 from shoal.wire import EndKind, NodeOutcome
-from tests.support.lab import ANA, SPEC, USER, Lab, now
+from tests.support.lab import ANA, SPEC, USER, Lab, now, waited
 
 FAILS = always(Act(run_s=2.0, kind=EndKind.EXITED, exit_code=1))
 
@@ -309,7 +309,7 @@ def test_start_after_a_restart_and_a_clock_set_back_counts_as_it_did(
     replay that lived through it has one of a later date, up to which the next start would count at once.
     """
     lab = Lab(num_nodes=3, script=always(Act(run_s=600.0)), queues=("default", "night"))
-    now(lab.plane.create_project(ANA, "vision", {}))
+    waited(lab.plane.create_project(ANA, "vision", {}))
     for project in ran:
         submit(lab, project, resources={"cpus": 8})
         lab.turn()
