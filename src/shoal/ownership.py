@@ -123,8 +123,12 @@ def _problem(name: str, facts: os.stat_result, secrecy: Secrecy, *, is_passed: b
 
 
 def _is_private(name: str, facts: os.stat_result) -> bool:
-    """Whether only its group may write beside its owner, and that is the owner's group of one."""
-    if facts.st_mode & stat.S_IWOTH:
+    """Whether only its group may write beside its owner, and that is the owner's group of one.
+
+    Root's group is never one: containers have it under any uid, and `operator` on Red Hat. Accounts that the
+    system does not list, as in a large directory, count only if the group names them as members.
+    """
+    if facts.st_mode & stat.S_IWOTH or facts.st_gid == ROOT:
         return False
     try:
         if "system.posix_acl_access" in os.listxattr(name):
@@ -132,7 +136,10 @@ def _is_private(name: str, facts: os.stat_result) -> bool:
         own, group = pwd.getpwuid(facts.st_uid), grp.getgrgid(facts.st_gid)
     except (OSError, KeyError):
         return False
-    return own.pw_gid == group.gr_gid and own.pw_name == group.gr_name and set(group.gr_mem) <= {own.pw_name}
+    if own.pw_gid != group.gr_gid or own.pw_name != group.gr_name:
+        return False
+    others = (one.pw_name for one in pwd.getpwall() if one.pw_gid == group.gr_gid)
+    return {*group.gr_mem, *others} <= {own.pw_name}
 
 
 def _user(uid: int) -> str:

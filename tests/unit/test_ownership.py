@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 import shlex
 import socket
+import stat
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from shoal import ownership
 from shoal.cli import home as homes
 from shoal.client.credentials import Credentials
 from shoal.ownership import Secrecy, UnsafePath, problems_inside, problems_on_the_way, refuse_unsafe
@@ -66,6 +70,38 @@ def test_what_others_can_write_is_refused_and_the_hint_mends_it(
     assert caught.value.hint is not None
     subprocess.run(caught.value.hint.split("`")[1], shell=True, check=True)
     homes.prepare_home(home)
+
+
+@pytest.mark.parametrize(
+    ("gid", "members", "others", "is_safe"),
+    [
+        (4300, [], [], True),
+        (4300, ["ops"], [], True),
+        (4300, ["eve"], [], False),
+        (4300, [], [("eve", 4301, 4300)], False),
+        (4300, [], [("eve", 4301, 4301)], True),
+        (0, [], [], False),
+    ],
+)
+def test_group_of_the_owner_is_its_own_while_no_other_account_is_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gid: int, members: list[str],
+    others: list[tuple[str, int, int]], *, is_safe: bool,
+) -> None:  # fmt: skip
+    folder = tmp_path / "group"
+    folder.mkdir()
+    folder.chmod(0o770)
+    facts = [*folder.stat()]
+    facts[stat.ST_GID] = gid
+    accounts = [account("ops", os.geteuid(), gid), *(account(*one) for one in others)]
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: accounts[0])
+    monkeypatch.setattr(pwd, "getpwall", lambda: accounts)
+    monkeypatch.setattr(grp, "getgrgid", lambda _: grp.struct_group(("ops", "x", gid, members)))
+    found = ownership._problem(str(folder), os.stat_result(facts), Secrecy.NONE, is_passed=True)
+    assert (found is None) == is_safe
+
+
+def account(name: str, uid: int, gid: int) -> pwd.struct_passwd:
+    return pwd.struct_passwd((name, "x", uid, gid, "", "/", "/bin/sh"))
 
 
 @needs_root
