@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shoal.client.globs import Globs
 from shoal.globs import problem_of
@@ -36,6 +40,7 @@ PATTERNS = (
     ),
     *("out/run[12]/m.pt", "out/run[!1]/*", "data/\\[1\\].txt", "a.*", "doc/**/c.md", "x y.txt", ".hidden"),
     *("**/er/", "doc/*/c.md", "*", "src/*", "out/**/m.pt", "data/**"),
+    *("*a*.*n", "**/a/**/c.md", "doc/**/**/c.md", "**/b/**", "**/data/**/*.p*y", "d*/*e*/**/*.bin", "*1*/"),
 )
 
 
@@ -68,6 +73,41 @@ def test_a_pattern_names_the_files_that_git_ignores_for_it(folder: Path, pattern
             or ours.names("/".join(above[: n + 1]), is_folder=True)
             for n in range(len(above))
         )
+
+
+def fits(words: Sequence[str], names: Sequence[str]) -> bool:
+    """Try all that a pattern from the folder on may mean."""
+    if not words or not names:
+        return not words and not names
+    if words[0] != "**":
+        return fnmatchcase(names[0], words[0]) and fits(words[1:], names[1:])
+    return len(words) == 1 or any(fits(words[1:], names[number:]) for number in range(len(names)))
+
+
+@given(
+    st.lists(st.text("ab*?", min_size=1, max_size=5), min_size=1, max_size=6).map("/".join),
+    st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=6).map("/".join),
+)
+def test_the_first_place_that_fits_is_as_good_as_any(pattern: str, name: str) -> None:
+    named = any(fits(pattern.split("/"), name.split("/")[: n + 1]) for n in range(name.count("/") + 1))
+    assert Globs([f"./{pattern}"]).names(name) == named
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name"),
+    [
+        ("*a" * 40 + "b", "a" * 255),
+        ("x/" + "*a" * 40 + "b/y", "x/" + "a" * 255 + "/y"),
+        ("**/" * 300 + "b", "a/" * 200 + "a"),
+        ("**/a/" * 200 + "b", "a/" * 200 + "a"),
+        ("**/*a*/" * 140 + "b", "aaaaaaaa/" * 200 + "a"),
+    ],
+)
+@pytest.mark.timeout(20)
+def test_no_pattern_takes_for_ever(pattern: str, name: str) -> None:
+    globs = Globs([pattern])
+    assert not globs.names(name)
+    globs.may_name_below(name)
 
 
 @pytest.mark.parametrize(
