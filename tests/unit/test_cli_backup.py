@@ -15,7 +15,7 @@ from typing import IO
 
 import pytest
 
-from shoal.cli import backup, backup_file
+from shoal.cli import backup, backup_file, restore
 from shoal.cli.backup_file import Manifest
 from shoal.cli.backup_walk import LeftOut
 from shoal.cli.home import REMEMBERED
@@ -102,6 +102,13 @@ def test_a_backup_without_its_database_is_none(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(StateError, match="copy of the database"):
         backup._write(settings, tmp_path / "made.tar", set(), lambda _: None)
     assert not (tmp_path / "made.tar").exists()
+
+
+def test_link_in_a_circle_is_a_place_like_others(tmp_path: Path) -> None:
+    (tmp_path / "one").symlink_to("one")
+    settings = replace(load_settings({}), home=tmp_path / "home")
+    assert backup._target(tmp_path / "one", settings) == tmp_path / "one"
+    assert not restore._is_in(tmp_path / "home", f"sqlite:///{tmp_path}/one")
 
 
 def test_restored_home_writes_no_anchor_where_the_original_does(tmp_path: Path) -> None:

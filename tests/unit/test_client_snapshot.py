@@ -170,6 +170,34 @@ def test_a_link_to_itself_is_sent_as_it_is(tmp_path: Path) -> None:
     assert names(tmp_path) == ["loop"]
 
 
+def test_links_in_a_circle_travel_as_they_are(tmp_path: Path) -> None:
+    write(tmp_path, "work/a.py")
+    for link, target in (("one", "two"), ("two", "one"), ("self", "self"), ("below", "one/x")):
+        (tmp_path / "work" / link).symlink_to(target)
+    snapshot = take_snapshot(tmp_path / "work")
+    assert snapshot is not None
+    (tmp_path / "there").mkdir()
+    with snapshot.file as file:
+        unpack(file.fileno(), snapshot.digest, str(tmp_path / "there"))
+    assert (tmp_path / "there/one").readlink() == Path("two")
+    assert (tmp_path / "there/below").readlink() == Path("one/x")
+
+
+@pytest.mark.parametrize("pattern", ["one/x", "one/"])
+def test_a_pattern_below_links_in_a_circle_names_nothing(tmp_path: Path, pattern: str) -> None:
+    write(tmp_path, "a.py")
+    (tmp_path / "one").symlink_to("two")
+    (tmp_path / "two").symlink_to("one")
+    with pytest.raises(SpecError, match="names no file"):
+        take_snapshot(tmp_path, include=[pattern])
+
+
+def test_a_link_in_a_circle_is_no_work_directory(tmp_path: Path) -> None:
+    (tmp_path / "one").symlink_to("one")
+    with pytest.raises(SpecError, match="is not a directory"):
+        take_snapshot(tmp_path / "one")
+
+
 def test_too_many_bytes_name_the_largest_entries_and_what_to_type(tmp_path: Path) -> None:
     write(tmp_path, "checkpoints/a", "x" * 3_000_000)
     write(tmp_path, "small.py")

@@ -293,7 +293,7 @@ def _target(path: Path | None, settings: Settings) -> Path:
     if not target.parent.is_dir():
         raise SpecError(f"there is no directory {target.parent}", hint=f"mkdir -p {target.parent}")
     for home in (settings.home, settings.state_dir, home_from_env()):
-        if target.resolve().is_relative_to(home.resolve()):
+        if Path(os.path.realpath(target)).is_relative_to(home.resolve()):
             told = f"{target} would be inside of the home that it saves"
             raise SpecError(told, hint="name a file elsewhere")
     return target

@@ -71,8 +71,8 @@ def _refuse_inherited(settings: Settings, flags: dict[str, str | None]) -> None:
 
 def _is_in(home: Path, url: str) -> bool:
     """Whether the database is a file of this very home."""
-    file = Path(url.removeprefix(SQLITE))
-    return url.startswith(SQLITE) and file.resolve().is_relative_to(home.resolve())
+    file = Path(os.path.realpath(url.removeprefix(SQLITE)))
+    return url.startswith(SQLITE) and file.is_relative_to(home.resolve())
 
 
 def _shown(url: str) -> str:

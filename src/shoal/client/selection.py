@@ -146,10 +146,11 @@ def _is_link(path: Path) -> bool:
 
 def _names_nothing(root: Path, pattern: str, seen: Sequence[str], unwanted: Globs) -> SpecError:
     first = pattern.removeprefix("./").split("/")[0]
-    if _is_link(root / first) and not (root / first).resolve().is_relative_to(root):
+    if _is_link(root / first) and leads_outside(root, first):
+        there = os.path.realpath(root / first)
         return SpecError(
             f"`include`: `{pattern}` leads outside of workdir {root}: `{first}` is a link",
-            hint=f"replace it by a copy, or mount the directory: `--mount {(root / first).resolve()}:/data`",
+            hint=f"replace it by a copy, or mount the directory: `--mount {there}:/data`",
         )
     if unwanted.names(pattern.rstrip("/"), is_folder=True) or unwanted.names(pattern):
         return SpecError(
@@ -187,11 +188,17 @@ def _entries(root: Path, names: Iterable[str]) -> Iterator[Facts]:
 
 def _refuse_outside(root: Path, folder: str) -> None:
     """Git lists what it once tracked, also where a link has taken the folder's place since."""
-    if not (root / folder).resolve().is_relative_to(root):
+    if leads_outside(root, folder):
         raise SpecError(
             f"`{folder}` in workdir {root} leads outside it",
             hint=f"replace the link by a copy, or `git rm -r --cached {shlex.quote(folder)}`",
         )
+
+
+def leads_outside(root: Path, name: str) -> bool:
+    """Whether a name of the folder is, or is below, a link out of it. Links in a circle are not."""
+    # `Path.resolve` raises RuntimeError for a circle before Python 3.13.
+    return not Path(os.path.realpath(root / name)).is_relative_to(root)
 
 
 def _facts(root: Path, name: str) -> os.stat_result | None:

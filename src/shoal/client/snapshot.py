@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from shoal.client.left_behind import LeftBehind
-from shoal.client.selection import TOLD_EVERY, Progress, select, unreadable, ways_out
+from shoal.client.selection import TOLD_EVERY, Progress, leads_outside, select, unreadable, ways_out
 from shoal.errors import SpecError, TooLarge
 from shoal.tar_check import TarLimits, check_tar
 
@@ -47,7 +47,7 @@ def take_snapshot(
 ) -> Snapshot | None:
     """Pack `workdir`; None when there is nothing in it. Raises `SpecError` or `TooLarge`."""
     tell = progress or (lambda _: None)
-    root = workdir.resolve()
+    root = Path(os.path.realpath(workdir))
     if not root.is_dir():
         raise SpecError(f"workdir `{workdir}` is not a directory", hint="name one with `--workdir DIR`")
     if root == root.parent:
@@ -141,10 +141,8 @@ def _inner_link(root: Path, name: str) -> str:
     """The link's target, if both its text and what it leads to stay inside the tree."""
     target = str((root / name).readlink())
     lands = os.path.normpath(root / Path(name).parent / target)
-    real = Path(os.path.realpath(root / name))  # `resolve` raises RuntimeError for a link to itself
-    inside = [Path(lands).is_relative_to(root), real.is_relative_to(root)]
-    if Path(target).is_absolute() or not all(inside):
-        link, source = shlex.quote(str(root / name)), shlex.quote(str(real))
+    if Path(target).is_absolute() or not Path(lands).is_relative_to(root) or leads_outside(root, name):
+        link, source = shlex.quote(str(root / name)), shlex.quote(os.path.realpath(root / name))
         raise SpecError(
             f"link `{name}` in workdir {root} leads outside it, to `{target}`",
             hint=f"replace it by a copy: `rm {link} && cp -r {source} {link}`",

@@ -196,6 +196,7 @@ def test_engine_finds_the_checkpoint_itself_and_nothing_that_leads_elsewhere(
     save.mkdir(parents=True)
     secret.mkdir()
     (save.parent / "step-000000000011-1-0").symlink_to(secret)
+    (save.parent / "step-000000000013-1-0").symlink_to("step-000000000013-1-0")
     home = tmp_path / "home"
     home.symlink_to(real)
     good = an_order(bench, home, "checkpoints/job_1/step-000000000010-1-0")
@@ -203,6 +204,7 @@ def test_engine_finds_the_checkpoint_itself_and_nothing_that_leads_elsewhere(
     for place in (
         "checkpoints/job_1/step-000000000011-1-0",
         "checkpoints/job_1/step-000000000012-1-0",
+        "checkpoints/job_1/step-000000000013-1-0",
         "checkpoints/job_1",
         "checkpoints/job_1/..",
         "keys/a/b",

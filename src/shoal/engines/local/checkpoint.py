@@ -48,7 +48,7 @@ def with_model(home: Path, orders: tuple[Order, ...]) -> tuple[Order, ...]:
     folder, path = home / "checkpoints", Path(wanted)
     is_ours = path.parent.parent == folder and is_name(path.parent.name) and is_name(path.name)
     real = folder.resolve() / path.parent.name / path.name
-    if not is_ours or real.resolve() != real or not real.is_dir():
+    if not is_ours or os.path.realpath(real) != str(real) or not real.is_dir():
         raise EngineRefused(
             f"there is no checkpoint to serve at {wanted}",
             hint="the job may have removed it for newer ones: `shoal serve` the file again",
