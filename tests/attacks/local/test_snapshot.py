@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.client import snapshot
+from shoal.client import selection, snapshot
 from shoal.client.snapshot import take_snapshot
 from shoal.errors import SpecError, TooLarge
 
@@ -79,6 +79,76 @@ def test_what_takes_a_files_place_while_it_is_packed_is_not_sent(
     exchange(monkeypatch, replace)
     with keep, pytest.raises(SpecError, match="changed while it was packed"):
         take_snapshot(root)
+
+
+def in_folder(root: Path, kind: str) -> Path:
+    """Something with the same name in `sub` and in `outside`, which is not in the tree."""
+    for folder in (root / "sub", root.parent / "outside"):
+        folder.mkdir()
+        if kind == "a folder":
+            (folder / "x").mkdir()
+        elif kind == "a link":
+            (folder / "x").symlink_to("y")
+        else:
+            (folder / "x").write_text("secret")
+    return root / "sub"
+
+
+@pytest.mark.parametrize("kind", ["a file", "a link", "a folder"])
+@pytest.mark.parametrize("is_put_back", [False, True])
+def test_nothing_travels_that_was_found_through_a_folder_exchanged_for_a_link(
+    root: Path, monkeypatch: pytest.MonkeyPatch, kind: str, is_put_back: bool
+) -> None:
+    folder = in_folder(root, kind)
+    looked_at = selection._facts
+
+    def exchange_first(above: Path, name: str) -> os.stat_result | None:
+        if name == "sub/x" and not folder.is_symlink():
+            folder.rename(root.parent / "mine")
+            folder.symlink_to("../outside")
+        return looked_at(above, name)
+
+    def put_back() -> None:
+        if is_put_back:
+            folder.unlink()
+            (root.parent / "mine").rename(folder)
+
+    monkeypatch.setattr(selection, "_facts", exchange_first)
+    monkeypatch.setattr(selection, "_refuse_outside", lambda *_: None)  # it looked before the exchange
+    exchange(monkeypatch, put_back)
+    with pytest.raises(SpecError, match="changed while it was packed"):
+        take_snapshot(root)
+
+
+def test_a_workdir_exchanged_for_a_link_while_it_is_read_is_not_sent(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outside = root.parent / "outside"
+    outside.mkdir()
+    (outside / "train.py").write_text("secret")
+    chosen = selection.select
+
+    def exchange_first(*args: object) -> object:
+        root.rename(root.parent / "mine")
+        root.symlink_to("outside")
+        return chosen(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(snapshot, "select", exchange_first)
+    with pytest.raises(SpecError, match="changed while it was packed"):
+        take_snapshot(root)
+
+
+def test_a_tracked_folder_that_became_an_ignored_link_inside_the_tree_travels_as_files(root: Path) -> None:
+    for name in ("sub", "other"):
+        (root / name).mkdir()
+        (root / name / "a").write_text(name)
+    subprocess.run(["git", "init", "-q", root], check=True)
+    subprocess.run(["git", "-C", root, "add", "."], check=True)
+    (root / "sub" / "a").unlink()
+    (root / "sub").rmdir()
+    (root / "sub").symlink_to("other")
+    (root / ".gitignore").write_text("sub\n")
+    assert packed(root)["sub/a"] == b"other"
 
 
 @pytest.mark.parametrize("new", [b"", b"pr", b"print() and more and more"])
