@@ -169,9 +169,8 @@ def test_of_a_traceback_one_line_says_what_was_raised(text: str, told: str) -> N
 VISIBLE_FORMAT = {0x0600, 0x0601, 0x0602, 0x0603, 0x0604, 0x0605, 0x06DD, 0x070F, 0x0890, 0x0891, 0x08E2} | {
     0x110BD,
     0x110CD,
-    *range(0x13430, 0x13439),
 }
-"""Format characters that readers see: signs of numbers, joiners of hieroglyphs."""
+"""Format characters that readers see: signs of numbers."""
 
 
 def test_no_invisible_format_character_passes() -> None:
@@ -183,18 +182,50 @@ def test_no_invisible_format_character_passes() -> None:
     assert passed == VISIBLE_FORMAT
 
 
+@pytest.mark.parametrize("at", [0x13430, 0x13439, 0x1343F, 0x13441, 0x16FE4, 0x1D159, 0x2800, 0x3164, 0x2065])
+def test_no_blank_of_another_category_passes(at: int) -> None:
+    assert clean(f"a{chr(at)}b") == "ab"
+
+
 @pytest.mark.parametrize(
-    "text", ["\u3164", "\u115f", "\uffa0", "\u2800", "\u034f", "\U000e0101", "pay\u200dpal"]
+    "text",
+    [
+        *("\u3164", "\u115f", "\uffa0", "\u2800", "\u034f", "\U000e0101", "pay\u200dpal"),
+        *("abc\ufe0fd\ufe0f\ufe0f", "\ufe0f", "1\ufe0f", "a\ufe0f\u200db", "\u200d", "x\u200c"),
+    ],
 )
 def test_filler_selector_or_stray_joiner_is_removed(text: str) -> None:
     assert clean(text) == text.encode("ascii", "ignore").decode()
 
 
 @pytest.mark.parametrize(
-    "text", ["\u0645\u06cc\u200c\u062e\u0648", "\U0001f469\u200d\U0001f4bb", "\u2764\ufe0f"]
+    "letters", ["\u00e9\u00e9", "\u0431\u0430", "\u65e5\u672c", "\u2102\u2115", "e\u0301"]
+)
+@pytest.mark.parametrize("unseen", ["\u200c", "\u200d", "\ufe0f", "\ufe0f\u200d", "\ufe0f\ufe0f"])
+def test_letters_that_nothing_shapes_have_nothing_between_them(letters: str, unseen: str) -> None:
+    assert clean(unseen.join(letters) + unseen) == letters
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("\u0645\u06cc\u200c\u062e\u0648", "\u0915\u094d\u200d\u0937", "\u09b0\u200d\u09cd\u09af"),
+        *(
+            "\U0001f469\u200d\U0001f4bb",
+            "\u2764\ufe0f",
+            "\u2139\ufe0f",
+            "1\ufe0f\u20e3",
+            "\u2764\ufe0f\u200d\U0001f525",
+        ),
+        *("\U0001f3f3\ufe0f\u200d\U0001f308", "\U0001f937\U0001f3fd\u200d\u2640\ufe0f", "\u26a0\ufe0f"),
+    ],
 )
 def test_joiner_within_a_word_or_an_emoji_stays(text: str) -> None:
-    assert clean(text) == text
+    assert clean(f"a {text} b {text}") == f"a {text} b {text}"
+
+
+def test_an_emoji_has_one_selector_and_one_joiner() -> None:
+    assert clean("\u2764\ufe0f\ufe0f\u200d\u200d\U0001f525\u200d x") == "\u2764\ufe0f\u200d\U0001f525 x"
 
 
 def test_files_that_are_lost_are_told_with_how_to_keep_them() -> None:

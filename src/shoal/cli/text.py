@@ -19,17 +19,30 @@ ESCAPE = re.compile(
     re.DOTALL,
 )
 CONTROL = re.compile(
-    r"[\x00-\x08\x0b-\x1f\x7f-\x9f"
-    r"\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\u2800"
-    r"\u3164\ufe00-\ufe0e\ufeff\uffa0\ufff0-\ufffb\ud800-\udfff"
-    r"\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029"
+    r"\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2060-\u206f\u3164\ufe00-\ufe0e\uffa0\ufff0-\ufffb"
+    r"\U000e0000-\U000e0fff"
+    r"\u2800\U00013430-\U0001345f\U00016fe4\U0001d159]"
 )
-"""C0 but tab and newline, DEL, C1, lone surrogates, and what reorders text or takes part in it unseen: format
-characters, fillers, tags, selectors of variants. U+FE0F stays: it makes emoji of symbols."""
-STRAY_JOINER = re.compile(
-    r"(?<![^\x00-\x7f\u200c\u200d])[\u200c\u200d]+|[\u200c\u200d]+(?![^\x00-\x7f\u200c\u200d])|(?<=[\u200c\u200d])[\u200c\u200d]+"
+"""What is removed beside the category Cf. Controls (C0 but tab and newline, DEL, C1), lone surrogates and
+separators of lines. What Unicode calls ignorable by default, with the ranges that it reserves for more:
+fillers, tags, selectors of variants but U+FE0F. The last four show nothing, whatever their category: a
+Braille blank, the format controls of hieroglyphs, a filler and an empty note.
+"""
+VISIBLE_FORMAT = frozenset(
+    map(chr, (*range(0x600, 0x606), 0x6DD, 0x70F, 0x890, 0x891, 0x8E2, 0x110BD, 0x110CD))
 )
-"""Joiners that do not stand, one at a time, between two characters of a script or emoji that has them."""
+"""Of the format characters (category Cf) those with a sign of their own, which numbers stand in."""
+JOINERS = frozenset("\u200c\u200d")
+SHAPING = re.compile("[\u200c\u200d\ufe0f]+")
+EMOJI = re.compile(
+    "[\u00a9\u00ae\u203c\u2049\u2122\u2139\u2190-\u21ff\u2300-\u23ff\u24c2\u25a0-\u27bf\u2900-\u297f\u2b00-\u2bff"
+    "\u3030\u303d\u3297\u3299\U0001f000-\U0001faff]"
+)
+"""Symbols that U+FE0F draws in colour or a joiner combines, by the blocks that have them: no letters."""
+KEYCAPS, KEYCAP = frozenset("0123456789#*"), "\u20e3"
+VIRAMA = 9
+"""The combining class of the sign that takes a consonant's vowel away: a joiner beside it chooses a form."""
 
 FRAME = re.compile(r'\s+File ".*", line \d+')
 """Where in a traceback something was called."""
@@ -41,7 +54,28 @@ LEAD = re.compile(r"(?:error|hint|note|waiting|outlook|change): |-- +(?:waiting:
 
 def clean(text: object) -> str:
     """Return `text` without terminal controls and invisible characters; tabs and newlines stay."""
-    return STRAY_JOINER.sub("", CONTROL.sub("", ESCAPE.sub("", str(text))))
+    cleaned = CONTROL.sub("", ESCAPE.sub("", str(text)))
+    if cleaned.isascii():
+        return cleaned
+    for char in set(cleaned) - VISIBLE_FORMAT - JOINERS:
+        if unicodedata.category(char) == "Cf":
+            cleaned = cleaned.replace(char, "")
+    return SHAPING.sub(_shaping, cleaned)
+
+
+def _shaping(run: re.Match[str]) -> str:
+    """Return those joiners and U+FE0F of the run that change how its neighbours look."""
+    text, first, last = run.string, run[0][0], run[0][-1]
+    before = text[run.start() - 1] if run.start() else " "
+    after = text[run.end()] if run.end() < len(text) else " "
+    if EMOJI.match(before):
+        style = "\ufe0f" if first == "\ufe0f" else ""
+        return style + ("\u200d" if last == "\u200d" and EMOJI.match(after) else "")
+    if before in KEYCAPS and after == KEYCAP:
+        return "\ufe0f" if first == "\ufe0f" else ""
+    is_cursive = unicodedata.bidirectional(before) == unicodedata.bidirectional(after) == "AL"
+    is_beside_virama = VIRAMA in (unicodedata.combining(before), unicodedata.combining(after))
+    return first if first in JOINERS and (is_cursive or is_beside_virama) else ""
 
 
 def one_line(text: object) -> str:
