@@ -48,7 +48,7 @@ for old in versions.iterdir():
 """Removes what nothing runs from; nothing at all where somebody may run what cannot be seen."""
 MODULES = (
     *("__init__", "bounded_file", "clock", "curve", "errors", "holders", "loopback", "porch", "proof"),
-    *("samples", "socket_file", "wire"),
+    *("samples", "socket_file", "tar_check", "tar_reader", "wire"),
 )
 """All that `shoal.runtime` may import, by the rule of the house."""
 PLATFORMS = {"x86_64": "manylinux2014_x86_64", "aarch64": "manylinux2014_aarch64"}
