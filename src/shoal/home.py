@@ -21,6 +21,15 @@ def home_from_env(env: Mapping[str, str] = os.environ) -> Path:
     return Path(given).absolute() if given else Path.home() / ".shoal"
 
 
+def holds_keys(folder: Path) -> bool:
+    """Whether the folder is a home of Shoal, this user's or another, or the directory that two homes share.
+
+    It holds keys and tokens, which are never copied into a job.
+    """
+    marks = (folder / "home-id", folder / "keys")
+    return all(map(os.path.lexists, marks)) or folder == Path(os.path.realpath(home_from_env()))
+
+
 def account_name() -> str:
     """The name of this process's user; `uid-N` for a number without an account, as containers have them."""
     # KeyError up to Python 3.12, OSError from 3.13 on.

@@ -111,6 +111,30 @@ def test_without_git_an_empty_folder_travels_unless_it_is_excluded(tmp_path: Pat
     assert (tmp_path / "there/logs").is_dir()
 
 
+@pytest.mark.parametrize("is_git", [True, False])
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_home_of_shoal_never_travels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_git: bool, is_own: bool
+) -> None:
+    """Its keys and the admin token would lie open to whoever runs as the job's user."""
+    home = tmp_path / "below" / "cluster"
+    for name in ("below/cluster/credentials.json", "below/train.py"):
+        write(tmp_path, name)
+    if is_own:
+        monkeypatch.setenv("SHOAL_HOME", str(home))
+    else:
+        write(home, "home-id")
+        write(home, "keys/signing.key")
+        write(home, "spool/live/file")
+    if is_git:
+        subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    assert names(tmp_path) == ["below/train.py"]
+    with pytest.raises(SpecError, match="is a home of Shoal, with its keys"):
+        take_snapshot(home)
+    with pytest.raises(SpecError, match="names no file"):
+        take_snapshot(tmp_path, include=["below/cluster/credentials.json"])
+
+
 def test_an_empty_directory_is_no_snapshot(tmp_path: Path) -> None:
     assert take_snapshot(tmp_path) is None
 

@@ -271,7 +271,9 @@ def _stay(flags: dict[str, str | None]) -> int:
 
 def down(
     *,
-    jobs: Annotated[bool, Parameter(negative="", help="Stop every open job first, and wait for it.")] = False,
+    jobs: Annotated[
+        bool, Parameter(negative="", help="Stop every service and open job first, for good.")
+    ] = False,
     json: JsonFlag = False,
 ) -> int:
     """Stop the control plane of this machine.
@@ -280,16 +282,26 @@ def down(
     `shoal connect ray` started runs on, too.
     """
     home = home_from_env()
-    stopped = _stop_jobs() if jobs and holder(home) is not None else []
+    stopped, services = _stop_jobs() if jobs and holder(home) is not None else ([], [])
     is_idle = not jobs and not json and holder(home) is not None and _is_idle()
     pid = daemon.stop(home)
     if jobs:
         data_plane_facts.stop(home)  # nothing is left that it could serve
     if json:
-        print_json({"was_running": pid is not None, "pid": pid, "stopped_jobs": stopped})
+        print_json(
+            {
+                "was_running": pid is not None,
+                "pid": pid,
+                "stopped_jobs": stopped,
+                "stopped_services": services,
+            }
+        )
     elif pid is None:
         print(f"no control plane is running in {home}")
     else:
+        if services:
+            names = ", ".join(map(one_line, services))
+            print(f"stopped for good: {names} (`shoal serve FILE` starts a service again)")
         print(f"Shoal is down (process {pid} ended)")
         if not jobs and not is_idle:
             print("what runs, runs on; `shoal up` finds it again (`shoal down --jobs` stops them)")
@@ -314,11 +326,13 @@ def _is_idle() -> bool:
         return False
 
 
-def _stop_jobs() -> list[str]:
+def _stop_jobs() -> tuple[list[str], list[str]]:
+    """End all services and open jobs; return the ids of the jobs and the names of the services."""
     with Connection(env=env_for_home()) as shoal:
-        for service in shoal.services.all():
+        services = list(shoal.services.all())
+        for service in services:
             shoal.services.stop(service["id"])  # or it would replace what is stopped
         handles = [JobHandle(shoal, job) for job in shoal.jobs(status=OPEN)]
         for handle in handles:
             handle.stop()
-        return wait_for_ends(handles)
+        return wait_for_ends(handles), [f"{one['project']}/{one['name']}" for one in services]

@@ -1,7 +1,8 @@
 """Which files of a working directory travel with a job, and which stay behind.
 
 Those that git keeps, or all of them where git has no say; with those that `include` names, without those that
-`exclude` names, which is the stronger. Looks at few more files than the limit, however many there are.
+`exclude` names, which is the stronger. A home of Shoal below the directory never travels. Looks at few more
+files than the limit, however many there are.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from shoal.client.globs import Globs
 from shoal.client.left_behind import MAX_EXCLUDED_BYTES, SKIPPED, LeftBehind, left_behind, short_of
 from shoal.errors import SpecError, TooLarge
 from shoal.globs import problem_of
+from shoal.home import holds_keys
 
 TOLD_EVERY = 500
 MAX_LOOKED = 200_000
@@ -169,7 +171,7 @@ def _names_nothing(root: Path, pattern: str, seen: Sequence[str], unwanted: Glob
 
 def _entries(root: Path, names: Iterable[str]) -> Iterator[Facts]:
     """Files, links and empty folders, by sorted relative name. Sockets, pipes and devices are not content."""
-    inner = {""}
+    inner, closed = {""}, {"": False}
     for name in sorted(set(names)):
         facts = _facts(root, name)
         if facts is None:
@@ -178,12 +180,22 @@ def _entries(root: Path, names: Iterable[str]) -> Iterator[Facts]:
         if folder not in inner:
             _refuse_outside(root, folder)
             inner.add(folder)
+        if _is_in_home(root, folder, closed):
+            continue
         if stat.S_ISDIR(facts.st_mode):  # a repository inside this one, or an empty folder
             below = _walk(root, name, lambda folder: os.path.basename(folder) not in SKIPPED)  # noqa: PTH119
             found = ((n, _facts(root, n)) for n in sorted(below))
             yield from ((n, facts) for n, facts in found if facts is not None)
         elif stat.S_ISREG(facts.st_mode) or stat.S_ISLNK(facts.st_mode):
             yield name, facts
+
+
+def _is_in_home(root: Path, folder: str, known: dict[str, bool]) -> bool:
+    """Whether the folder is a home of Shoal or in one. `known`: what was found of others."""
+    if folder not in known:
+        above = folder.rpartition("/")[0]
+        known[folder] = _is_in_home(root, above, known) or holds_keys(root / folder)
+    return known[folder]
 
 
 def _refuse_outside(root: Path, folder: str) -> None:
@@ -239,6 +251,8 @@ def _walk(root: Path, below: str, is_entered: Callable[[str], bool]) -> Iterator
     waiting = [below]
     while waiting:
         above = waiting.pop()
+        if above and holds_keys(root / above):
+            continue
         is_empty = True
         try:
             with os.scandir(root / above) as entries:

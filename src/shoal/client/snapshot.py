@@ -23,6 +23,7 @@ from typing import IO, NamedTuple
 from shoal.client.left_behind import LeftBehind
 from shoal.client.selection import TOLD_EVERY, Facts, Progress, leads_outside, select, unreadable, ways_out
 from shoal.errors import SpecError, TooLarge
+from shoal.home import holds_keys
 from shoal.tar_check import TarLimits, check_tar
 
 MAX_BYTES = 256 << 20
@@ -58,6 +59,12 @@ def take_snapshot(
     if root == root.parent:
         raise SpecError(
             f"workdir `{root}` is the whole machine",
+            hint="go to the folder of your program, name it with `--workdir DIR`, or send none with "
+            "`--workdir ''`",
+        )
+    if holds_keys(root):
+        raise SpecError(
+            f"workdir `{root}` is a home of Shoal, with its keys",
             hint="go to the folder of your program, name it with `--workdir DIR`, or send none with "
             "`--workdir ''`",
         )

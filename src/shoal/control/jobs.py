@@ -68,6 +68,11 @@ def _missing_archive(core: Core, job: Job | None) -> StateError | None:
 
 def _retry(core: Core, tx: Tx, actor: Actor, job_id: str, now: float, refusal: StateError | None) -> bool:
     job, _ = load(tx, job_id)
+    if job.replica is not None:
+        raise StateError(
+            f"job {job.reference} is a replica of service `{job.replica.service}`, which starts its own",
+            hint=f"shoal scale {job.replica.service} 1",
+        )
     if job.is_open:
         raise StateError(
             f"job {job.reference} has not ended; only an ended job can be tried again",

@@ -8,7 +8,7 @@ from enum import StrEnum
 import msgspec
 
 from shoal.model import crash_loop
-from shoal.model.attempt import Attempt, AttemptState
+from shoal.model.attempt import Attempt, AttemptState, EndReason
 from shoal.model.goodput import rate, undisturbed_s
 from shoal.model.job import Job, JobOutcome
 from shoal.wire import DrillAct, Drilled, DrillOrder, Progress, Signs
@@ -175,6 +175,8 @@ def judge(drill: Drill, sight: Sight, now: float) -> DrillResult | None:
     if now < watch_until and sight.job.is_open:
         return None
     ends_at = max(done.at + drill.window_s, stepped_at or 0.0)
+    if not sight.job.is_open and sight.job.ended_at is not None:
+        ends_at = min(ends_at, sight.job.ended_at)
     goodput, window_s, step_s = _goodput(done, sight.progress, ends_at)
     return DrillResult(
         outcome=DrillOutcome.RECOVERED if is_harmed else DrillOutcome.UNHARMED,
@@ -250,7 +252,8 @@ def _is_later(drill: Drill, sight: Sight) -> bool:
 def _went_on(drill: Drill, sight: Sight) -> tuple[float, int | None] | None:
     """When every node of a later group had made a step, and how many were complete then."""
     newest = sight.attempts[-1]
-    if not _is_later(drill, sight) or newest.state is not AttemptState.RUNNING:
+    runs = newest.state is AttemptState.RUNNING or newest.reason is EndReason.SUCCEEDED
+    if not _is_later(drill, sight) or not runs:
         return None
     if _is_mute(sight):
         ran = max((one.ran_at for one in sight.signs), default=None)

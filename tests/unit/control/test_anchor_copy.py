@@ -6,6 +6,7 @@ import dataclasses
 import threading
 from pathlib import Path
 
+import anyio
 import pytest
 
 from shoal import site
@@ -153,11 +154,12 @@ async def test_second_place_that_hangs_is_given_up_and_asked_by_one_thread_alone
 ) -> None:
     core = core_with(tmp_path / "home", open_memory_store(), elsewhere)
     await add_events(core, 2)
-    gate, asked = threading.Event(), []
+    gate, begun, asked = threading.Event(), threading.Event(), []
 
     def hanging(path: Path, head: Head, key: bytes) -> None:
         if path.parent == elsewhere:
             asked.append(path)
+            begun.set()
             gate.wait(30)
 
     monkeypatch.setattr(anchor, "write_anchor", hanging)
@@ -166,6 +168,9 @@ async def test_second_place_that_hangs_is_given_up_and_asked_by_one_thread_alone
         for why in ("no answer within 0.05 s", "an earlier attempt still waits"):
             await drop_anchor(core)
             assert why in core.turns.failing[0].why
+            assert await anyio.to_thread.run_sync(begun.wait, 30), (
+                "its thread may begin after it was given up"
+            )
         assert len(asked) == 1
     finally:
         gate.set()

@@ -157,6 +157,21 @@ def test_recovery_is_measured_from_when_it_was_done(lab: Lab) -> None:
     assert result.goodput == pytest.approx(4.0 / 6.25, abs=1e-3)
 
 
+def test_recovery_of_a_job_that_ended_well_in_the_window_is_told(lab: Lab) -> None:
+    job = a_job(lab)
+    ask(lab, job)
+    drilled = done(lab, say(lab, job, "n2").drill)
+    say(lab, job, "n2", drilled=drilled, failure=failed(lab, job))
+    for node in ("n1", "n2"):
+        say(lab, job, node, generation=1, recovery=recovery(lab, node, first_step=100), drilled=drilled)
+    for node in ("n1", "n2"):
+        ended = msgspec.structs.replace(failed(lab, job, node), kind=EndKind.SUCCEEDED, signal=None)
+        say(lab, job, node, generation=1, phase=Phase.ENDED, outcome=ended)
+    result = look(lab, 1.0)
+    assert result is not None
+    assert (result.outcome, result.because, result.stepped_s, result.steps_lost) == ("recovered", "", 0.5, 1)
+
+
 @pytest.mark.parametrize(("before_s", "after_s"), [(0.4, 0.1), (0.1, 0.4), (None, 0.1), (0.1, None)])
 def test_goodput_is_measured_against_the_faster_pace_so_that_a_slow_start_flatters_nobody(
     lab: Lab, before_s: float | None, after_s: float | None

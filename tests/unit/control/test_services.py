@@ -166,6 +166,15 @@ async def test_replicas_are_of_whoever_made_their_release(tmp_path: Path) -> Non
         assert look.service.owner_name == "ana"
 
 
+async def test_a_replica_is_not_tried_again_beside_those_of_its_service(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as ours:
+        await ours.serve()
+        await ours.until_ready(1)
+        (_, job, _) = (await ours.look()).servers[0]
+        with pytest.raises(StateError, match="is a replica of service `chat`, which starts its own"):
+            await ours.plane.retry_job(ROOT, job.job_id)
+
+
 async def test_only_replicas_that_said_they_are_ready_are_in_the_table(tmp_path: Path) -> None:
     async with cluster(tmp_path) as ours:
         ours.is_held = True
