@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Callable
 from time import monotonic
@@ -421,7 +422,9 @@ async def test_replica_that_reads_no_body_is_late(lab: Lab) -> None:
     while not answer.done():
         await asyncio.sleep(0.01)
         sweep(lab.plane, monotonic() + 601.0)  # before the replica has stopped to read, it is not late
-    assert (await answer).status == 504
+    with contextlib.suppress(ConnectionResetError):  # a caller that still sends may lose the answer to that
+        assert (await answer).status == 504
+    assert lab.plane.services["p", "s"].replicas["one"].failures == 1
     sending.cancel()
 
 
