@@ -247,12 +247,14 @@ def stop(service: Service, init: str) -> str:
         return f"systemctl disable --now --quiet {service.name} 2>/dev/null || true\nrm -f {service.pid_file}"
     alive = _is_alive(service, "$pid")
     gone = f"for i in $(seq {service.stop_s}0); do {alive} || break; sleep 0.1; done"
-    kill = f'  if {alive}; then kill -KILL "$pid"; {gone}; fi\n' if service.is_killed else ""
+    kill = (
+        f'  if {alive}; then kill -KILL "$pid" 2>/dev/null || true; {gone}; fi\n' if service.is_killed else ""
+    )
     # The pid is read once: a daemon that still starts may rewrite its pid file, which is empty meanwhile.
     return f"""\
 if {is_running(service, init)}; then
   pid=$(cat {service.pid_file})
-  kill "$pid"
+  kill "$pid" 2>/dev/null || true
   {gone}
 {kill}  if {alive}; then echo '{service.process} does not end' >&2; exit 1; fi
 fi
