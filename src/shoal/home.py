@@ -7,6 +7,7 @@ import fcntl
 import getpass
 import os
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 
 LOCK = "server.lock"
@@ -27,7 +28,12 @@ def holds_keys(folder: Path) -> bool:
     It holds keys and tokens, which are never copied into a job.
     """
     marks = (folder / "home-id", folder / "keys")
-    return all(map(os.path.lexists, marks)) or folder == Path(os.path.realpath(home_from_env()))
+    return all(map(os.path.lexists, marks)) or folder == _real(home_from_env())
+
+
+@lru_cache(maxsize=1)
+def _real(home: Path) -> Path:
+    return Path(os.path.realpath(home))
 
 
 def account_name() -> str:

@@ -192,9 +192,14 @@ def _entries(root: Path, names: Iterable[str]) -> Iterator[Facts]:
 
 def _is_in_home(root: Path, folder: str, known: dict[str, bool]) -> bool:
     """Whether the folder is a home of Shoal or in one. `known`: what was found of others."""
-    if folder not in known:
-        above = folder.rpartition("/")[0]
-        known[folder] = _is_in_home(root, above, known) or holds_keys(root / folder)
+    unknown = []
+    above = folder
+    while above not in known:
+        unknown.append(above)
+        above = above.rpartition("/")[0]
+    for inner in reversed(unknown):
+        known[inner] = known[above] or holds_keys(root / inner)
+        above = inner
     return known[folder]
 
 
