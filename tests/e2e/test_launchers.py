@@ -147,7 +147,7 @@ def test_real_torchrun_that_nothing_could_replace_does_not_succeed(start: Start)
 
 @needs_torch
 def test_two_programs_side_by_side_in_each_rank_do_not_succeed(start: Start) -> None:
-    setup = f"tee a.py b.py <<'END' >/dev/null\n{FORMS}\nEND"
+    setup = f"tee a.py b.py <<'END' >/dev/null\n{STAYS}\nEND"
     share = start(order("python a.py & python b.py & wait", setup=setup))
     share.spawn()
     outcome = share.outcome(120)
@@ -167,6 +167,17 @@ def test_check_of_all_ranks_hides_no_training_in_separate_groups(start: Start) -
     assert outcome.world == World(size=1, ranks=2, is_whole=False)
 
 
+STAYS = """
+import os, time, torch.distributed as dist
+refused = f"refused-{os.environ['RANK']}"
+try:
+    dist.init_process_group("gloo")
+except RuntimeError:
+    open(refused, "w").close()
+    raise
+while not os.path.exists(refused):
+    time.sleep(0.05)
+"""
 ALONE = """
 import os, torch.distributed as dist
 own = f"file:///tmp/alone-{os.environ['RANK']}-{os.getpid()}"
