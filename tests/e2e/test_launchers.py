@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import shutil
 import sys
 from pathlib import Path
@@ -21,12 +22,19 @@ print("found", json.dumps({"argv": sys.argv[1:], **os.environ}), flush=True)
 """
 
 
+def unused_port() -> int:
+    """Other tests of this file run beside this one, and each job meets at a port of its own."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def order(run: str, **changes: object) -> Order:
     values: dict[str, object] = {
         "setup": f"mkdir pkg; tee train.py pkg/train.py <<'END' >/dev/null\n{PROGRAM}\nEND",
         "run": run,
         "ranks_per_node": 2,
-        "master_port": 29612,
+        "master_port": unused_port(),
     }
     return an_order(**{**values, **changes})
 
