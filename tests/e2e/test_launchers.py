@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import socket
 import shutil
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,7 @@ def test_every_launcher_gives_one_program_for_each_rank(start: Start, run: str, 
 
 def test_program_of_any_framework_reads_its_place_from_the_environment(start: Start) -> None:
     """Megatron and DeepSpeed read torchrun's names, JAX its address and Slurm's, others MPI's."""
-    found = found_by(start(order("python train.py")))
+    found = found_by(start(order("python train.py", master_port=29612)))
     for number, one in enumerate(found):
         names = ("RANK", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
         assert {one[name] for name in (*names, "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")} == {str(number)}
@@ -220,7 +220,8 @@ def test_real_torchrun_of_one_rank_on_a_node_starts_what_it_is_told_to(start: St
     setup = f'touch train.py; {module}; cat >own/torch/distributed/run.py <<"END"\n{told}\nEND'
     run = "torchrun --nnodes=$SLURM_NNODES --node_rank=$SLURM_NODEID --nproc_per_node=2 train.py"
     nodes = ("node-1", "node-2")
-    share = start(order(run, setup=setup, nodes=nodes, ranks_per_node=1, env={"PYTHONPATH": "own"}))
+    fields = {"setup": setup, "nodes": nodes, "ranks_per_node": 1, "env": {"PYTHONPATH": "own"}}
+    share = start(order(run, master_port=29612, **fields))
     assert share.run().kind is EndKind.SUCCEEDED, share.describe()
     expected = "--nnodes 2 --node-rank 0 --master-addr 127.0.0.1 --master-port 29612 --nproc_per_node=2"
     assert share.texts() == [f"real {expected} train.py torchrun True"]
