@@ -58,7 +58,7 @@ def cut_off(plane: ClusterPlane) -> Iterator[CutOff]:
 
 @pytest.fixture(scope="module")
 def bereft(plane: ClusterPlane, cut_off: CutOff) -> Bereft:
-    """Since before the first test of a file."""
+    """Before the first test of a file."""
     return bereaving(plane)
 
 
