@@ -245,3 +245,34 @@ def test_process_that_a_rank_leaves_running_is_named(start: Start, run: str, nam
         assert len(told) == 1
         assert named in told[0]
         assert "let `run` wait for them" in told[0]
+
+
+WAITS = "cat > waits.py <<'END'\nimport pathlib, time\npathlib.Path('begun').touch()\ntime.sleep(63)\nEND"
+IN_BACKGROUND = "{} waits.py & until [ -e begun ]; do sleep 0.01; done; "
+
+
+@pytest.mark.parametrize(
+    ("launcher", "ranks"),
+    [
+        ("torchrun", 1),
+        ("torchrun", 2),
+        pytest.param("mpirun -n 2 python", 1, marks=MPI),
+        pytest.param("mpirun -n 2 python", 2, marks=MPI),
+    ],
+)
+def test_launcher_left_in_the_background_fails_the_job(start: Start, launcher: str, ranks: int) -> None:
+    run = (
+        f"export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; {IN_BACKGROUND.format(launcher)}"
+    )
+    share = start(order(f"{run} echo done", ranks_per_node=ranks, setup=WAITS))
+    end = share.run()
+    assert end.kind is EndKind.SPLIT_WORLD, share.describe()
+    assert "which ends with the job; let `run` wait for it" in end.message
+
+
+@pytest.mark.parametrize(("last", "fields"), [("kill -9 %1", {}), ("echo done", {"may_split_world": True})])
+def test_launcher_that_is_stopped_or_allowed_to_be_left_fails_no_job(
+    start: Start, last: str, fields: dict[str, Any]
+) -> None:
+    share = start(order(IN_BACKGROUND.format("torchrun") + last, ranks_per_node=2, setup=WAITS, **fields))
+    assert share.run().kind is EndKind.SUCCEEDED, share.describe()

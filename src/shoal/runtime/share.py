@@ -154,7 +154,16 @@ class ShareRun:
             left = left_running(self._crew.left_behind, self._clock, self._watcher.turn)
             if left is not None:
                 self._log.say(left)
+                end = self._judge_rest(end, self._crew.generation)
         return end
+
+    def _judge_rest(self, end: Ending, generation: int) -> Ending:
+        """The end of ranks that ended well and left something running."""
+        cut_off = self._worlds.cut_off(generation, self._watcher.turn) if self._worlds is not None else None
+        if cut_off is None:
+            return end
+        self._stop(cut_off)
+        return cut_off
 
     def _confine(self) -> Launcher:
         if self._ready is not None:

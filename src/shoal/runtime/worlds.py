@@ -11,12 +11,13 @@ import contextlib
 import os
 import stat
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from shoal.clock import Clock
 from shoal.runtime.confine.confinement import Confinement
+from shoal.runtime.cut_off import CUT_OFF, rank_at_work
 from shoal.runtime.ending import Ending
 from shoal.runtime.logs import LogFile
 from shoal.runtime.own_launchers import OwnLaunchers
@@ -62,6 +63,7 @@ class Worlds:
         self, order: Order, folder: str, confinement: Confinement, clock: Clock, log: LogFile
     ) -> None:
         self._order = order
+        self._folder = folder
         self._path = os.path.join(folder, names.WORLDS)
         self._uid = os.geteuid() if confinement.uid is None else confinement.uid
         self._confinement = confinement
@@ -111,6 +113,16 @@ class Worlds:
         if end.kind in (EndKind.EXITED, EndKind.SIGNALED) and not is_told:
             return msgspec.structs.replace(end, message=f"{end.message}; {split.message}")
         return end
+
+    def cut_off(self, generation: int, wait: Callable[[float], object]) -> Ending | None:
+        """`SPLIT_WORLD` if `run` has ended in a rank before the launcher that it started there."""
+        if self._is_service or self._order.may_split_world:
+            return None
+        rank = rank_at_work(self._folder, generation, self._clock, wait)
+        if rank is None:
+            return None
+        message = CUT_OFF.format(rank=rank)
+        return Ending(kind=EndKind.SPLIT_WORLD, message=message, grace_s=self._order.grace_s)
 
     def _verdict(self, generation: int) -> Ending | None:
         self._hear()

@@ -40,6 +40,7 @@ def become(folder: str, name: str, arguments: list[str], real: str | None) -> No
     counts = [program.count for program in programs]
     if world == 1 and counts not in ([None], ["1"]) and real is not None:
         others = rank.for_launcher(dict(os.environ), os.path.join(folder, "bin"))
+        _part("one_launcher").claim(folder, dict(os.environ), is_real=True)
         os.execve(real, [real, *arguments], others)  # noqa: S606
     problem, hint = line.problem(programs, world, local_world)
     if not problem and world > 1 and real is None:
@@ -59,6 +60,7 @@ def _enter(folder: str, name: str, real: str, programs: list[Any]) -> None:
     environment = dict(os.environ)
     if WORLD in environment:
         _refuse(name, "runs inside of another `mpirun`", "start one `mpirun` after the other")
+    _part("one_launcher").claim(folder, environment, is_real=True)
     rank, host, line = _part("mpi_rank"), _part("mpi_host"), _part("mpi_line")
     world = host.World(folder, environment, _count(folder, environment))
     if environment["LOCAL_RANK"] == "0":

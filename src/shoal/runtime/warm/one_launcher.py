@@ -30,11 +30,14 @@ class Taken(Exception):
     """Another process of this rank holds the place."""
 
 
-def claim(folder: str, environment: dict[str, str]) -> None:
+def claim(folder: str, environment: dict[str, str], *, is_real: bool = False) -> None:
     """Hold this rank's place behind a launcher until this process ends. Raise `Refused` if another launcher
     holds it. Several may run in the only rank of a job, each with a group of its own.
+
+    The supervisor reads the lock, too: a rank whose launcher still runs has not finished (`cut_off.py`).
+    `is_real`: the process becomes a launcher that is not Shoal's, which meets the others at its own address.
     """
-    is_alone = environment.get("SHOAL_WORLD_SIZE", "1") == "1"
+    is_alone = is_real or environment.get("SHOAL_WORLD_SIZE", "1") == "1"
     if BEHIND in environment:
         return
     try:

@@ -85,8 +85,7 @@ def _behind(launcher: str, words: list[str], folder: str, real: str) -> list[str
         command = _command(launcher, words, real)
         variables, in_files = _files(command, folder, real) if command.rest else ({}, {})
         arguments = launchers.program(command, environment, in_files)
-        if arguments is not None:
-            one_launcher.claim(folder, environment)
+        one_launcher.claim(folder, environment, is_real=arguments is None)
     except launchers.Refused as refused:
         launchers.end(refused)
         raise
