@@ -255,14 +255,16 @@ class SlurmLab(ClusterLab):
         return b"is UP" in done.stdout
 
     def usable(self) -> set[str]:
+        """The nodes that take work and answer: sinfo lists one that does not as `idle*`."""
         done = subprocess.run(
-            ["sinfo", "-h", "-N", "-t", "idle,mix,alloc", "-o", "%N"],
+            ["sinfo", "-h", "-N", "-t", "idle,mix,alloc", "-o", "%N %T"],
             env=self.environment,
             capture_output=True,
             text=True,
             check=False,
         )
-        return set(done.stdout.split())
+        nodes = [line.split() for line in done.stdout.splitlines()]
+        return {name for name, state in nodes if not state.endswith("*")}
 
     def _end(self, name: str, number: int = signal.SIGTERM) -> None:
         path = self.root / "run" / f"{name}.pid"
