@@ -9,7 +9,7 @@ LIVES ?= 5000
 CUTS ?= 200
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-together test-alone test-engines check format bench bench-engines bench-recovery bench-goodput bench-proxy bench-balancing bench-scaling bench-fairness yardsticks soak long sim lives faults fuzz mutants cuts second-slurm
+.PHONY: help setup demo docs test test-together test-alone test-engines check format bench bench-engines bench-recovery bench-goodput bench-proxy bench-balancing bench-scaling bench-fairness yardsticks soak long sim lives faults fuzz mutants cuts second-slurm
 
 help: ## print these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
@@ -20,6 +20,12 @@ setup: ## make .venv and install what is missing (the others do this first)
 
 demo: setup ## a cluster of four simulated nodes, jobs, kills and recoveries, in about a minute
 	@$(BIN)/python -m examples.demo
+
+docs: ## the documentation as a site with search, in build/site; a broken link fails
+	@scripts/setup docs
+	@# Not --quiet: then MkDocs counts no warnings, and a broken link passes.
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir build/site
+	@echo "built; to read it: python3 -m http.server --bind 127.0.0.1 --directory build/site 8000"
 
 test: check test-together test-alone ## everything that must pass: check, then every test (15 minutes on two cores)
 

@@ -19,9 +19,11 @@ from shoal.spec.launchers import asked_in
 from tests.style.tree import ROOT
 from tests.support.pages import FENCE, blocks, pages, transcript
 
-PAGES = [page for page in pages() if page.parent.name != "reference"]
+GENERATED = ROOT / "docs" / "reference" / "cli.md"
+PAGES = [page for page in pages() if page != GENERATED]
 GUIDES = ROOT / "docs" / "guides"
 OPERATORS = {"&&", "||", "|", ";", "&", ">", "2>&1"}
+MAX_README_WIDTH = 120
 NAMED_TEST = re.compile(r"tests/[\w/]+(?:\.py)?")
 
 
@@ -149,6 +151,11 @@ def test_every_link_leads_to_a_page_and_its_section(page: Path) -> None:
 def test_every_test_that_is_named_exists(page: Path) -> None:
     named = set(NAMED_TEST.findall(page.read_text(encoding="utf-8")))
     assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
+
+
+def test_lines_of_the_readme_fit_an_editor() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if len(line) > MAX_README_WIDTH] == []
 
 
 def test_the_readme_lists_every_guide() -> None:
