@@ -21,7 +21,7 @@ from tests.support.pages import FENCE, blocks, pages, transcript
 
 GENERATED = ROOT / "docs" / "reference" / "cli.md"
 PAGES = [page for page in pages() if page != GENERATED]
-GUIDES = ROOT / "docs" / "guides"
+GUIDES, REFERENCE = ROOT / "docs" / "guides", ROOT / "docs" / "reference"
 OPERATORS = {"&&", "||", "|", ";", "&", ">", "2>&1"}
 MAX_README_WIDTH = 120
 NAMED_TEST = re.compile(r"tests/[\w/]+(?:\.py)?")
@@ -176,13 +176,13 @@ def test_every_row_of_the_recovery_table_names_what_shows_it() -> None:
     "model", [JobSpec, Resources, RetrySpec, CheckpointSpec], ids=lambda model: model.__name__
 )
 def test_every_field_of_a_job_is_explained(model: type[BaseModel]) -> None:
-    text = (GUIDES / "jobs.md").read_text(encoding="utf-8")
+    text = (REFERENCE / "jobs.md").read_text(encoding="utf-8")
     words = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`\n]+)`", text))))
     assert [field for field in model.model_fields if field not in words] == []
 
 
-def test_every_default_of_the_guide_is_the_one_in_force() -> None:
-    text = (GUIDES / "jobs.md").read_text(encoding="utf-8")
+def test_every_default_of_the_reference_is_the_one_in_force() -> None:
+    text = (REFERENCE / "jobs.md").read_text(encoding="utf-8")
     said = dict(re.findall(r"^\| `(\w+)` \| `?([^|`]+)`? \|", text, re.MULTILINE))
     spec = JobSpec(run="true")
     assert (said["grace"].strip(), spec.grace) == ("30s", 30.0)
@@ -200,6 +200,6 @@ def test_every_job_file_that_is_shown_is_one(page: str) -> None:
 
 
 def test_every_setting_of_the_server_is_named_for_operators() -> None:
-    text = (GUIDES / "operating.md").read_text(encoding="utf-8")
+    text = (REFERENCE / "server.md").read_text(encoding="utf-8")
     names = [*OPTIONS, *ServerLimits.__dataclass_fields__]
     assert [name for name in names if f"SHOAL_{name.upper()}" not in text] == []
