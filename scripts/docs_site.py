@@ -21,6 +21,8 @@ ROOT_PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CH
 """Pages outside `docs/`, and their place in the site."""
 REPOSITORY_PATHS = {place: name for name, place in ROOT_PAGES.items()}
 FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
+DIAGRAM = re.compile(r"^```mermaid\n.*?^```\n", re.MULTILINE | re.DOTALL)
+"""Drawn by a script that the theme would fetch from elsewhere. The table below each diagram says the same."""
 NAMED_FENCE = re.compile(r"^```(\w+) (\S+)$", re.MULTILINE)
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 
@@ -46,7 +48,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     def replace(match: re.Match[str]) -> str:
         return _translate(match, source, place)
 
-    parts = FENCE.split(markdown)
+    parts = FENCE.split(DIAGRAM.sub("", markdown))
     parts[::2] = [LINK.sub(replace, part) for part in parts[::2]]
     return NAMED_FENCE.sub(r'```\1 title="\2"', "".join(parts))
 
