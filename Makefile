@@ -7,9 +7,10 @@ FAULTS ?= 60
 SEEDS ?= 20000
 LIVES ?= 5000
 CUTS ?= 200
+COUNT ?= 20
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo docs test test-together test-alone test-engines check format bench bench-engines bench-recovery bench-goodput bench-proxy bench-balancing bench-scaling bench-fairness yardsticks soak long sim lives faults fuzz mutants cuts second-slurm
+.PHONY: help setup demo docs test quick test-together test-alone test-engines check format bench bench-engines bench-recovery bench-goodput bench-proxy bench-balancing bench-scaling bench-fairness yardsticks soak long sim lives faults fuzz mutants cuts second-slurm
 
 help: ## print these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
@@ -28,6 +29,10 @@ docs: ## the documentation as a site with search, in build/site; a broken link f
 	@echo "built; to read it: python3 -m http.server --bind 127.0.0.1 --directory build/site 8000"
 
 test: check test-together test-alone ## everything that must pass: check, then every test (15 minutes on two cores)
+
+quick: setup ## unit, property, golden and contract tests over fakes: for a changed line
+	@$(BIN)/python -m pytest tests/unit tests/property tests/golden tests/contract -n 3 --dist worksteal --quiet \
+	  --no-header -m "not slow and not serial and not engines and not soak"
 
 test-together: setup
 	@scripts/setup engines
@@ -109,7 +114,7 @@ second-slurm: ## the engine contract over Debian 13's Slurm 24.11, by commands a
 	@scripts/setup second-slurm
 	@echo "== a second Slurm"
 	@SHOAL_TEST_SLURM_ROOT=.cache/second-slurm $(BIN)/python -m pytest -m engines --no-header --quiet \
-	  tests/contract/test_engine_slurm.py tests/contract/test_engine_slurm_rest.py tests/contract/test_slurm_doors.py
+	  tests/contract/engines/test_slurm.py tests/contract/engines/test_slurm_rest.py tests/contract/engines/test_slurm_transports.py
 
 sim: setup ## crashes, delays and partitions in virtual time: make sim SEEDS=20000
 	@echo "== simulated lives"
@@ -127,6 +132,6 @@ fuzz: setup ## a minute of coverage-guided fuzzing over what reads HTTP in the d
 	@echo "== fuzzing"
 	@$(BIN)/python -m tests.fuzz.framing
 
-mutants: setup ## plant bugs and see that the suites notice each of them
+mutants: setup ## plant bugs and see that the suites notice each; random ones: make mutants SEED=1 COUNT=20 ROOMS=scheduler
 	@echo "== planted bugs"
-	@$(BIN)/python -m tests.mutants.run
+	@$(BIN)/python -m $(if $(SEED),tests.mutants.random_bugs --seed $(SEED) --count $(COUNT) $(ROOMS),tests.mutants.run)

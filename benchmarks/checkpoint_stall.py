@@ -26,7 +26,7 @@ LAYERS = 8
 
 
 def build(gigabytes: float, device: str) -> dict[str, Any]:
-    """A model and an optimizer that together hold so much: parameters and two moments, four bytes each."""
+    """A model and an optimizer that together hold this much: parameters and two moments, four bytes each."""
     width = int((gigabytes * 1e9 / 12 / LAYERS) ** 0.5)
     layers = [torch.nn.Linear(width, width, bias=False, device=device) for _ in range(LAYERS)]
     model = torch.nn.Sequential(*layers)
@@ -35,7 +35,7 @@ def build(gigabytes: float, device: str) -> dict[str, Any]:
 
 
 def passes(parts: dict[str, Any]) -> None:
-    """A forward and a backward pass."""
+    """Run a forward and a backward pass."""
     width = parts["model"][0].in_features
     data = torch.randn(64, width, device=parts["model"][0].weight.device)
     parts["optimizer"].zero_grad()
@@ -48,7 +48,7 @@ def passes(parts: dict[str, Any]) -> None:
 class Save:
     stall_s: float
     passes_s: float
-    """The passes after it: with a save under way they share the machine with it."""
+    """The passes after the save. While a save is under way, they share the machine with it."""
     committed_s: float
 
 
@@ -99,11 +99,14 @@ def main() -> None:
 
 
 def show(title: str, rows: dict[str, list[Save]]) -> str:
-    base = median(one.stall_s for one in rows["torch.save"])
+    base = median(timing.stall_s for timing in rows["torch.save"])
     lines = []
     for name, saves in rows.items():
-        stall = median(one.stall_s for one in saves)
-        after, done = median(one.passes_s for one in saves), median(one.committed_s for one in saves)
+        stall = median(timing.stall_s for timing in saves)
+        after, done = (
+            median(timing.passes_s for timing in saves),
+            median(timing.committed_s for timing in saves),
+        )
         lines.append(
             [name, str(len(saves)), f"{stall:.4f}", f"{stall / base:.4f}x", f"{after:.3f}", f"{done:.2f}"]
         )

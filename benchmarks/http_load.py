@@ -20,7 +20,7 @@ Render = Callable[[int], bytes]
 
 @dataclass
 class Load:
-    """What came back: seconds in all, seconds for each request, and the answers' bodies."""
+    """What was received: seconds in all, seconds for each request, and the bodies of the answers."""
 
     wall_s: float = 0.0
     each_s: list[float] = field(default_factory=list)
@@ -40,11 +40,11 @@ class _Line:
     received: bytearray = field(default_factory=bytearray)
     head: bytes = b""
     size: int = 0
-    """Of the whole answer, once its head has arrived."""
+    """The size of the whole answer, once its head has arrived."""
 
 
 def request(method: str, path: str, headers: dict[str, str], body: bytes = b"") -> bytes:
-    """A request as it goes over the wire."""
+    """Return a request as it is sent over the wire."""
     lines = [f"{method} {path} HTTP/1.1", "Host: 127.0.0.1", f"Content-Length: {len(body)}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     return "\r\n".join([*lines, "", ""]).encode() + body
@@ -86,7 +86,7 @@ def _send(line: _Line, render: Render, index: int) -> None:
 
 
 def _receive(line: _Line, load: Load, expect: int) -> bool:
-    """Take what has arrived; True once the answer is whole."""
+    """Read what has arrived. Return True once the answer is complete."""
     data = line.socket.recv(1 << 18)
     if not data:
         raise BenchmarkError(f"the server closed a connection: {bytes(line.received[:300])!r}")

@@ -21,7 +21,7 @@ from benchmarks.peers.slurm import Slurm
 from benchmarks.processes import BenchmarkError, Usage
 
 SETTLE_S = 10.0
-"""Start-up work (migrations, first look at the nodes) is not idleness."""
+"""Start-up work (migrations, the first look at the nodes) does not count as idle."""
 
 
 @dataclass
@@ -31,11 +31,11 @@ class Idle:
     num_nodes: int
     pss_bytes: int
     cpu_share: float
-    """Of one core."""
+    """Share of one core."""
 
 
 def watch(system: str, what: str, num_nodes: int, look: Callable[[], Usage], seconds: float) -> Idle:
-    """Let it settle, then look twice."""
+    """Let the system settle, then measure twice."""
     time.sleep(SETTLE_S)
     before, began = look(), time.monotonic()
     time.sleep(seconds)
@@ -70,19 +70,19 @@ def main() -> int:
     args = parser.parse_args()
     systems = args.only.split(",")
     prepare(systems)
-    found: list[Idle] = []
+    measured: list[Idle] = []
     skipped: list[str] = []
     for name in systems:
         print(f"watching {name} do nothing ...", file=sys.stderr, flush=True)
         try:
-            found.append(MEASURES[name](args))
+            measured.append(MEASURES[name](args))
         except BenchmarkError as error:
             skipped.append(f"skipped: {name}: {error}")
-    base = next((one.pss_bytes for one in found if one.system == "slurm"), None)
+    base = next((row.pss_bytes for row in measured if row.system == "slurm"), None)
     rows = [
-        [one.system, one.what, f"{one.num_nodes:,}", megabytes(one.pss_bytes), times(one.pss_bytes, base),
-         f"{one.cpu_share:.2%}"]
-        for one in found
+        [row.system, row.what, f"{row.num_nodes:,}", megabytes(row.pss_bytes), times(row.pss_bytes, base),
+         f"{row.cpu_share:.2%}"]
+        for row in measured
     ]  # fmt: skip
     header = ["system", "what (processes)", "nodes", "memory", "of slurm", "CPU of a core"]
     print(table("An idle control plane", header, rows, ["memory is the proportional set size (PSS)"]))

@@ -1,9 +1,9 @@
-"""What somebody else waits for a submission while one caller sends the largest request of each kind.
+"""How long another caller waits for a submission while one caller sends the largest request of each kind.
 
     python -m benchmarks.largest_requests [--elements 10000]
 
-The other submits one small job after another, in a project of its own, until the request is answered and what
-follows from it is done.
+The other caller submits one small job after another, in a project of its own, until the request is answered
+and the work that follows from it is done.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ OTHER = "elsewhere"
 SMALL: dict[str, Any] = {"resources": {"cpus": 0.01, "memory": "64MB"}}
 BASELINE_S = 5.0
 AT_LEAST = 50
-"""Submissions beside each request: one that ends sooner is followed by a few on an idle server."""
+"""Submissions beside each request. If the request ends sooner, a few more follow on an idle server."""
 WITHIN_S = 600.0
 
 
 @dataclass
 class Beside:
-    """What one request took, and each of the other's submissions meanwhile."""
+    """How long one request took, and each of the other caller's submissions during that time."""
 
     what: str
     took_s: float
@@ -73,27 +73,27 @@ def measure(shoal: Shoal, elements: int) -> list[Beside]:
     def serve(count: int) -> None:
         spec = {**SMALL, "name": "chat", "run": "sleep 3600", "replicas": count, "priority": -5}
         spec["resources"] = {"cpus": 1, "memory": "64MB"}
-        made = shoal.request("POST", "/v1/services", {"spec": spec, "project": PROJECT})
-        services.append(str(made["id"]))
+        reply = shoal.request("POST", "/v1/services", {"spec": spec, "project": PROJECT})
+        services.append(str(reply["id"]))
         wait_until(lambda: _num_jobs(shoal, "chat") >= count, WITHIN_S, "all replicas")
 
     services: list[str] = []
-    found = [beside(shoal, "nothing", lambda: time.sleep(BASELINE_S))]
-    found.append(beside(shoal, f"submit an array of {elements:,}", lambda: submit(after=[first])))
-    found.append(beside(shoal, "list a page of 500 jobs, ten times", lambda: _listed(shoal, "jobs")))
-    found.append(beside(shoal, "list 500 events, ten times", lambda: _listed(shoal, "events")))
+    measured = [beside(shoal, "nothing", lambda: time.sleep(BASELINE_S))]
+    measured.append(beside(shoal, f"submit an array of {elements:,}", lambda: submit(after=[first])))
+    measured.append(beside(shoal, "list a page of 500 jobs, ten times", lambda: _listed(shoal, "jobs")))
+    measured.append(beside(shoal, "list 500 events, ten times", lambda: _listed(shoal, "events")))
     why = f"/v1/jobs/{_element(shoal, arrays[0])}/why?predict=true"
-    found.append(beside(shoal, "why of an element, with a prediction", lambda: shoal.request("GET", why)))
+    measured.append(beside(shoal, "why of an element, with a prediction", lambda: shoal.request("GET", why)))
     after = {**SMALL, "run": "true", "after": [arrays[0]]}
-    found.append(beside(shoal, f"submit a job after {elements:,} others", lambda: shoal.submit(after)))
+    measured.append(beside(shoal, f"submit a job after {elements:,} others", lambda: shoal.submit(after)))
     stop = f"/v1/arrays/{arrays[0]}/stop"
-    found.append(beside(shoal, f"stop an array of {elements:,}", lambda: shoal.request("POST", stop, {})))
+    measured.append(beside(shoal, f"stop an array of {elements:,}", lambda: shoal.request("POST", stop, {})))
     submit(after=[first])
-    found.append(beside(shoal, f"end {elements:,} that wait in vain", stop_first))
-    found.append(beside(shoal, "a service of 200 replicas", lambda: serve(200)))
+    measured.append(beside(shoal, f"end {elements:,} that wait in vain", stop_first))
+    measured.append(beside(shoal, "a service of 200 replicas", lambda: serve(200)))
     end = f"/v1/services/{services[0]}/stop"
-    found.append(beside(shoal, "stop that service", lambda: _ended(shoal, end)))
-    return found
+    measured.append(beside(shoal, "stop that service", lambda: _ended(shoal, end)))
+    return measured
 
 
 def _ended(shoal: Shoal, path: str) -> None:
@@ -120,17 +120,17 @@ def _num_jobs(shoal: Shoal, name: str) -> int:
     return len(page["items"])
 
 
-def render(found: list[Beside]) -> str:
+def render(measured: list[Beside]) -> str:
     rows = [
         [
-            one.what,
-            milliseconds(one.took_s),
-            str(len(one.each_s)),
-            milliseconds(percentile(one.each_s, 0.5)),
-            milliseconds(percentile(one.each_s, 0.99)),
-            milliseconds(max(one.each_s)),
+            row.what,
+            milliseconds(row.took_s),
+            str(len(row.each_s)),
+            milliseconds(percentile(row.each_s, 0.5)),
+            milliseconds(percentile(row.each_s, 0.99)),
+            milliseconds(max(row.each_s)),
         ]
-        for one in found
+        for row in measured
     ]
     header = ["one caller's request", "took", "submissions beside it", "p50", "p99", "longest"]
     return table("A submission in another project, beside the largest requests", header, rows)

@@ -37,7 +37,7 @@ class Look:
 
 
 def fill_shoal(shoal: Shoal, count: int) -> None:
-    """`count` jobs that wait for one that runs, submitted as a user would: arrays through the API."""
+    """Submit `count` jobs that wait for a running one, as a user would: arrays through the API."""
     small: dict[str, Any] = {"resources": {"cpus": 0.1, "memory": "64MB"}}
     first = shoal.submit(small | {"run": "sleep 1800"})["jobs"][0]
     shoal.request(
@@ -48,8 +48,8 @@ def fill_shoal(shoal: Shoal, count: int) -> None:
     for _ in range(count // ARRAY):
         shoal.submit(small | {"run": "true", "array": ARRAY, "after": [first["job_id"]]})
     wanted = 1 + count // ARRAY * ARRAY
-    if (there := shoal.num_open()) != wanted:
-        raise BenchmarkError(f"{there} jobs are open, not the {wanted} that were submitted")
+    if (num_open := shoal.num_open()) != wanted:
+        raise BenchmarkError(f"{num_open} jobs are open, not the {wanted} that were submitted")
 
 
 def look_at_shoal(args: argparse.Namespace) -> list[Look]:
@@ -86,7 +86,7 @@ def look_at_slurm(args: argparse.Namespace) -> list[Look]:
 
 
 def _command(system: str, what: str, num_jobs: int, command: list[str], env: dict[str, str]) -> Look:
-    """Ten runs of a command line, its start included; lines printed are jobs listed."""
+    """Run a command line ten times, start-up included. Lines printed are jobs listed."""
     printed: list[int] = []
 
     def once(_: int) -> None:

@@ -20,7 +20,7 @@ class Task(Protocol):
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` of all values do not exceed (nearest rank)."""
+    """Return the smallest value that at least `share` of all values do not exceed (nearest rank)."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
@@ -34,7 +34,7 @@ def megabytes(count: int) -> str:
 
 
 def times(value: float, other: float | None) -> str:
-    """`2.5x`: how many times `other`; a dash where there is nothing to compare with."""
+    """Format as `2.5x`: how many times `other`. A dash if there is nothing to compare with."""
     return f"{value / other:.2f}x" if other else "-"
 
 
@@ -50,7 +50,7 @@ def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], note
 
 
 def timed(task: Task, count: int, *, at_once: int) -> tuple[float, list[float]]:
-    """Run `task(0)` to `task(count - 1)`, `at_once` together; the whole time, and each one's own."""
+    """Run `task(0)` to `task(count - 1)`, `at_once` together. Return the whole time, and the time of each."""
 
     def one(index: int) -> float:
         began = time.perf_counter()
@@ -64,10 +64,11 @@ def timed(task: Task, count: int, *, at_once: int) -> tuple[float, list[float]]:
 
 
 class Doorbell:
-    """Hears the first instruction of a job: the job sends its label in a datagram, stamped by the kernel.
+    """Receives the first instruction of a job: the job sends its label in a datagram, which the kernel
+    stamps.
 
     It needs no shared folder and no common user, so the same line is measured on every system. `host`: an
-    address of this machine that the jobs reach.
+    address of this machine that the jobs can reach.
     """
 
     def __init__(self, host: str = "127.0.0.1") -> None:
@@ -94,23 +95,25 @@ class Doorbell:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where it hears datagrams."""
+        """Where it receives datagrams."""
         return self._host, self._socket.getsockname()[1]
 
     def script(self, label: str) -> str:
-        """The job's one line. bash opens the socket itself: no program is started before it rings."""
+        """The job's one line. bash opens the socket itself, so no program is started before the datagram is
+        sent.
+        """
         host, port = self.address
         return f"exec bash -c 'echo {label} > /dev/udp/{host}/{port}'"
 
     def wait(self, label: str, timeout_s: float) -> float:
-        """When it rang, in seconds since 1970. `TimeoutError` if it did not."""
+        """Return when the label arrived, in seconds since 1970. Raise `TimeoutError` if it did not."""
         with self._changed:
             if not self._changed.wait_for(lambda: label in self._rung, timeout_s):
                 raise TimeoutError(f"job {label} did not start within {timeout_s:g} s")
             return self._rung[label]
 
     def count(self) -> int:
-        """How many have rung."""
+        """Return how many labels have arrived."""
         with self._changed:
             return len(self._rung)
 

@@ -1,9 +1,10 @@
-"""What a porch costs: CPU of a request to a replica behind one, against the same replica at its own port.
+"""What the replica sidecar costs: CPU of a request to a replica behind one, against the same replica at its
+own port.
 
     python -m benchmarks.porch [--requests 20000] [--rounds 5]
 
-One data plane serves both ways to one server, in turn. CPU is that of the data plane and of the porch,
-on loopback: TLS at both ends and the second hop, without a network.
+One data plane serves both ways to one server, in turn. CPU is that of the data plane and of the sidecar, on
+loopback: TLS at both ends and the second hop, without a network.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from benchmarks import http_load
 from benchmarks.measure import table, times
 from benchmarks.processes import BenchmarkError, answers, free_ports, spawn, stop, usage, wait_until
 from shoal.clock import SystemClock
-from shoal.control.services.porches import Porches
+from shoal.control.services.state import SidecarIdentities
 from shoal.identity.authority import make_authority
-from shoal.porch import name_of
-from shoal.runtime.porch.brief import LISTENER, Brief, in_memory
-from shoal.serving.table import Replica, Service, Table
+from shoal.runtime.replica.sidecar_config import LISTENER_FD, SidecarConfig, memory_file
+from shoal.serving.table import ReplicaConfig, ServiceConfig, ServingTable
+from shoal.sidecar_tls import sidecar_name
 
 ROOT = Path(__file__).resolve().parents[1]
 ATTEMPT = "att_benchmark"
@@ -41,32 +42,36 @@ CASES = (
     ("POST 1 MB", "POST", b"x" * (1 << 20)),
 )
 FEWER = 50
-"""Of the largest requests."""
+"""The largest requests are sent this many times less often."""
 
 
-def start_porch(porches: Porches, server: str) -> tuple[int, int]:
+def start_porch(porches: SidecarIdentities, server: str) -> tuple[int, int]:
     """Its process and its port."""
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
-        told = in_memory(Brief(papers=porches.before(ATTEMPT), server=server, supervisor=os.getpid()))
+        config_file = memory_file(
+            SidecarConfig(
+                tls_identity=porches.for_sidecar(ATTEMPT), server=server, supervisor_pid=os.getpid()
+            )
+        )
         pid = os.posix_spawn(
             sys.executable,
-            [sys.executable, "-P", "-m", "shoal.runtime.porch"],
+            [sys.executable, "-P", "-m", "shoal.runtime.replica.sidecar"],
             os.environ,
             file_actions=[
-                (os.POSIX_SPAWN_DUP2, listener.fileno(), LISTENER + 100),
-                (os.POSIX_SPAWN_DUP2, told, 0),
-                (os.POSIX_SPAWN_DUP2, LISTENER + 100, LISTENER),
+                (os.POSIX_SPAWN_DUP2, listener.fileno(), LISTENER_FD + 100),
+                (os.POSIX_SPAWN_DUP2, config_file, 0),
+                (os.POSIX_SPAWN_DUP2, LISTENER_FD + 100, LISTENER_FD),
             ],
         )
-        os.close(told)
+        os.close(config_file)
         return pid, int(listener.getsockname()[1])
 
 
 @contextlib.contextmanager
 def running(folder: Path) -> Iterator[tuple[int, dict[str, tuple[int, ...]]]]:
-    """The data plane's port, and by service whose CPU its requests take."""
+    """Yield the data plane's port, and by service the processes whose CPU its requests use."""
     behind, port = free_ports(2)
-    porches = Porches(make_authority("benchmark", time.time()), SystemClock())
+    porches = SidecarIdentities(make_authority("benchmark", time.time()), SystemClock())
     server = spawn(
         [sys.executable, "-m", "benchmarks.proxy.upstream", str(behind)],
         log=folder / "server.log",
@@ -74,16 +79,23 @@ def running(folder: Path) -> Iterator[tuple[int, dict[str, tuple[int, ...]]]]:
     )
     porch, at = start_porch(porches, f"127.0.0.1:{behind}")
     ways = {
-        "direct": Replica(replica_id="direct", address=f"127.0.0.1:{behind}", release=1),
-        "porch": Replica(replica_id="porch", address=f"tls:127.0.0.1:{at}", release=1, name=name_of(ATTEMPT)),
+        "direct": ReplicaConfig(replica_id="direct", address=f"127.0.0.1:{behind}", release=1),
+        "porch": ReplicaConfig(
+            replica_id="porch", address=f"tls:127.0.0.1:{at}", release=1, name=sidecar_name(ATTEMPT)
+        ),
     }
     services = tuple(
-        Service(project="p", name=name, replicas=(replica,), is_public=True) for name, replica in ways.items()
+        ServiceConfig(project="p", name=name, replicas=(replica,), is_public=True)
+        for name, replica in ways.items()
     )
-    told = folder / "table.json"
-    told.write_bytes(msgspec.json.encode(Table(version=1, services=services, papers=porches.visitors())))
-    words = ["-m", "shoal.serving", "--listen", f"127.0.0.1:{port}", "--table", str(told)]
-    plane = spawn([sys.executable, *words], log=folder / "plane.log")
+    table_file = folder / "table.json"
+    table_file.write_bytes(
+        msgspec.json.encode(
+            ServingTable(version=1, services=services, tls_identity=porches.for_data_planes())
+        )
+    )
+    arguments = ["-m", "shoal.serving", "--listen", f"127.0.0.1:{port}", "--table", str(table_file)]
+    plane = spawn([sys.executable, *arguments], log=folder / "plane.log")
     try:
         wait_until(lambda: answers(port) and answers(behind) and answers(at), START_S, "everything listens")
         yield port, {"direct": (plane.pid,), "porch": (plane.pid, porch)}
@@ -92,7 +104,7 @@ def running(folder: Path) -> Iterator[tuple[int, dict[str, tuple[int, ...]]]]:
 
 
 def cost_us(port: int, pids: tuple[int, ...], name: str, case: tuple[str, str, bytes], count: int) -> float:
-    """CPU of one request, in microseconds."""
+    """Return the CPU of one request, in microseconds."""
     _, method, body = case
     count = count // FEWER if len(body) > 1 << 16 else count
     raw = http_load.request(method, f"/p/{name}/", {}, body)

@@ -1,6 +1,6 @@
 """A network of the benchmark's own: a namespace that has loopback and nothing else.
 
-Ray's daemons listen on every address without asking who calls. Inside this namespace nobody can call.
+Ray's daemons listen on every address and accept every caller. No process outside can reach this namespace.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ IFF_UP = 0x1
 
 
 def enter() -> None:
-    """Leave the machine's network for good, this thread and everything it starts from now on.
+    """Leave the machine's network for good: this thread and everything it starts from now on.
 
-    Must be called before other threads are started. `BenchmarkError` without root: nothing has changed.
+    Must be called before other threads are started. Without root it raises `BenchmarkError` and changes
+    nothing.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(CLONE_NEWNET) != 0:
@@ -35,14 +36,14 @@ def enter() -> None:
 
 
 def is_private() -> bool:
-    """No interface is up but loopback."""
+    """Whether no interface but loopback is up."""
     return not any(_flags(name) & IFF_UP for _, name in socket.if_nameindex() if name != "lo")
 
 
 def _flags(interface: str) -> int:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        asked = fcntl.ioctl(any_socket, SIOCGIFFLAGS, struct.pack("16sh14x", interface.encode(), 0))
-    return int(struct.unpack("16xh14x", asked)[0])
+        answer = fcntl.ioctl(any_socket, SIOCGIFFLAGS, struct.pack("16sh14x", interface.encode(), 0))
+    return int(struct.unpack("16xh14x", answer)[0])
 
 
 def _set_flags(interface: str, flags: int) -> None:
@@ -52,5 +53,5 @@ def _set_flags(interface: str, flags: int) -> None:
 
 def _add_address(interface: str, address: str) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        told = struct.pack("16sHH4s8x", interface.encode(), socket.AF_INET, 0, socket.inet_aton(address))
-        fcntl.ioctl(any_socket, SIOCSIFADDR, told)
+        message = struct.pack("16sHH4s8x", interface.encode(), socket.AF_INET, 0, socket.inet_aton(address))
+        fcntl.ioctl(any_socket, SIOCSIFADDR, message)

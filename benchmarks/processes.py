@@ -20,12 +20,12 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class BenchmarkError(Exception):
-    """The measurement could not be made; the sentence says what is missing."""
+    """The measurement could not be made. The message says what is missing."""
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What a set of processes uses: memory that is theirs (PSS), and CPU seconds so far."""
+    """What a set of processes uses: its own memory (PSS), and CPU seconds until now."""
 
     num_processes: int
     pss_bytes: int
@@ -33,7 +33,7 @@ class Usage:
 
 
 def wait_until(is_true: Callable[[], bool], timeout_s: float, what: str) -> None:
-    """Poll until it holds; `BenchmarkError` names `what` did not happen in time."""
+    """Poll until the condition holds. `BenchmarkError` names `what` did not happen in time."""
     deadline = time.monotonic() + timeout_s
     while not is_true():
         if time.monotonic() > deadline:
@@ -42,15 +42,17 @@ def wait_until(is_true: Callable[[], bool], timeout_s: float, what: str) -> None
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports nobody listens on now. Somebody may take one before it is used; the start then fails loudly."""
+    """Return ports on which no process listens now. If another process takes one before it is used, the start
+    fails loudly.
+    """
     held = [socket.socket() for _ in range(count)]
     try:
-        for one in held:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in held]
+        for bound_socket in held:
+            bound_socket.bind(("127.0.0.1", 0))
+        return [int(bound_socket.getsockname()[1]) for bound_socket in held]
     finally:
-        for one in held:
-            one.close()
+        for bound_socket in held:
+            bound_socket.close()
 
 
 def answers(port: int) -> bool:
@@ -62,11 +64,11 @@ def answers(port: int) -> bool:
 def call(
     command: Sequence[str | Path], *, env: Mapping[str, str] | None = None, timeout_s: float = 60.0
 ) -> str:
-    """Run to the end and return what it printed; `BenchmarkError` quotes it when it fails."""
+    """Run to the end and return the output. If the program fails, `BenchmarkError` quotes the output."""
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout_s, check=False)
     if done.returncode:
-        said = (done.stderr or done.stdout).strip()[-2000:]
-        raise BenchmarkError(f"`{' '.join(map(str, command))}` exited with {done.returncode}: {said}")
+        output = (done.stderr or done.stdout).strip()[-2000:]
+        raise BenchmarkError(f"`{' '.join(map(str, command))}` exited with {done.returncode}: {output}")
     return done.stdout
 
 
@@ -87,7 +89,7 @@ def spawn(
 
 
 def stat_fields(pid: int) -> list[str] | None:
-    """/proc/PID/stat after the name, so that index 1 is the parent; None once it is gone."""
+    """Return /proc/PID/stat after the name, so that index 1 is the parent; None once the process is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -95,29 +97,29 @@ def stat_fields(pid: int) -> list[str] | None:
 
 
 def is_gone(pid: int) -> bool:
-    """It runs no more. A zombie is gone: somebody merely has not asked yet."""
+    """Whether it has ended. A zombie counts as gone: its parent has only not collected it."""
     fields = stat_fields(pid)
     return fields is None or fields[0] == "Z"
 
 
 def descendants(roots: Iterable[int]) -> set[int]:
-    """`roots` that live, and everything below them."""
+    """Return the `roots` that are alive, and all their descendants."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and (fields := stat_fields(int(entry.name))):
             children.setdefault(int(fields[1]), []).append(int(entry.name))
-    found: set[int] = set()
+    living: set[int] = set()
     waiting = [pid for pid in roots if stat_fields(pid)]
     while waiting:
         pid = waiting.pop()
-        if pid not in found:
-            found.add(pid)
+        if pid not in living:
+            living.add(pid)
             waiting += children.get(pid, [])
-    return found
+    return living
 
 
 def usage(pids: Iterable[int]) -> Usage:
-    """Memory and CPU of exactly these processes; those that are gone count nothing."""
+    """Return memory and CPU of exactly these processes. Processes that are gone count nothing."""
     count, pss, ticks = 0, 0, 0
     for pid in pids:
         fields = stat_fields(pid)
@@ -130,7 +132,7 @@ def usage(pids: Iterable[int]) -> Usage:
 
 
 def _pss(pid: int, *, resident: int) -> int:
-    """Proportional set size; the resident size where the kernel does not tell."""
+    """Return the proportional set size; the resident size if the kernel does not report PSS."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
@@ -139,7 +141,7 @@ def _pss(pid: int, *, resident: int) -> int:
 
 
 def stop(pids: Iterable[int], *, grace_s: float = 10.0) -> None:
-    """SIGTERM, then SIGKILL after `grace_s`. A pid given to another process meanwhile is left alone."""
+    """Send SIGTERM, then SIGKILL after `grace_s`. A pid that now belongs to another process is left alone."""
     left = {pid: fields[19] for pid in pids if (fields := stat_fields(pid))}
     deadline = time.monotonic() + grace_s
     for pid in left:
@@ -152,15 +154,15 @@ def stop(pids: Iterable[int], *, grace_s: float = 10.0) -> None:
 
 
 def _living(started: dict[int, str]) -> dict[int, str]:
-    """Those that still run under the start time they had: our own zombies are reaped on the way."""
-    found = {}
+    """Return those that still run with their original start time. Reaps our own zombies on the way."""
+    living = {}
     for pid, start in started.items():
         with contextlib.suppress(ChildProcessError):  # not our child: a daemon that detached itself
             os.waitpid(pid, os.WNOHANG)
         fields = stat_fields(pid)
         if fields and not is_gone(pid) and fields[19] == start:
-            found[pid] = start
-    return found
+            living[pid] = start
+    return living
 
 
 def _signal(pid: int, number: signal.Signals) -> None:

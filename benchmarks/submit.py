@@ -2,8 +2,9 @@
 
     python -m benchmarks.submit [--only shoal,slurm,ray] [--jobs 2000] [--starts 30]
 
-Rates are measured with jobs that wait for another job, so that no system runs anything meanwhile. Then
-the controller is killed (SIGKILL) right after an acknowledgement, and what it still knows is counted.
+Rates are measured with jobs that wait for another job, so that no system runs anything during the
+measurement. Then the controller is killed (SIGKILL) right after an acknowledgement, and the jobs it still
+knows are counted.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from benchmarks.peers.slurm import Slurm, missing
 from benchmarks.processes import BenchmarkError, Usage
 
 SubmitAll = Callable[[int], tuple[float, list[float]]]
-"""Takes how many at once; returns the whole time, and each submit's."""
+"""Takes the number of parallel submits. Returns the whole time, and the time of each submit."""
 
 NUM_CLI = 100
 """Commands run for each rate of a command line."""
@@ -46,7 +47,7 @@ class Rate:
     per_s: float
     each_s: list[float]
     server_cpu_s: float
-    """Of the servers, for each submit: unlike the rate, it hardly depends on what else the machine does."""
+    """CPU of the servers per submit. Unlike the rate, it hardly depends on other load of the machine."""
 
 
 @dataclass
@@ -79,7 +80,7 @@ class Results:
     def add_rate(
         self, system: str, how: str, at_once: int, *, submit_all: SubmitAll, look: Callable[[], Usage]
     ) -> None:
-        """Run `submit_all(at_once)`, with a look at the servers before and after."""
+        """Run `submit_all(at_once)`, and measure the servers before and after."""
         before = look().cpu_s
         wall_s, each_s = submit_all(at_once)
         cpu_s = (look().cpu_s - before) / len(each_s)
@@ -87,7 +88,7 @@ class Results:
 
 
 def by_http(port: int, make: Callable[[], http_load.Render], count: int, expect: int = 200) -> SubmitAll:
-    """Over keep-alive connections; `make` prepares requests anew, with keys of their own, for each run."""
+    """Submit over keep-alive connections. `make` prepares new requests with new keys for each run."""
 
     def submit_all(at_once: int) -> tuple[float, list[float]]:
         load = http_load.run(port, make(), count, connections=at_once, expect=expect)
@@ -97,7 +98,7 @@ def by_http(port: int, make: Callable[[], http_load.Render], count: int, expect:
 
 
 def by_command(command: list[str], env: Mapping[str, str], count: int = NUM_CLI) -> SubmitAll:
-    """One process for each submit, as people and scripts do."""
+    """Start one process per submit, as people and scripts do."""
     return lambda at_once: timed(lambda _: _run(command, env), count, at_once=at_once)
 
 
@@ -108,10 +109,10 @@ def _run(command: list[str], env: Mapping[str, str]) -> None:
 
 
 def start_times(doorbell: Doorbell, submit: Callable[[str], object], count: int) -> list[float]:
-    """One job at a time, from the submit's beginning to the job's first line.
+    """Submit one job at a time and measure from the beginning of the submit to the job's first line.
 
-    The gap between them is random: Slurm places batch jobs once a second, and a fixed gap would always
-    meet it at the same moment of that second.
+    The gap between jobs is random. Slurm places batch jobs once a second, and a fixed gap would always meet
+    it at the same moment of that second.
     """
     gaps = random.Random(count)
     each = []
@@ -236,7 +237,7 @@ def as_json(results: Results) -> str:
     def timing(each_s: list[float]) -> dict[str, Any]:
         return {"count": len(each_s), "p50_s": percentile(each_s, 0.5), "p99_s": percentile(each_s, 0.99)}
 
-    told = {
+    document = {
         "rates": [
             {
                 "system": r.system,
@@ -249,10 +250,10 @@ def as_json(results: Results) -> str:
             for r in results.rates
         ],
         "starts": [{"system": s.system, "how": s.how, **timing(s.each_s)} for s in results.starts],
-        "kept": [vars(one) for one in results.kept],
+        "kept": [vars(kept_jobs) for kept_jobs in results.kept],
         "skipped": results.skipped,
     }
-    return json.dumps(told, indent=2)
+    return json.dumps(document, indent=2)
 
 
 def main() -> int:

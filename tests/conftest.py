@@ -12,7 +12,7 @@ import pytest
 import structlog
 
 from tests.support.nothing_skipped import pytest_make_collect_report, pytest_runtest_makereport
-from tests.support.ray_lab import MakeRay, RayLab, ray_lab, what_is_missing
+from tests.support.ray.real_ray import MakeRay, RayLab, ray_lab, what_is_missing
 
 __all__ = ["pytest_make_collect_report", "pytest_runtest_makereport"]  # pytest finds hooks by their names
 

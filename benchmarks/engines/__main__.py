@@ -12,7 +12,7 @@ from benchmarks import private_network
 from benchmarks.engines import drills, launch, overhead, queued
 from benchmarks.engines.say import say
 from benchmarks.processes import BenchmarkError
-from tests.support.host import PATH
+from tests.support.host.processes import PATH
 
 SECTIONS = ("overhead", "launch", "queue", "drills")
 
@@ -27,8 +27,8 @@ def main() -> int:
     parser.add_argument("--trials", type=int, default=3, help="losses for each row of `drills`")
     parser.add_argument("--rows", default="", help="words of the rows of `drills` to measure, by comma (all)")
     parser.add_argument("--nodes", type=int, default=64, help="nodes of `queue`")
-    asked = parser.parse_args()
-    sections = asked.sections or SECTIONS
+    options = parser.parse_args()
+    sections = options.sections or SECTIONS
     if unknown := sorted(set(sections) - set(SECTIONS)):
         parser.error(f"no section {unknown[0]}; there are {', '.join(SECTIONS)}")
     os.environ["PATH"] = PATH  # jobs on this machine find the same Python as those on nodes
@@ -40,13 +40,13 @@ def main() -> int:
         for section in sections:
             say(f"section {section}")
             if section == "overhead":
-                overhead.measure(Path(folder) / section, asked.only.split(","), asked.starts)
+                overhead.measure(Path(folder) / section, options.only.split(","), options.starts)
             elif section == "launch":
-                launch.measure(Path(folder) / section, asked.launches)
+                launch.measure(Path(folder) / section, options.launches)
             elif section == "queue":
-                queued.measure(Path(folder) / section, asked.nodes, asked.jobs)
+                queued.measure(Path(folder) / section, options.nodes, options.jobs)
             else:
-                drills.measure(Path(folder) / section, asked.trials, asked.rows.split(","))
+                drills.measure(Path(folder) / section, options.trials, options.rows.split(","))
     sys.stdout.write(f"load {os.getloadavg()[0]:.1f} after\n")
     return 0
 

@@ -1,4 +1,4 @@
-"""CPU seconds of some processes and of all they start, counted by the kernel, whoever else is busy."""
+"""CPU seconds of chosen processes and of all they start, counted by the kernel, whatever else runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ OLD, NEW = Path("/sys/fs/cgroup/cpuacct"), Path("/sys/fs/cgroup")
 
 
 class CpuAccount:
-    """A cgroup of its own, of either version. As root. `close` after its processes have ended."""
+    """A cgroup of its own, of either version. Needs root. Call `close` after its processes have ended."""
 
     def __init__(self) -> None:
         self._is_old = OLD.is_dir()
@@ -18,7 +18,7 @@ class CpuAccount:
         self._folder.mkdir(exist_ok=True)
 
     def add(self, pids: Iterable[int]) -> None:
-        """What they start from now on belongs to it, too."""
+        """Count the process, and what it starts from now on."""
         for pid in pids:
             (self._folder / "cgroup.procs").write_text(str(pid))
 

@@ -1,7 +1,8 @@
-"""An actor for each rank, by a driver of Ray's own. Its words: the head's address, and the doorbell's.
+"""Start an actor for each rank, with a driver of Ray's own. Arguments: the head's address, and the
+doorbell's.
 
-Every line of its input is a list of labels: an actor is made for each, on Ray's nodes in turn, and rings as
-soon as it is there; when all have, `begun` is printed, and they are ended.
+Every line of input is a list of labels. An actor is made for each, on Ray's nodes in turn, and sends its
+label as soon as it runs. When all have done so, the driver prints `begun` and ends them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Rank:
 def main() -> None:
     address, host, port = sys.argv[1:]
     ray.init(address=address, _node_ip_address=address.partition(":")[0], log_to_driver=False)
-    nodes = [one["NodeID"] for one in ray.nodes() if one["Alive"] and one["Resources"].get("CPU")]
+    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
     for line in sys.stdin:
         ranks = [
             Rank.options(  # type: ignore[attr-defined]

@@ -1,4 +1,6 @@
-"""What programs are started, and when: wrappers first on PATH that leave a line and run the real one."""
+"""Record which programs are started, and when: wrappers first on PATH write a line and run the real
+program.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ class Command(NamedTuple):
 
 
 class Ledger:
-    """Of the programs that whoever has `folder` first on PATH starts, and who they start with it."""
+    """The programs that any process with `folder` first on PATH starts, and the programs that those start
+    with it.
+    """
 
     def __init__(self, root: Path, names: Sequence[str], path: str) -> None:
         self.folder = root / "wrappers"
@@ -36,36 +40,38 @@ class Ledger:
             self.add(name, str(shutil.which(name, path=path)))
 
     def add(self, name: str, program: str) -> Path:
-        """A wrapper of this name around that program."""
+        """Add a wrapper of this name around that program."""
         wrapper = self.folder / name
         wrapper.write_text(WRAPPER.format(name=name, program=program, log=self._log))
         wrapper.chmod(0o755)
         return wrapper
 
     def read(self, since: float = 0.0) -> list[Command]:
-        """What was started from then on, in that order."""
-        found = parse(self._log.read_text())
-        return sorted((one for one in found if one.at >= since), key=lambda one: one.at)
+        """Return what was started from then on, in order."""
+        commands = parse(self._log.read_text())
+        return sorted(
+            (command for command in commands if command.at >= since), key=lambda command: command.at
+        )
 
 
 def parse(text: str) -> list[Command]:
-    """A last line that is not whole yet is left out."""
-    found = []
+    """A last line that is not complete is left out."""
+    commands = []
     for line in text.split("\n")[:-1]:
         with contextlib.suppress(ValueError):
             name, at = line.split()
-            found.append(Command(name, float(at)))
-    return found
+            commands.append(Command(name, float(at)))
+    return commands
 
 
 def worst_second(moments: Sequence[float]) -> int:
-    """How many of them lie in the fullest second, wherever that begins."""
+    """Return how many of them lie in the fullest second, wherever that second begins."""
     ordered = sorted(moments)
     return max((bisect_left(ordered, at + 1.0) - place for place, at in enumerate(ordered)), default=0)
 
 
 def closest(moments: Sequence[float]) -> float | None:
-    """Seconds between the two that are nearest to each other."""
+    """Return the seconds between the two that are closest together."""
     return min((later - sooner for sooner, later in pairwise(sorted(moments))), default=None)
 
 

@@ -1,8 +1,8 @@
 """One node of two is lost while a job trains: seconds to the next step, and steps made again.
 
-The rows of Shoal run one job file on three engines, and `shoal drill kill-node` does it: the supervisor and
-its ranks die at once, the machine stays. The peers lose the whole node, which is what they have a remedy for;
-so does one more row of Shoal's, where an operator says at once that the node is dead.
+The rows of Shoal run one job file on three engines. `shoal drill kill-node` kills the supervisor and its
+ranks at once, and the machine stays. The peers lose the whole node, because that is the fault they can
+recover from. So does one more row of Shoal's, in which an operator declares the node dead at once.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from benchmarks.peers.ray_train import why_not as why_no_ray_train
 from benchmarks.processes import BenchmarkError, wait_until
 from benchmarks.recovery.runs import JOB as PLAIN_JOB
 from shoal.client.handles import JobHandle
-from tests.support.host import PATH
-from tests.support.ray_lab import RayLab
-from tests.support.real_plane import RealPlane, a_plane
-from tests.support.shares import SOURCE
-from tests.support.slurm_lab import Shape, SlurmLab
+from tests.support.host.processes import PATH
+from tests.support.planes.real import RealPlane, running_plane
+from tests.support.ray.real_ray import RayLab
+from tests.support.runtime.tasks import SOURCE
+from tests.support.slurm.real_slurm import SlurmLab, SlurmShape
 
 ROOT = Path(__file__).parents[2]
 IN_NETWORK = {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -58,7 +58,7 @@ srun --ntasks=2 --ntasks-per-node=1 sh -c \
 
 def measure(root: Path, trials: int, only: list[str]) -> None:
     rows: dict[str, list[Loss] | str] = {}
-    chosen = {name: one for name, one in CONTESTANTS.items() if any(word in name for word in only)}
+    chosen = {name: run for name, run in CONTESTANTS.items() if any(word in name for word in only)}
     for name, contestant in chosen.items():
         rows[name] = []
         place = root / f"{len(rows)}"
@@ -80,26 +80,26 @@ NOTES = (
     "Slurm: SlurmdTimeout=5 (its own default: 300), cred_expire=5 (120); a third node is free.",
     "Ray: a node is called dead after three missed checks of 2 s (its own: 5 of 3 s); Ray Train waits 60 s",
     "for the lost worker before it goes on without it. A step takes some 60 ms; all save every tenth.",
-    "An operator's word that a node is dead is taken 20 s after somebody there was last heard from.",
+    "Shoal accepts an operator's declaration that a node is dead 20 s after the last heartbeat from there.",
 )
 REQUEUE = "Slurm's own requeue, the node is killed"
 
 
-def _rows(found: dict[str, list[Loss] | str]) -> list[list[str]]:
-    peer = found.get(REQUEUE)
+def _rows(results: dict[str, list[Loss] | str]) -> list[list[str]]:
+    peer = results.get(REQUEUE)
     half = statistics.median([loss.seconds for loss in peer]) if peer and not isinstance(peer, str) else None
     rows = []
-    for name, losses in found.items():
+    for name, losses in results.items():
         if isinstance(losses, str):
             rows.append([name, losses, "-", "-"])
             continue
         seconds = sorted(loss.seconds for loss in losses)
         lost = [loss.steps for loss in losses if loss.steps is not None]
-        told = f"{statistics.median(seconds):.1f} ({seconds[0]:.1f} to {seconds[-1]:.1f})"
+        seconds_text = f"{statistics.median(seconds):.1f} ({seconds[0]:.1f} to {seconds[-1]:.1f})"
         rows.append(
             [
                 name,
-                told,
+                seconds_text,
                 times(statistics.median(seconds), half),
                 f"{statistics.median(lost):g}" if lost else "-",
             ]
@@ -111,13 +111,13 @@ def _rows(found: dict[str, list[Loss] | str]) -> list[list[str]]:
 
 
 def shoal_here(root: Path, trials: int) -> Iterator[Loss]:
-    with a_plane(root / "home") as plane:
+    with running_plane(root / "home") as plane:
         yield from _drills(plane, plane.home / "checkpoints", trials)
 
 
 def shoal_on_slurm(root: Path, trials: int) -> Iterator[Loss]:
     with (
-        slurm_cluster(root, Shape()) as lab,
+        slurm_cluster(root, SlurmShape()) as lab,
         plane_on(root, lab, Ledger(root, (), PATH)) as plane,
     ):
         yield from _drills(plane, plane.shared / "checkpoints", trials)
@@ -129,9 +129,9 @@ def shoal_on_ray(root: Path, trials: int) -> Iterator[Loss]:
 
 
 def shoal_declared(root: Path, trials: int) -> Iterator[Loss]:
-    """The whole node is killed, and an operator says so at once."""
+    """The whole node is killed, and an operator declares it dead at once."""
     with (
-        slurm_cluster(root, Shape()) as lab,
+        slurm_cluster(root, SlurmShape()) as lab,
         plane_on(root, lab, Ledger(root, (), PATH)) as plane,
     ):
         job = _begin(plane)
@@ -141,14 +141,14 @@ def shoal_declared(root: Path, trials: int) -> Iterator[Loss]:
             node = plane.attempt(job)["nodes"][-1]
             yield hit(trace, lambda node=node: _crash_and_declare(plane, lab, node))  # type: ignore[misc]
             lab.start_node(node)
-            lab.until(lambda node=node: node in lab.usable(), f"{node} is back")  # type: ignore[misc]
+            lab.until(lambda node=node: node in lab.usable_nodes(), f"{node} is back")  # type: ignore[misc]
             plane.command("nodes", "resume", node)
         job.stop()
 
 
 def _crash_and_declare(plane: RealPlane, lab: SlurmLab, node: str) -> None:
-    """Shoal does not take it for dead while Slurm says that it answers: Slurm is told first. Nor until nobody
-    there was heard from for 20 s, which is most of what this row shows.
+    """Shoal does not accept that the node is dead while Slurm says that it answers, so Slurm is told first.
+    Shoal also waits until no heartbeat has arrived from there for 20 s, which is most of what this row shows.
     """
     lab.crash_node(node)
     lab.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=crashed")
@@ -166,10 +166,10 @@ def _drills(plane: RealPlane, kept: Path, trials: int) -> Iterator[Loss]:
     for _ in range(trials):
         wait_for_steps(trace, WARM_STEPS)
         done = plane.command("drill", "kill-node", job.ref, "--window", "2s", "--json", timeout_s=DRILL_S)
-        told = json.loads(done.stdout)["result"] if done.stdout else {}
+        reply = json.loads(done.stdout)["result"] if done.stdout else {}
         if done.returncode:
-            raise BenchmarkError(f"drill kill-node: {told.get('outcome')} {done.stderr}")
-        yield Loss(told["stepped_s"], told["steps_lost"])
+            raise BenchmarkError(f"drill kill-node: {reply.get('outcome')} {done.stderr}")
+        yield Loss(reply["stepped_s"], reply["steps_lost"])
     job.stop()
 
 
@@ -182,20 +182,20 @@ def _begin(plane: RealPlane) -> JobHandle:
 
 
 def slurm_requeue(root: Path, trials: int) -> Iterator[Loss]:
-    with slurm_cluster(root, Shape()) as lab:
+    with slurm_cluster(root, SlurmShape()) as lab:
         lab.environment.update(IN_NETWORK)
         for number in range(trials):
             trace = root / f"steps-{number}"
-            words = {"python": sys.executable, "program": PLAIN_JOB, "steps": STEPS, "trace": trace}
+            values = {"python": sys.executable, "program": PLAIN_JOB, "steps": STEPS, "trace": trace}
             flags = ["--parsable", "--requeue", "-N2", "--ntasks-per-node=1", "-c1", "--gres=gpu:1", "-D/"]
-            job = lab.run("sbatch", *flags, f"-o{root}/plain.log", given=SBATCH.format(**words)).strip()
+            job = lab.run("sbatch", *flags, f"-o{root}/plain.log", stdin=SBATCH.format(**values)).strip()
             wait_for_steps(trace, WARM_STEPS)
             nodes = lab.run("squeue", "-h", "-j", job, "-o", "%N").strip()
             last = lab.run("scontrol", "show", "hostnames", nodes).split()[-1]
             yield hit(trace, lambda last=last: lab.crash_node(last))  # type: ignore[misc]
             lab.run("scancel", job)
             lab.start_node(last)
-            lab.until(lambda: len(lab.usable()) == len(lab.names), "every node is back")
+            lab.until(lambda: len(lab.usable_nodes()) == len(lab.names), "every node is back")
             lab.until(lambda job=job: not lab.run("squeue", "-h", "-j", job), "the job is gone")  # type: ignore[misc]
 
 
@@ -213,14 +213,25 @@ def ray_train(root: Path, trials: int) -> Iterator[Loss]:
 def _ray_train_run(root: Path, lab: RayLab) -> Iterator[Path]:
     trace, program = root / "steps", ("-P", "-m", "benchmarks.engines.train_ray")
     env = lab.client_environment() | IN_NETWORK | {"PYTHONPATH": f"{ROOT}:{SOURCE}"}
-    words = [str(RAY_TRAIN_PYTHON), *program, lab.head_address, str(root / "storage"), str(trace), str(STEPS)]
-    with (root / "driver.log").open("wb") as said:
-        driver = subprocess.Popen(words, env=env, stdout=said, stderr=said, start_new_session=True)
+    command = [
+        str(RAY_TRAIN_PYTHON),
+        *program,
+        lab.head_address,
+        str(root / "storage"),
+        str(trace),
+        str(STEPS),
+    ]
+    with (root / "driver.log").open("wb") as driver_log:
+        driver = subprocess.Popen(
+            command, env=env, stdout=driver_log, stderr=driver_log, start_new_session=True
+        )
     try:
         yield trace
     except BenchmarkError as error:
-        told = (root / "driver.log").read_text(errors="replace").strip().splitlines()
-        raise BenchmarkError(f"{error}; the driver last said: {told[-1] if told else 'nothing'}") from error
+        driver_lines = (root / "driver.log").read_text(errors="replace").strip().splitlines()
+        raise BenchmarkError(
+            f"{error}; the driver last said: {driver_lines[-1] if driver_lines else 'nothing'}"
+        ) from error
     finally:
         os.killpg(driver.pid, signal.SIGKILL)
         driver.wait()

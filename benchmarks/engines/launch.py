@@ -1,8 +1,9 @@
-"""How long the ranks of a gang take to begin on a Ray: by Shoal's agents, and as an actor for each by Ray.
+"""How long the ranks of a gang take to begin on a Ray: with Shoal's agents, and with one Ray actor per rank.
 
-Twelve on two nodes, in interleaved rounds on one idle cluster, from asking to the first instruction of the
-last. Shoal's agents are asked as its engine asks them, for a plain process each; a whole job is what a person
-waits for, with its control plane, one keeper and supervisor for each node, and six ranks below that.
+Twelve ranks on two nodes, in interleaved rounds on one idle cluster, from the request to the first
+instruction of the last rank. Shoal's agents are asked as its engine asks them, for a plain process each. A
+whole job is what a person waits for, with its control plane, one node agent and supervisor for each node, and
+six ranks below that.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from shoal.engines.ray.client import RayClient
 from shoal.engines.ray.config import RayConfig
 from shoal.engines.ray.head import finder
 from shoal.engines.ray.parse import parse_nodes
-from tests.support.cluster_plane import ClusterPlane
-from tests.support.host import PATH
-from tests.support.ray_lab import RayLab
+from tests.support.host.processes import PATH
+from tests.support.planes.cluster_plane import ClusterPlane
+from tests.support.ray.real_ray import RayLab
 
 NODES, RANKS = 2, 6
 WITHIN_S = 60.0
 ACTORS = Path(__file__).with_name("actors_ray.py")
 AGENTS, ONE_EACH, JOB = "Shoal's agents, a process each", "Ray, an actor each", "Shoal, a job of 2 x 6 ranks"
 Launch = Callable[[str], None]
-"""Have twelve begin that ring as `LABEL-0` and so on; blocks for as long as it likes."""
+"""Start twelve processes that send `LABEL-0` and so on. May block for any time."""
 
 
 def measure(root: Path, rounds: int) -> None:
@@ -47,14 +48,14 @@ def measure(root: Path, rounds: int) -> None:
         by_actors(lab, bell) as actors,
     ):
         ways = {AGENTS: agents, ONE_EACH: actors, JOB: by_job(plane, bell)}
-        found = {name: [] for name in ways}  # type: dict[str, list[float]]
+        seconds = {name: [] for name in ways}  # type: dict[str, list[float]]
         for number in range(rounds + 1):
             for name, launch in ways.items():
                 took = timed(launch, bell)
                 if number:  # the first of each way warms it up
-                    found[name].append(took)
+                    seconds[name].append(took)
             say(f"launch: round {number} of {rounds}")
-    peer = percentile(found[ONE_EACH], 0.5)
+    peer = percentile(seconds[ONE_EACH], 0.5)
     rows = [
         [
             name,
@@ -62,7 +63,7 @@ def measure(root: Path, rounds: int) -> None:
             milliseconds(max(took)),
             times(percentile(took, 0.5), peer),
         ]
-        for name, took in found.items()
+        for name, took in seconds.items()
     ]
     title = f"ray: until the last of {NODES * RANKS} has begun on {NODES} nodes, {rounds} interleaved rounds"
     sys.stdout.write("\n" + table(title, ["started by", "p50", "worst", f"against {ONE_EACH}"], rows))
@@ -94,8 +95,8 @@ def by_agents(lab: RayLab, bell: Doorbell, root: Path) -> Iterator[Launch]:
     def launch(label: str) -> None:
         ringing = [f"{label}-{number}" for number in range(NODES * RANKS)]
         starts = [
-            {"node_id": nodes[number % NODES], "key": one, "task": _task(bell.script(one))}
-            for number, one in enumerate(ringing)
+            {"node_id": nodes[number % NODES], "key": label, "task": _task(bell.script(label))}
+            for number, label in enumerate(ringing)
         ]
         failed = client.start(starts)["failed"]
         if failed:
@@ -113,9 +114,14 @@ def _task(script: str) -> dict[str, object]:
 
 @contextlib.contextmanager
 def by_actors(lab: RayLab, bell: Doorbell) -> Iterator[Launch]:
-    words = [str(lab.python), "-P", "-s", str(ACTORS), lab.head_address, *map(str, bell.address)]
+    command = [str(lab.python), "-P", "-s", str(ACTORS), lab.head_address, *map(str, bell.address)]
     driver = subprocess.Popen(
-        words, env=lab.client_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/"
+        command,
+        env=lab.client_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd="/",
     )
     assert driver.stdin is not None
     assert driver.stdout is not None

@@ -1,7 +1,7 @@
 """From submitting to the job's first instruction: through Shoal, and without it, on one idle cluster.
 
-Rounds are interleaved, so that whatever else the machine does meets every way alike. Where Shoal's own time
-goes is read from what its parts leave behind: wrappers of the programs they start, and times of files.
+Rounds are interleaved, so other load of the machine affects every way alike. Where Shoal's own time goes is
+read from what its parts leave behind: wrappers of the programs they start, and file times.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from benchmarks.engines.commands import SLURM, Ledger
 from benchmarks.engines.say import say
 from benchmarks.measure import Doorbell, milliseconds, percentile, table, times
 from benchmarks.processes import BenchmarkError
-from tests.support.host import PATH
-from tests.support.ray_lab import RayLab
-from tests.support.real_plane import RealPlane
-from tests.support.slurm_lab import Shape, SlurmLab
+from tests.support.host.processes import PATH
+from tests.support.planes.real import RealPlane
+from tests.support.ray.real_ray import RayLab
+from tests.support.slurm.real_slurm import SlurmLab, SlurmShape
 
 WITHIN_S = 120.0
 SHOAL = Path(sys.executable).with_name("shoal")
@@ -35,12 +35,12 @@ BY_HTTP, BY_COMMAND = "Shoal, SDK", "Shoal, shoal run -d"
 
 
 class Way(NamedTuple):
-    """One way to submit a line of shell. `submit` blocks until it is accepted, and may name the job."""
+    """One way to submit a line of shell. `submit` blocks until the job is accepted, and may name the job."""
 
     name: str
     submit: Callable[[str], str | None]
     peer: str
-    """The way it is compared with; its own name for one that others are compared with."""
+    """The way it is compared with. A way that others are compared with has its own name here."""
 
 
 class Start(NamedTuple):
@@ -56,20 +56,22 @@ def measure(root: Path, engines: list[str], starts: int) -> None:
     """Print a table for each engine as soon as it is measured."""
     for engine in engines:
         with CLUSTERS[engine](root / engine) as (ways, plane, ledger, bell):
-            found = rounds(engine, ways, bell, starts)
-            parts = [_parts(plane, ledger, start) for start in found[BY_HTTP]]
+            results = rounds(engine, ways, bell, starts)
+            parts = [_parts(plane, ledger, start) for start in results[BY_HTTP]]
         title = f"{engine}: from submitting to the first instruction, measured, {starts} interleaved rounds"
-        sys.stdout.write("\n" + table(title, HEADER, [_row(way, found) for way in ways]))
+        sys.stdout.write("\n" + table(title, HEADER, [_row(way, results) for way in ways]))
         rows = [[name, milliseconds(percentile([p[name] for p in parts], 0.5))] for name in parts[0]]
         sys.stdout.write("\n" + table(f"{engine}: what {BY_HTTP}'s time is made of", ["until", "p50"], rows))
         sys.stdout.flush()
 
 
 def rounds(engine: str, ways: list[Way], bell: Doorbell, starts: int) -> dict[str, list[Start]]:
-    """One job at a time. The gaps are random: Slurm looks at its queue once a second, and a fixed gap would
-    always meet it at the same moment of that second. The first of each way warms it up and is not counted.
+    """Run one job at a time. The first of each way warms it up and is not counted.
+
+    The gaps are random. Slurm looks at its queue once a second, and a fixed gap would always meet it at the
+    same moment of that second.
     """
-    gaps, found = random.Random(starts), dict[str, list[Start]]()
+    gaps, starts_by_way = random.Random(starts), dict[str, list[Start]]()
     for number in range(starts + 1):
         for way in ways:
             label = os.urandom(6).hex()
@@ -78,20 +80,20 @@ def rounds(engine: str, ways: list[Way], bell: Doorbell, starts: int) -> dict[st
             answered_at = time.time()
             start = Start(asked_at, answered_at, bell.wait(label, WITHIN_S), job_id)
             if number:
-                found.setdefault(way.name, []).append(start)
+                starts_by_way.setdefault(way.name, []).append(start)
             time.sleep(gaps.uniform(1.0, 2.0))  # what a job leaves to do is done
         say(f"overhead, {engine}: round {number} of {starts}")
-    return found
+    return starts_by_way
 
 
 HEADER = ["submitted by", "jobs", "p50", "p95", "against", "p50 ratio", "p50 more", "accepted after, p50"]
 
 
-def _row(way: Way, found: dict[str, list[Start]]) -> list[str]:
-    took = [start.first_at - start.asked_at for start in found[way.name]]
-    peer = percentile([start.first_at - start.asked_at for start in found[way.peer]], 0.5)
+def _row(way: Way, starts_by_way: dict[str, list[Start]]) -> list[str]:
+    took = [start.first_at - start.asked_at for start in starts_by_way[way.name]]
+    peer = percentile([start.first_at - start.asked_at for start in starts_by_way[way.peer]], 0.5)
     half = percentile(took, 0.5)
-    accepted = percentile([start.answered_at - start.asked_at for start in found[way.name]], 0.5)
+    accepted = percentile([start.answered_at - start.asked_at for start in starts_by_way[way.name]], 0.5)
     return [
         way.name,
         str(len(took)),
@@ -105,11 +107,13 @@ def _row(way: Way, found: dict[str, list[Start]]) -> list[str]:
 
 
 def _parts(plane: RealPlane, ledger: Ledger, start: Start) -> dict[str, float]:
-    """Seconds from each mark of one job to the next."""
+    """Return the seconds from each mark of one job to the next."""
     job = plane.shoal.job(start.job_id or "")
     attempt = job.data["attempts"][-1]["attempt_id"]
     (share,) = (plane.home / "desk").glob(f"*/{attempt}/*")
-    began = {one.name: one.at for one in ledger.read(start.asked_at) if one.at <= start.first_at}
+    began = {
+        command.name: command.at for command in ledger.read(start.asked_at) if command.at <= start.first_at
+    }
     marks = {
         "Shoal has accepted it": start.answered_at,
         "it is placed, its order is laid down": (share / "order.json").stat().st_mtime,
@@ -119,11 +123,11 @@ def _parts(plane: RealPlane, ledger: Ledger, start: Start) -> dict[str, float]:
         "the keeper has fetched its order (Python's start, TLS)": (share / "claimed").stat().st_mtime,
         "first instruction (supervisor's start)": start.first_at,
     }
-    told, last = {}, start.asked_at
+    parts, last = {}, start.asked_at
     for name, at in marks.items():
         if at is not None:
-            told[name], last = at - last, at
-    return told
+            parts[name], last = at - last, at
+    return parts
 
 
 Prepared = tuple[list[Way], RealPlane, Ledger, Doorbell]
@@ -133,7 +137,7 @@ Prepared = tuple[list[Way], RealPlane, Ledger, Doorbell]
 def on_slurm(root: Path) -> Iterator[Prepared]:
     ledger = Ledger(root, SLURM, PATH)
     with (
-        slurm_cluster(root, Shape(nodes=2)) as lab,
+        slurm_cluster(root, SlurmShape(nodes=2)) as lab,
         Doorbell(lab.address) as bell,
         plane_on(root, lab, ledger) as plane,
     ):
@@ -160,11 +164,11 @@ def on_ray(root: Path) -> Iterator[Prepared]:
 
 
 def _ray_command(lab: RayLab) -> Way:
-    words = [*lab.ray_command("job", "submit", "--no-wait", "--entrypoint-num-cpus=1"), "--", "bash", "-c"]
+    command = [*lab.ray_command("job", "submit", "--no-wait", "--entrypoint-num-cpus=1"), "--", "bash", "-c"]
     env = lab.client_environment()
 
     def submit(script: str) -> None:
-        done = subprocess.run([*words, script], env=env, capture_output=True, text=True, check=False)
+        done = subprocess.run([*command, script], env=env, capture_output=True, text=True, check=False)
         if done.returncode:
             raise BenchmarkError(f"ray job submit exited with {done.returncode}: {done.stderr[-500:]}")
 
@@ -172,13 +176,13 @@ def _ray_command(lab: RayLab) -> Way:
 
 
 def _ray_http(lab: RayLab) -> Way:
-    """What the Jobs SDK sends."""
+    """Send what the Jobs SDK sends."""
     headers = {"Authorization": f"Bearer {lab.token_file.read_text()}", "Content-Type": "application/json"}
 
     def submit(script: str) -> None:
         body = json.dumps({"entrypoint": script, "entrypoint_num_cpus": 1}).encode()
-        asked = urllib.request.Request(f"{lab.jobs_url}/api/jobs/", body, headers, method="POST")
-        with urllib.request.urlopen(asked, timeout=WITHIN_S) as answer:
+        request = urllib.request.Request(f"{lab.jobs_url}/api/jobs/", body, headers, method="POST")
+        with urllib.request.urlopen(request, timeout=WITHIN_S) as answer:
             answer.read()
 
     return Way("Ray, Jobs API", submit, "ray job submit")
@@ -189,8 +193,8 @@ def _through_shoal(plane: RealPlane, root: Path, peer: str) -> list[Way]:
     empty.mkdir()
 
     def by_command(script: str) -> None:
-        words = [str(SHOAL), "run", "-d", "--cpus", "1", "--", "sh", "-c", script]
-        done = subprocess.run(words, env=plane.env, cwd=empty, capture_output=True, text=True, check=False)
+        command = [str(SHOAL), "run", "-d", "--cpus", "1", "--", "sh", "-c", script]
+        done = subprocess.run(command, env=plane.env, cwd=empty, capture_output=True, text=True, check=False)
         if done.returncode:
             raise BenchmarkError(f"shoal run -d exited with {done.returncode}: {done.stderr[-500:]}")
 

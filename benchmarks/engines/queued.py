@@ -1,8 +1,10 @@
-"""A thousand queued jobs on a Slurm of many nodes: how long they take, who asks Slurm how often, the cost.
+"""A thousand queued jobs on a Slurm of many nodes: how long they take, how often Slurm is asked, and the
+cost.
 
-Nothing begins before the last is queued. Each job takes a whole node, so that as many run at once with Shoal
-as without it. Counted are the commands that Shoal runs, by wrappers first on its PATH, and the CPU time of
-the control plane, of slurmctld, and of the nodes, where a job of Shoal's is a Python of its own.
+No job begins before the last is queued. Each job takes a whole node, so that as many run at once with Shoal
+as without it. The benchmark counts the commands that Shoal runs, with wrappers first on its PATH. It also
+counts the CPU time of the control plane, of slurmctld, and of the nodes, where a job of Shoal's is a Python
+process of its own.
 """
 
 from __future__ import annotations
@@ -19,10 +21,10 @@ from benchmarks.engines.commands import SLURM, Command, Ledger, closest, per_sec
 from benchmarks.engines.say import say
 from benchmarks.measure import Doorbell, table, times
 from benchmarks.processes import BenchmarkError, usage
-from shoal.home import holder
-from tests.support.cluster_plane import ClusterPlane
-from tests.support.host import PATH
-from tests.support.slurm_lab import Shape, SlurmLab
+from shoal.home import pid_holding
+from tests.support.host.processes import PATH
+from tests.support.planes.cluster_plane import ClusterPlane
+from tests.support.slurm.real_slurm import SlurmLab, SlurmShape
 
 GPUS = 8
 JOB = {"cpus": 1, "gpus": GPUS}
@@ -33,15 +35,15 @@ ASKED = ("squeue", "sbatch", "scontrol", "scancel")
 
 @dataclass(frozen=True)
 class Driven:
-    """All jobs. Seconds count from when the first could begin."""
+    """All jobs. Seconds count from the time at which the first could begin."""
 
     how: str
     queued_s: float
-    """What it took before that to queue them all, one after the other."""
+    """The time before that to queue all jobs, one after the other."""
     ran_s: float
-    """Until the last had run its first instruction."""
+    """Until the last job had run its first instruction."""
     ended_s: float
-    """Until whoever queues them knew that all had ended."""
+    """Until the process that queued the jobs knew that all had ended."""
     spent: Spent
     commands: list[Command] = field(default_factory=list)
 
@@ -61,15 +63,15 @@ class Site(NamedTuple):
 
     def spent(self, plane: ClusterPlane | None = None) -> Spent:
         slurmctld = int((self.lab.root / "run" / "slurmctld.pid").read_text())
-        control = holder(plane.home) if plane is not None else None
-        own = usage([control]).cpu_s if control else 0.0
-        return Spent(own, usage([slurmctld]).cpu_s, self.account.cpu_s())
+        control = pid_holding(plane.home) if plane is not None else None
+        control_cpu_s = usage([control]).cpu_s if control else 0.0
+        return Spent(control_cpu_s, usage([slurmctld]).cpu_s, self.account.cpu_s())
 
 
 def measure(root: Path, nodes: int, jobs: int) -> None:
     ledger, account = Ledger(root, SLURM, PATH), CpuAccount()
     try:
-        with slurm_cluster(root, Shape(nodes=nodes, gpus=GPUS)) as lab, Doorbell(lab.address) as bell:
+        with slurm_cluster(root, SlurmShape(nodes=nodes, gpus=GPUS)) as lab, Doorbell(lab.address) as bell:
             account.add(pid for name in lab.names for pid in lab.pids_on(name))
             site = Site(lab, bell, account)
             plain = drive_plainly(site, jobs)
@@ -81,12 +83,12 @@ def measure(root: Path, nodes: int, jobs: int) -> None:
 
 
 def drive_plainly(site: Site, jobs: int) -> Driven:
-    """One `sbatch` after the other, as a script would; `squeue` once a second until none is left."""
+    """Run one `sbatch` after the other, as a script would, and `squeue` once a second until none is left."""
     lab, before, began = site.lab, site.spent(), time.monotonic()
     lab.run("scontrol", "update", "PartitionName=main", "State=DOWN")
-    words = ["--parsable", "-N1", "-c1", f"--gres=gpu:{GPUS}", "-o/dev/null", "-D/"]
+    options = ["--parsable", "-N1", "-c1", f"--gres=gpu:{GPUS}", "-o/dev/null", "-D/"]
     for number in range(jobs):
-        lab.run("sbatch", *words, "--wrap", site.bell.script(f"plain-{number}"))
+        lab.run("sbatch", *options, "--wrap", site.bell.script(f"plain-{number}"))
     queued_s, began = time.monotonic() - began, time.monotonic()
     say(f"queue, sbatch: {jobs} jobs queued in {queued_s:.0f} s")
     lab.run("scontrol", "update", "PartitionName=main", "State=UP")
@@ -126,7 +128,7 @@ def _num_open(plane: ClusterPlane) -> int:
 
 
 def _until_rung(bell: Doorbell, wanted: int, began: float, who: str) -> float:
-    """Seconds from `began` until so many have rung, told as it goes."""
+    """Return the seconds from `began` until this many labels have arrived. Prints progress."""
     next_say = time.monotonic() + SAY_S
     while bell.count() < wanted:
         now = time.monotonic()
@@ -147,25 +149,25 @@ def show(plain: Driven, through: Driven, nodes: int, jobs: int) -> None:
     title = f"{jobs:,} queued jobs of a whole node each on {nodes} nodes of a real Slurm, measured in one run"
     rows = [
         [
-            one.how,
-            f"{one.queued_s:.1f} s",
-            f"{one.ran_s:.1f} s",
-            f"{one.ended_s:.1f} s",
-            times(one.ended_s, plain.ended_s),
-            f"{one.spent.control:.1f} s",
-            f"{one.spent.slurmctld:.1f} s",
-            f"{one.spent.nodes / jobs * 1000:.0f} ms",
+            driven.how,
+            f"{driven.queued_s:.1f} s",
+            f"{driven.ran_s:.1f} s",
+            f"{driven.ended_s:.1f} s",
+            times(driven.ended_s, plain.ended_s),
+            f"{driven.spent.control:.1f} s",
+            f"{driven.spent.slurmctld:.1f} s",
+            f"{driven.spent.nodes / jobs * 1000:.0f} ms",
         ]
-        for one in (plain, through)
+        for driven in (plain, through)
     ]
     sys.stdout.write("\n" + table(title, HEADER, rows))
     rows = []
     for name in ASKED:
-        moments = [one.at for one in through.commands if one.name == name]
+        moments = [command.at for command in through.commands if command.name == name]
         gap = closest(moments)
         mean = per_second(moments, through.queued_s + through.ended_s)
-        told = "-" if gap is None else f"{gap:.2f} s"
-        rows.append([name, str(len(moments)), f"{mean:.2f}", str(worst_second(moments)), told])
+        gap_text = "-" if gap is None else f"{gap:.2f} s"
+        rows.append([name, str(len(moments)), f"{mean:.2f}", str(worst_second(moments)), gap_text])
     head = ["command", "times", "a second, mean", "in the worst second", "closest two"]
     sys.stdout.write("\n" + table("Commands that Shoal ran, from the first submit on", head, rows))
     sys.stdout.flush()

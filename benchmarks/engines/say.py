@@ -1,4 +1,4 @@
-"""Progress, told as it goes: on standard error, so that tables can be kept."""
+"""Print progress on standard error, so that tables on standard output can be kept."""
 
 from __future__ import annotations
 

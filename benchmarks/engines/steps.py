@@ -1,4 +1,4 @@
-"""What a training run leaves behind: a line for each step of each rank; and what a loss costs."""
+"""What a training run leaves behind, a line per step of each rank, and what a loss costs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.processes import wait_until
 from benchmarks.recovery.runs import Step
 
 STEPS = 1_000_000
-"""More than any trial lasts for."""
+"""More than any trial takes."""
 TRACE = "steps.txt"
 START_S, PATIENCE_S = 240.0, 240.0
 
@@ -21,7 +21,7 @@ class Loss(NamedTuple):
     seconds: float
     """From the loss to the next step."""
     steps: int | None
-    """That were made again."""
+    """Steps that were made again."""
 
 
 def steps_of(trace: Path) -> list[Step]:
@@ -32,7 +32,7 @@ def steps_of(trace: Path) -> list[Step]:
 
 
 def wait_for_steps(trace: Path, more: int) -> None:
-    """So many more of each of two ranks."""
+    """Wait for this many more steps of each of two ranks."""
 
     def least() -> int:
         newest = {step.rank: step.number for step in steps_of(trace)}
@@ -44,12 +44,14 @@ def wait_for_steps(trace: Path, more: int) -> None:
 
 
 def hit(trace: Path, strike: Callable[[], None]) -> Loss:
-    """Strike, and see when somebody makes a step who was not there before."""
+    """Strike, and wait until a process makes a step that did not exist before."""
     before = steps_of(trace)
-    known, at = {step.born for step in before}, time.time()
+    births, at = {step.born for step in before}, time.time()
     strike()
-    wait_until(lambda: any(s.born not in known for s in steps_of(trace)), PATIENCE_S, "a step after the loss")
+    wait_until(
+        lambda: any(s.born not in births for s in steps_of(trace)), PATIENCE_S, "a step after the loss"
+    )
     steps = steps_of(trace)
-    first = next(step for step in steps if step.born not in known)
+    first = next(step for step in steps if step.born not in births)
     last = max(step.number for step in steps if step.at <= at)
     return Loss(first.at - at, max(0, last - first.number + 1))

@@ -1,6 +1,6 @@
-"""The program of the drills, under Shoal: the same network, pace and saves as the plain one of the peers.
+"""The program of the drills under Shoal: the same network, pace and saves as the peers' plain program.
 
-Every step of every rank leaves a line beside the checkpoints, where all nodes and the benchmark see it.
+Every step of every rank writes a line beside the checkpoints, where all nodes and the benchmark see it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The same training by Ray Train. Its words: the head's address, a folder to save in, the trace, the steps.
+"""The same training with Ray Train. Arguments: the head's address, a folder to save in, the trace, the steps.
 
 Elastic between one and two workers, as on two nodes of which one may be lost. It saves every tenth step, as
-the others do, and goes on from the last save.
+the others do, and resumes from the last save.
 """
 
 from __future__ import annotations

@@ -1,1 +1,3 @@
-"""One caller with a hundred times its share, through the real data plane: what the others notice of it."""
+"""One caller with a hundred times its share, through the real data plane: how much the other
+callers notice.
+"""

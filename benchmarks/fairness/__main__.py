@@ -1,7 +1,7 @@
 """`python -m benchmarks.fairness [--rounds 3]`: one caller at a hundred times its share, over real sockets.
 
-Ten callers ask one request at a time. Alone; beside one who keeps a hundred requests going; and beside the
-same one when all have one token, so that nobody can be told apart. Each round has all three.
+Ten callers ask one request at a time. They run alone, then beside a caller that keeps a hundred requests
+open, then beside the same caller when all have one token and cannot be told apart. Each round has all three.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import msgspec
 import uvloop
 
 from benchmarks.measure import milliseconds, percentile, table, times
-from shoal.serving.callers import digest_of
+from shoal.serving.admission.accounts import digest_of
 from shoal.serving.feed import write_whole
-from shoal.serving.table import Caller, Replica, Service, Table
+from shoal.serving.table import AllowedCaller, ReplicaConfig, ServiceConfig, ServingTable
 
 TAKES_S = 0.1
 REPLICAS, CAP = 4, 16
@@ -34,7 +34,7 @@ NAMES = tuple(f"other-{number}" for number in range(OTHERS))
 
 @contextmanager
 def data_plane() -> Iterator[int]:
-    """Its port. Nothing of it is left afterwards."""
+    """Yield its port. None of its processes is left afterwards."""
     with (
         tempfile.TemporaryDirectory(prefix="shoal-fairness-") as place,
         _started("benchmarks.fairness.upstream", str(REPLICAS), str(TAKES_S)) as ports,
@@ -46,7 +46,7 @@ def data_plane() -> Iterator[int]:
 
 @contextmanager
 def _started(module: str, *options: str) -> Iterator[str]:
-    """The first line that it prints, while it runs."""
+    """Yield the first line that the program prints, while it runs."""
     command = [sys.executable, "-m", module, *options]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -56,15 +56,15 @@ def _started(module: str, *options: str) -> Iterator[str]:
             process.kill()
 
 
-def _table(ports: list[str]) -> Table:
-    callers = [Caller(digest=digest_of(name), name=name, project="p") for name in (*NAMES, "greedy")]
-    replicas = [Replica(replica_id=port, address=f"127.0.0.1:{port}", release=1) for port in ports]
-    service = Service(project="p", name="s", replicas=tuple(replicas), cap=CAP, callers=tuple(callers))
-    return Table(version=1, services=(service,))
+def _table(ports: list[str]) -> ServingTable:
+    callers = [AllowedCaller(digest=digest_of(name), name=name, project="p") for name in (*NAMES, "greedy")]
+    replicas = [ReplicaConfig(replica_id=port, address=f"127.0.0.1:{port}", release=1) for port in ports]
+    service = ServiceConfig(project="p", name="s", replicas=tuple(replicas), cap=CAP, callers=tuple(callers))
+    return ServingTable(version=1, services=(service,))
 
 
 async def call(port: int, token: str, until: float, pause_s: float, took: list[float]) -> None:
-    """One request after the other on one connection."""
+    """Send one request after the other on one connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     request = f"GET /p/s/ HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {token}\r\n\r\n".encode()
     await asyncio.sleep(random.uniform(0, TAKES_S))
@@ -82,7 +82,7 @@ async def call(port: int, token: str, until: float, pause_s: float, took: list[f
 async def phase(
     port: int, *, has_greedy: bool, is_one_token: bool, seconds: float
 ) -> tuple[list[float], int]:
-    """How long the requests of the ten took, and how many of the greedy one's were answered."""
+    """Return how long the requests of the ten took, and how many of the greedy caller's were answered."""
     until = time.monotonic() + seconds
     took: list[float] = []
     greedy: list[float] = []
@@ -102,13 +102,13 @@ PHASES = {
 
 
 async def measure(port: int, rounds: int, seconds: float) -> dict[str, tuple[list[float], int]]:
-    found: dict[str, tuple[list[float], int]] = {name: ([], 0) for name in PHASES}
+    by_phase: dict[str, tuple[list[float], int]] = {name: ([], 0) for name in PHASES}
     await phase(port, has_greedy=True, is_one_token=False, seconds=1.0)
     for _ in range(rounds):
         for name, kind in PHASES.items():
             took, greedy = await phase(port, **kind, seconds=seconds)
-            found[name] = ([*found[name][0], *took], found[name][1] + greedy)
-    return found
+            by_phase[name] = ([*by_phase[name][0], *took], by_phase[name][1] + greedy)
+    return by_phase
 
 
 def main() -> None:
@@ -117,8 +117,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=PHASE_S, help="of each phase of a round")
     options = parser.parse_args()
     with data_plane() as port:
-        found = uvloop.run(measure(port, options.rounds, options.seconds))
-    base = found["alone"][0]
+        measured = uvloop.run(measure(port, options.rounds, options.seconds))
+    base = measured["alone"][0]
     rows = [
         [
             name,
@@ -128,7 +128,7 @@ def main() -> None:
             milliseconds(percentile(took, 0.99)),
             times(percentile(took, 0.99), percentile(base, 0.99)),
         ]
-        for name, (took, greedy) in found.items()
+        for name, (took, greedy) in measured.items()
     ]
     slots = (
         f"{REPLICAS} replicas of {CAP} slots, {milliseconds(TAKES_S)} a request, half more or less; measured"

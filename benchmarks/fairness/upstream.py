@@ -21,9 +21,10 @@ class Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """A GET comes in one piece, and the next one only after its answer.
+        """A GET arrives in one piece, and the next one only after its answer.
 
-        No two take equally long: else all slots would be free at the same moment, and none in between.
+        No two requests take equally long. Otherwise all slots would become free at the same moment, and none
+        in between.
         """
         takes_s = self._takes_s * random.uniform(0.5, 1.5)
         asyncio.get_running_loop().call_later(takes_s, self._transport.write, ANSWER)
@@ -33,7 +34,7 @@ async def serve(count: int, takes_s: float) -> None:
     loop = asyncio.get_running_loop()
     servers = [await loop.create_server(lambda: Connection(takes_s), "127.0.0.1", 0) for _ in range(count)]
     print(*(server.sockets[0].getsockname()[1] for server in servers), flush=True)
-    await asyncio.to_thread(sys.stdin.read)  # until whoever started it is done, or gone
+    await asyncio.to_thread(sys.stdin.read)  # until the parent process is done, or gone
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""The share of the time that made steps which lasted, the same faults for everybody: measured, in one run.
+"""The share of time spent on steps that lasted, under the same faults for every system, measured in one run.
 
     python -m benchmarks.goodput [--minutes 3] [--only spare,tuned] [--ranks 2]
 
-The schedule is an hour of a job on 131,072 GPUs: one fault in 0.23 hours, which is what the failure rate
-that Meta published for its research clusters comes to at that size (arXiv:2410.21680). The hour is
-pressed into `--minutes`, so a second of standing still counts for twenty: this compares those who
-recover, and says nothing about a cluster of that size. Faults are kills of a rank, at the same seconds
-for all.
+The schedule is an hour of a job on 131,072 GPUs: one fault in 0.23 hours, which is the failure rate at that
+size that follows from Meta's published rate for its research clusters (arXiv:2410.21680). The hour is
+compressed into `--minutes`, so a second of standstill counts for twenty. The benchmark compares systems that
+recover, and says nothing about a cluster of that size. Faults are kills of a rank, at the same seconds for
+all systems.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Kept:
 
 
 def schedule(length_s: float) -> list[float]:
-    """When to strike, in seconds from the start."""
+    """Return when to strike, in seconds from the start."""
     dice, at, times = random.Random(SEED), 0.0, []
     while (at := at + dice.expovariate(1.0 / (MTTF_H * length_s))) < length_s:
         times.append(at)
@@ -58,7 +58,7 @@ def keep(kind: type[Run], ranks: int, length_s: float) -> Kept:
 
 
 def _strike(run: Run, ranks: int) -> int:
-    """Kill the last rank; a run that stands still has none to kill, and has lost the time anyway."""
+    """Kill the last rank. A run that stands still has no rank to kill, and has lost the time anyway."""
     pid = next(step.pid for step in reversed(run.steps()) if step.rank == ranks - 1)
     try:
         strike(run, run.process_of(pid), "kill")
@@ -68,7 +68,7 @@ def _strike(run: Run, ranks: int) -> int:
 
 
 def _step_s(steps: list[Step]) -> float:
-    """How long a step takes when nothing happens."""
+    """Return how long a step takes without faults."""
     return statistics.median(
         after.at - before.at for before, after in itertools.pairwise(steps) if after.born == before.born
     )
@@ -79,17 +79,17 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=3.0)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--only", default="spare,zygote,torchrun", help="parts of rows' names, with commas")
-    asked = parser.parse_args()
-    length_s = asked.minutes * 60
+    options = parser.parse_args()
+    length_s = options.minutes * 60
     rows = []
     for name, kind in CONTESTANTS.items():
-        if any(word.strip() in name for word in asked.only.split(",")):
-            sys.stderr.write(f"{name}: {asked.minutes:g} minutes\n")
-            kept = keep(kind, asked.ranks, length_s)
+        if any(word.strip() in name for word in options.only.split(",")):
+            sys.stderr.write(f"{name}: {options.minutes:g} minutes\n")
+            kept = keep(kind, options.ranks, length_s)
             rows.append(
                 [name, f"{kept.goodput:.1%}", str(kept.steps), f"{kept.faults} of {len(schedule(length_s))}"]
             )
-    title = f"an hour of faults in {asked.minutes:g} minutes, {asked.ranks} ranks, measured"
+    title = f"an hour of faults in {options.minutes:g} minutes, {options.ranks} ranks, measured"
     sys.stdout.write("\n" + table(title, ["", "goodput", "steps that lasted", "faults"], rows) + "\n")
 
 

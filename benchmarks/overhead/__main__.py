@@ -2,7 +2,7 @@
 
     python -m benchmarks.overhead [--size small|350m] [--steps 120] [--rounds 3]
 
-Rounds take turns, so that what else the machine does falls on all alike.
+Rounds alternate, so other load of the machine affects all variants alike.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ BIN = Path(sys.executable).parent
 
 def rate_in(text: str) -> dict[str, float]:
     line = next(line for line in text.splitlines() if "RATE " in line)
-    found: dict[str, float] = json.loads(line.partition("RATE ")[2])
-    return found
+    rate: dict[str, float] = json.loads(line.partition("RATE ")[2])
+    return rate
 
 
 def ran(command: list[str], env: dict[str, str]) -> str:
@@ -36,25 +36,25 @@ def ran(command: list[str], env: dict[str, str]) -> str:
     return done.stdout
 
 
-def plain(words: list[str], asked: argparse.Namespace) -> dict[str, float]:
+def plain(command: list[str], options: argparse.Namespace) -> dict[str, float]:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": SOURCE}
-    return rate_in(ran([*words, str(PROGRAM), "bare", asked.size, str(asked.steps)], env))
+    return rate_in(ran([*command, str(PROGRAM), "bare", options.size, str(options.steps)], env))
 
 
-def under_shoal(asked: argparse.Namespace) -> dict[str, float]:
+def under_shoal(options: argparse.Namespace) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="overhead-", dir="/var/tmp") as folder:
         Path(folder).chmod(0o755)
         env = {**os.environ, "SHOAL_HOME": f"{folder}/home", "PATH": f"{BIN}:/usr/bin:/bin"}
         spec = {
             "name": "overhead",
             "workdir": str(PROGRAM.parent),
-            "run": f"python {PROGRAM.name} runtime {asked.size} {asked.steps}",
+            "run": f"python {PROGRAM.name} runtime {options.size} {options.steps}",
             "env": {"OMP_NUM_THREADS": "1", "PYTHONPATH": SOURCE},
             # Bare, its threads have the whole machine: fewer CPUs would measure the limit, not Shoal.
             "resources": {
                 "cpus": min(4, os.cpu_count() or 1),
                 "memory": "16GB",
-                **({"gpus": 1} if asked.size == "350m" else {}),
+                **({"gpus": 1} if options.size == "350m" else {}),
             },
             "retry": 3,
         }
@@ -73,24 +73,26 @@ def main() -> None:
     parser.add_argument("--size", default="small", choices=["small", "350m"])
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--rounds", type=int, default=3)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
-    found: dict[str, list[dict[str, float]]] = {"bare": [], "torchrun": [], "Shoal": []}
-    for number in range(asked.rounds):
-        found["bare"].append(plain([sys.executable], asked))
-        found["torchrun"].append(plain(torchrun, asked))
-        found["Shoal"].append(under_shoal(asked))
-        told = {name: f"{rates[-1]['step_s'] * 1000:.2f} ms" for name, rates in found.items()}
-        sys.stderr.write(f"round {number + 1}: {told}\n")
-    rows = [_row(name, rates, found["bare"]) for name, rates in found.items()]
-    title = f"{asked.size}: one rank, median of {asked.rounds} rounds of {asked.steps} steps, measured"
+    rates_by_variant: dict[str, list[dict[str, float]]] = {"bare": [], "torchrun": [], "Shoal": []}
+    for number in range(options.rounds):
+        rates_by_variant["bare"].append(plain([sys.executable], options))
+        rates_by_variant["torchrun"].append(plain(torchrun, options))
+        rates_by_variant["Shoal"].append(under_shoal(options))
+        step_texts = {
+            name: f"{rates[-1]['step_s'] * 1000:.2f} ms" for name, rates in rates_by_variant.items()
+        }
+        sys.stderr.write(f"round {number + 1}: {step_texts}\n")
+    rows = [_row(name, rates, rates_by_variant["bare"]) for name, rates in rates_by_variant.items()]
+    title = f"{options.size}: one rank, median of {options.rounds} rounds of {options.steps} steps, measured"
     head = ["", "ms a step", "of bare", "tokens/s", "MFU (H200)"]
     sys.stdout.write(table(title, head, rows))
 
 
 def _row(name: str, rates: list[dict[str, float]], bare: list[dict[str, float]]) -> list[str]:
     def middle(of: list[dict[str, float]], key: str) -> float:
-        return statistics.median(one[key] for one in of)
+        return statistics.median(rate[key] for rate in of)
 
     step_s = middle(rates, "step_s")
     mfu = f"{middle(rates, 'mfu'):.1%}"

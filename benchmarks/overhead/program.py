@@ -79,8 +79,8 @@ class Trainer:
         began = time.perf_counter()
         for _ in steps:
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-                told = replica(self.batch[:, :-1])
-                loss = functional.cross_entropy(told.flatten(0, 1).float(), self.batch[:, 1:].flatten())
+                logits = replica(self.batch[:, :-1])
+                loss = functional.cross_entropy(logits.flatten(0, 1).float(), self.batch[:, 1:].flatten())
             self.optimizer.zero_grad()
             torch.autograd.backward(loss)
             self.optimizer.step()

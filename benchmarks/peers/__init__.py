@@ -1,1 +1,1 @@
-"""The systems measured: each starts the real thing on loopback, and stops all it started."""
+"""The systems measured. Each module starts the real system on loopback, and stops all it started."""

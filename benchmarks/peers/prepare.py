@@ -11,7 +11,7 @@ from benchmarks.processes import BenchmarkError
 
 
 def prepare(systems: Sequence[str]) -> None:
-    """Call once, first of all. Without root the network stays, and Ray will refuse to start."""
+    """Call once, before anything else. Without root the machine's network stays, and Ray refuses to start."""
     try:
         if "ray" in systems:
             ray.install()

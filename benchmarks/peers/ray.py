@@ -47,7 +47,9 @@ def install() -> None:
 
 
 class Ray:
-    """One head node that takes jobs. Its processes are found by the session folder on their command line."""
+    """One head node that takes jobs. Its processes are recognised by the session folder on their command
+    line.
+    """
 
     def __init__(self) -> None:
         if not private_network.is_private():
@@ -129,7 +131,7 @@ class Ray:
     def pids(self) -> set[int]:
         """Processes that carry this head's own folder or port on their command line, and their children."""
         marks = (str(self.home), f":{self.port}")
-        found = set()
+        matching = set()
         for entry in Path("/proc").iterdir():
             try:
                 line = (
@@ -138,8 +140,8 @@ class Ray:
             except OSError:
                 continue  # it ended while we looked
             if "ray" in line and any(mark in line for mark in marks) and int(entry.name) != os.getpid():
-                found.add(int(entry.name))
-        return descendants(found)
+                matching.add(int(entry.name))
+        return descendants(matching)
 
     def usage(self) -> Usage:
         return usage(self.pids())

@@ -1,4 +1,6 @@
-"""Ray Train, in an environment of its own under .cache/: with torch, which the other does without."""
+"""Ray Train, in an environment of its own under .cache/, with torch, which the other Ray
+environment lacks.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,15 @@ PINS = ROOT / "constraints.txt"
 
 
 def why_not() -> str | None:
-    """What to do where it is not installed; None: it is."""
+    """Return what to do if it is not installed; None: it is."""
     is_there = (HOME / "installed").is_file()
     return None if is_there else "Ray Train is not installed: `scripts/setup bench-engines`"
 
 
 def install() -> None:
-    """Make the environment once; a second call returns at once. torch as Shoal is tried with."""
+    """Create the environment once; a second call returns at once. Uses the torch version that Shoal is tested
+    with.
+    """
     [torch] = [line for line in PINS.read_text().splitlines() if line.startswith("torch==")]
     stamp, wanted = HOME / "installed", f"{CONSTRAINTS.read_text()}{torch}{sys.version}{HOME}"
     if stamp.is_file() and stamp.read_text() == wanted:

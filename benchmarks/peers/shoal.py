@@ -1,4 +1,4 @@
-"""Shoal itself, as a user starts it: `shoal up` in a home of its own, spoken to over HTTP and by the CLI."""
+"""Shoal itself, as a user starts it: `shoal up` in a home of its own, used over HTTP and with the CLI."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Shoal:
         self.close()
 
     def start(self) -> None:
-        """`shoal up`; called again after `kill` it starts a new control plane on the same home."""
+        """Run `shoal up`. After `kill` this starts a new control plane on the same home."""
         call([PROGRAM, "up", *(["--demo", self.demo] if self.demo else [])], env=self.env, timeout_s=120)
         wait_until(lambda: answers(self.port), 30, "Shoal's port")
 
@@ -72,7 +72,7 @@ class Shoal:
 
     @property
     def port(self) -> int:
-        """Another one after every start, if the usual one is taken."""
+        """A different one after every start, if the usual one is taken."""
         return int(str(self._server()["url"]).rpartition(":")[2])
 
     @property
@@ -81,7 +81,7 @@ class Shoal:
         return str(saved["servers"]["local"]["token"])
 
     def kill(self) -> None:
-        """SIGKILL of the control plane, as a crash would."""
+        """Kill the control plane with SIGKILL, like a crash."""
         pid = self.pid
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: is_gone(pid), 10, "the control plane's end")
@@ -102,11 +102,13 @@ class Shoal:
         return {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
 
     def submit(self, spec: dict[str, Any]) -> dict[str, Any]:
-        """The answer to `POST /v1/jobs`."""
+        """Return the answer to `POST /v1/jobs`."""
         return dict(self.request("POST", "/v1/jobs", {"spec": spec, "project": PROJECT}))
 
     def submit_request(self, spec: dict[str, Any]) -> http_load.Render:
-        """The same as prepared bytes; every index has its own idempotency key, as the client sends one."""
+        """Return the same request as prepared bytes. Every index has its own idempotency key, as the client
+        sends one.
+        """
         headers = self._headers()
         body = json.dumps({"spec": spec, "project": PROJECT}).encode()
         run = os.urandom(6).hex()
@@ -122,14 +124,14 @@ class Shoal:
         return lambda _: prepared
 
     def run_command(self, script: str, *options: str) -> list[str]:
-        """`shoal run -d`: what is measured is the whole command, interpreter start included.
+        """Return `shoal run -d`: the whole command is measured, interpreter start included.
 
         It snapshots the directory it is started in, so start it in an empty one (`HOME`).
         """
         return [str(PROGRAM), "run", "-d", "--project", PROJECT, *options, "--", "sh", "-c", script]
 
     def num_open(self) -> int:
-        """Jobs accepted and not ended."""
+        """Jobs that were accepted and have not ended."""
         counts = self.request("GET", "/v1/status")["counts"]
         return sum(counts.get(word, 0) for word in ("queued", "starting", "running", "stopping"))
 
@@ -146,12 +148,12 @@ class Shoal:
 
     def _jobs_processes(self) -> set[int]:
         """Supervisors carry their spool folder, which is below our home, on their command line."""
-        found = set()
+        pids = set()
         for entry in Path("/proc").iterdir():
             try:
                 line = (entry / "cmdline").read_bytes() if entry.name.isdigit() else b""
             except OSError:
                 continue  # it ended while we looked
             if os.fsencode(self.home) in line:
-                found.add(int(entry.name))
-        return descendants(found) - {os.getpid()}
+                pids.add(int(entry.name))
+        return descendants(pids) - {os.getpid()}

@@ -76,7 +76,7 @@ PartitionName=main Nodes=n[0-{last_node}] Default=YES MaxTime=INFINITE State=UP
 
 
 def missing() -> str | None:
-    """Why Slurm cannot be started here; None when it can."""
+    """Return why Slurm cannot be started here; None if it can."""
     absent = [name for name in PROGRAMS if not shutil.which(name, path=f"{os.environ['PATH']}:{SBIN}")]
     if absent:
         return f"not installed: {' '.join(absent)}; type `scripts/setup bench` as root"
@@ -84,7 +84,7 @@ def missing() -> str | None:
 
 
 class Slurm:
-    """A cluster of `num_nodes` nodes that run jobs, and `num_idle` that are only configured."""
+    """A cluster of `num_nodes` nodes that run jobs, and `num_idle` nodes that are only configured."""
 
     def __init__(self, *, num_nodes: int = 2, num_idle: int = 0) -> None:
         if why := missing():
@@ -147,7 +147,7 @@ class Slurm:
         (self.home / "etc/cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
 
     def _idle_nodes(self, port: int) -> str:
-        """Nodes slurmctld keeps in its tables and never reaches."""
+        """Nodes that slurmctld keeps in its tables and never reaches."""
         if not self.num_idle:
             return ""
         return f"NodeName=idle[0-{self.num_idle - 1}] NodeAddr=127.0.0.1 Port={port} CPUs=64 State=DOWN"
@@ -170,7 +170,7 @@ class Slurm:
         wait_until(lambda: self._quiet("scontrol", "ping") == 0, 30, "slurmctld's answer")
 
     def kill_controller(self) -> None:
-        """SIGKILL, as a crash or a power cut would."""
+        """Send SIGKILL, like a crash or a power cut."""
         pid = self.controller_pid
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: is_gone(pid), 10, "slurmctld's end")
@@ -212,7 +212,7 @@ class Slurm:
 
     @contextmanager
     def rest(self) -> Iterator[SlurmRest]:
-        """One keep-alive connection to slurmrestd, as root."""
+        """Open one keep-alive connection to slurmrestd, as root."""
         token = self._call("scontrol", "token", "lifespan=3600").strip().partition("=")[2]
         connection = http.client.HTTPConnection("127.0.0.1", self.rest_port, timeout=60)
         try:
@@ -231,22 +231,22 @@ class Slurm:
 
     def _steps(self) -> list[int]:
         """Every slurmstepd of this cluster: each detaches itself, and has this cluster's node log open."""
-        found = []
+        pids = []
         for entry in Path("/proc").iterdir():
             try:
                 if entry.name.isdigit() and (entry / "comm").read_text().strip() == "slurmstepd":
-                    opened = [one.readlink() for one in (entry / "fd").iterdir()]
+                    opened = [descriptor.readlink() for descriptor in (entry / "fd").iterdir()]
                     if any(path.is_relative_to(self.home / "log") for path in opened):
-                        found.append(int(entry.name))
+                        pids.append(int(entry.name))
             except OSError:
                 continue  # it ended while we looked
-        return found
+        return pids
 
     def controller_usage(self) -> Usage:
         return usage([self.controller_pid])
 
     def server_usage(self) -> Usage:
-        """Of slurmctld and slurmrestd together: what one submit over REST costs."""
+        """Usage of slurmctld and slurmrestd together: what one submit over REST costs."""
         return usage([self.controller_pid, *([self._rest_pid] if self._rest_pid else [])])
 
 
@@ -291,7 +291,7 @@ class SlurmRest:
 
 
 def _port_block(count: int) -> int:
-    """The first of `count` neighbouring free ports: Slurm takes node ports as one range."""
+    """Return the first of `count` neighbouring free ports, because Slurm takes node ports as one range."""
     for first in range(23000, 29000, count + 1):
         if not any(answers(port) for port in range(first, first + count)):
             return first

@@ -1,1 +1,1 @@
-"""What a proxy costs: CPU for each request, latency, memory. Shoal's data plane beside those people use."""
+"""What a proxy costs: CPU per request, latency, memory. Shoal's data plane beside common proxies."""

@@ -1,13 +1,13 @@
-"""CPU of a proxy for each request, latency added, memory: Shoal beside nginx, HAProxy and others, in one run.
+"""CPU of a proxy per request, latency added, and memory: Shoal beside nginx, HAProxy and others, in one run.
 
     python -m benchmarks.proxy [--rounds 5] [--only "Shoal;nginx"] [--cases "POST 4 KB, 32"] [--no-ray]
 
-All proxies stay up; in each round every one gets a short burst of each case, in random order, and is compared
-with nginx's burst of the same round. The figure is the median of those ratios: a busy machine slows all of
-them down. CPU is what the kernel charged to the proxy's processes, not wall time. The proxies have one core,
-what calls them and what is behind them have the others. Ray Serve has no proxy without its replicas: it gets
-rounds of its own beside Shoal in front of the same program, on all cores. A contestant that is not installed
-is left out and named.
+All proxies stay up. In each round every proxy gets a short burst of each case, in random order, and is
+compared with nginx's burst of the same round. The figure is the median of those ratios, because a busy
+machine slows all of them down. CPU is what the kernel charged to the proxy's processes, not wall time. The
+proxies have one core; the callers and the servers behind them have the others. Ray Serve has no proxy without
+its replicas, so it gets rounds of its own beside Shoal in front of the same program, on all cores. A
+contestant that is not installed is left out and named.
 """
 
 from __future__ import annotations
@@ -57,41 +57,43 @@ def say(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 
-def behind(field: Field, *words: str) -> list[Running]:
-    """Servers for the proxies to have behind them; `words` start one, before its port."""
+def behind(field: Field, *command: str) -> list[Running]:
+    """Servers for the proxies to have behind them. `words` start one; its port follows them."""
     ports = free_ports(NUM_BEHIND)
-    return [field.begin(Contestant("direct", [sys.executable, *words, str(port)]), port) for port in ports]
+    return [field.begin(Contestant("direct", [sys.executable, *command, str(port)]), port) for port in ports]
 
 
 def start(makers: Sequence[Maker], field: Field, servers: list[Running], wanted: list[str]) -> list[Running]:
-    """Those that can be had; the others are named with the reason."""
-    found: list[Running] = []
+    """Start those that are installed. The others are named with the reason."""
+    running: list[Running] = []
     for make in makers:
         [port] = free_ports(1)
         try:
-            contestant = make(field.folder, port, [one.port for one in servers])
+            contestant = make(field.folder, port, [server.port for server in servers])
             if not wanted or contestant.name in wanted:
                 say(f"starting {contestant.name}")
-                found.append(field.begin(contestant, port))
+                running.append(field.begin(contestant, port))
         except (LeftOut, BenchmarkError) as error:
             say(f"left out: {make.__name__}: {error}")
-    return found
+    return running
 
 
-def measure(everybody: Sequence[Running], cases: Sequence[Case], rounds: int, samples: Samples) -> None:
-    """Every round asks everybody everything; whose turn it is, is drawn. What is only just begun warms up."""
-    for running in everybody:
+def measure(contestants: Sequence[Running], cases: Sequence[Case], rounds: int, samples: Samples) -> None:
+    """Send every case to every proxy in every round, in random order. A proxy that has just started warms up
+    first.
+    """
+    for running in contestants:
         running.sample(cases[0], BURST_S)
     for done in range(rounds):
         began = time.monotonic()
         for case in cases:
-            for running in random.sample(everybody, len(everybody)):
+            for running in random.sample(contestants, len(contestants)):
                 samples.add(case, running.contestant.name, running.sample(case, BURST_S))
         say(f"round {done + 1} of {rounds} took {time.monotonic() - began:.0f} s")
 
 
 def costs(samples: Samples, case: Case, names: Sequence[str], beside: str, rounds: int) -> str:
-    """Of one case: CPU, ratio, rate, what the callers saw."""
+    """Of one case: CPU, ratio, rate, and what the callers saw."""
     rows = []
     for name in names:
         is_direct = name == "direct"
@@ -112,18 +114,18 @@ def costs(samples: Samples, case: Case, names: Sequence[str], beside: str, round
     return table(f"{case.title} (measured, median of {rounds} rounds)", header, rows)
 
 
-def at_rest(samples: Samples, everybody: Sequence[Running], rounds: int) -> str:
-    """What a proxy adds when nothing waits for anything, and the memory it has after all of this."""
+def at_rest(samples: Samples, contestants: Sequence[Running], rounds: int) -> str:
+    """What a proxy adds if no request waits, and its memory after all of this."""
     p50_s, p99_s = samples.p50_s(REST, "direct"), samples.p99_s(REST, "direct")
     rows = [
         [
             name,
             f"{(samples.p50_s(REST, name) - p50_s) * 1000:+.2f} ms",
             f"{(samples.p99_s(REST, name) - p99_s) * 1000:+.2f} ms",
-            megabytes(one.memory_bytes()),
+            megabytes(running.memory_bytes()),
         ]
-        for one in everybody
-        if (name := one.contestant.name) != "direct"
+        for running in contestants
+        if (name := running.contestant.name) != "direct"
     ]
     note = f"direct: p50 {p50_s * 1000:.2f} ms, p99 {p99_s * 1000:.2f} ms; memory is proportional (PSS)"
     header = ["", "added p50", "added p99", "memory"]
@@ -135,13 +137,13 @@ def proxies(samples: Samples, field: Field, cases: Sequence[Case], rounds: int, 
     with on(others or [first]):
         servers = behind(field, "-m", "benchmarks.proxy.upstream")
         with on([first]):
-            everybody = start(PROXIES, field, servers, wanted)
-        asked = [Running(servers[0].contestant, servers[0].port), *everybody]
-        measure(asked, cases, rounds, samples)
-    names = [one.contestant.name for one in asked]
+            contestants = start(PROXIES, field, servers, wanted)
+        targets = [Running(servers[0].contestant, servers[0].port), *contestants]
+        measure(targets, cases, rounds, samples)
+    names = [running.contestant.name for running in targets]
     for case in cases:
         if case is REST:
-            print(at_rest(samples, asked, rounds), flush=True)
+            print(at_rest(samples, targets, rounds), flush=True)
         else:
             print(costs(samples, case, names, "nginx", rounds), flush=True)
 
@@ -151,23 +153,23 @@ def whole(samples: Samples, field: Field, rounds: int) -> None:
     server = (
         "-m uvicorn benchmarks.proxy.replica:program --no-access-log --log-level error --lifespan off --port"
     )
-    everybody = start(WHOLE, field, behind(field, *server.split()), [])
-    names = [one.contestant.name for one in everybody]
-    measure(everybody, (*END_TO_END, EVENTS), rounds, samples)
+    contestants = start(WHOLE, field, behind(field, *server.split()), [])
+    names = [running.contestant.name for running in contestants]
+    measure(contestants, (*END_TO_END, EVENTS), rounds, samples)
     for case in (*END_TO_END, EVENTS):
         print(costs(samples, case, names, ALL_ON, rounds), flush=True)
-    rows = [[one.contestant.name, megabytes(one.memory_bytes())] for one in everybody]
+    rows = [[running.contestant.name, megabytes(running.memory_bytes())] for running in contestants]
     print(table("end to end: memory of the proxy", ["", "PSS"], rows), flush=True)
 
 
-def chosen(cases: Sequence[Case], words: str) -> tuple[Case, ...]:
-    """Those whose titles begin so. `SystemExit` names all titles: none does."""
-    begins = tuple(word.strip() for word in words.split(";") if word.strip())
-    found = tuple(case for case in cases if case.title.startswith(begins))
-    if not found:
+def chosen(cases: Sequence[Case], beginnings: str) -> tuple[Case, ...]:
+    """Return the cases whose titles begin with these words. If none does, `SystemExit` names all titles."""
+    begins = tuple(word.strip() for word in beginnings.split(";") if word.strip())
+    matching = tuple(case for case in cases if case.title.startswith(begins))
+    if not matching:
         titles = "; ".join(case.title for case in cases)
-        sys.exit(f"error: no case begins with `{words}`\nhint: --cases takes some of: {titles}")
-    return found
+        sys.exit(f"error: no case begins with `{beginnings}`\nhint: --cases takes some of: {titles}")
+    return matching
 
 
 def main() -> None:
@@ -179,24 +181,24 @@ def main() -> None:
     parser.add_argument(
         "--cases", default="", help="how their titles begin, separated by semicolons; without Ray"
     )
-    asked = parser.parse_args()
-    has_ray = not asked.no_ray and not asked.streams and not asked.cases
-    cases: Sequence[Case] = STREAMS if asked.streams else (*UNARY, *FRESH, *UNLIKE, REST, *STREAMS)
-    if asked.cases:
-        cases = chosen(cases, asked.cases)
+    options = parser.parse_args()
+    has_ray = not options.no_ray and not options.streams and not options.cases
+    cases: Sequence[Case] = STREAMS if options.streams else (*UNARY, *FRESH, *UNLIKE, REST, *STREAMS)
+    if options.cases:
+        cases = chosen(cases, options.cases)
     try:
         private_network.enter()
     except BenchmarkError as error:
         say(f"left out: Ray Serve listens on every address, and {error}")
         has_ray = False
-    wanted = [word.strip() for word in asked.only.split(";") if word.strip()]
+    wanted = [word.strip() for word in options.only.split(";") if word.strip()]
     samples = Samples()
     with tempfile.TemporaryDirectory(prefix="proxy-", ignore_cleanup_errors=True) as name:
         with Field(Path(name)) as field:
-            proxies(samples, field, cases, asked.rounds, wanted)
+            proxies(samples, field, cases, options.rounds, wanted)
         if has_ray:
             with Field(Path(name)) as field:
-                whole(samples, field, asked.rounds)
+                whole(samples, field, options.rounds)
     rows = [goal.row() for goal in goals(samples, UNARY, FRESH, STREAMS, REST, UNLIKE, END_TO_END)]
     print(table("goals, judged by Shoal with everything on", ["", "goal", "measured", ""], rows))
 

@@ -1,4 +1,6 @@
-"""How the proxies of others are configured: as their guides do for speed, and as little as possible else."""
+"""How the other proxies are configured: as their guides advise for speed, with as few settings as possible
+otherwise.
+"""
 
 from __future__ import annotations
 
@@ -45,10 +47,10 @@ ENVOY_ROUTER = {
 
 
 def envoy_config(port: int, behind: list[int]) -> dict[str, object]:
-    """Everything that passes goes to whichever upstream has fewer requests, of two drawn."""
+    """Every request goes to whichever of two random upstreams has fewer requests."""
 
-    def address(one: int) -> dict[str, object]:
-        return {"address": {"socket_address": {"address": "127.0.0.1", "port_value": one}}}
+    def address(upstream_port: int) -> dict[str, object]:
+        return {"address": {"socket_address": {"address": "127.0.0.1", "port_value": upstream_port}}}
 
     route = {"match": {"prefix": "/"}, "route": {"cluster": "back", "timeout": "0s"}}
     manager = {
@@ -60,7 +62,7 @@ def envoy_config(port: int, behind: list[int]) -> dict[str, object]:
     }
     speaks = {"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}
     listener = {"name": "front", **address(port), "filter_chains": [{"filters": [speaks]}]}
-    ends = [{"endpoint": address(one)} for one in behind]
+    ends = [{"endpoint": address(upstream_port)} for upstream_port in behind]
     cluster = {
         "name": "back",
         "type": "STATIC",

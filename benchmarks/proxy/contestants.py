@@ -1,6 +1,6 @@
 """The proxies: each with two upstreams behind it, one worker, keep-alive both sides, no access log.
 
-What is not installed raises `LeftOut` with what to type.
+A contestant that is not installed raises `LeftOut` with the command to type.
 """
 
 from __future__ import annotations
@@ -32,35 +32,35 @@ class Contestant:
     name: str
     command: list[str]
     under: str = ""
-    """In front of every path."""
+    """The prefix of every path."""
     get: str = "/v1/models"
     headers: tuple[str, ...] = ()
-    """That a caller sends."""
+    """The headers that a caller sends."""
     env: dict[str, str] = field(default_factory=dict)
     marks: tuple[str, ...] = ()
-    """On the command lines of those of its processes that are the proxy; none: all of them are."""
+    """Text on the command lines of those of its processes that are the proxy; none: all of them are."""
 
 
 Maker = Callable[[Path, int, list[int]], Contestant]
-"""From a folder for its files, its port, and the ports of what is behind it."""
+"""Makes a contestant from a folder for its files, its port, and the ports of the servers behind it."""
 
 
 def _program(name: str) -> str:
-    found = shutil.which(name, path=f"{PEERS}:/usr/sbin:/usr/bin")
-    if found is None:
+    path = shutil.which(name, path=f"{PEERS}:/usr/sbin:/usr/bin")
+    if path is None:
         raise LeftOut(f"{name} is not installed; to have it: scripts/setup proxies")
-    return found
+    return path
 
 
 def nginx(folder: Path, port: int, behind: list[int]) -> Contestant:
-    servers = " ".join(f"server 127.0.0.1:{one};" for one in behind)
+    servers = " ".join(f"server 127.0.0.1:{upstream_port};" for upstream_port in behind)
     path = folder / "nginx.conf"
     path.write_text(NGINX.format(folder=folder, port=port, servers=servers))
     return Contestant("nginx", [_program("nginx"), "-c", str(path), "-p", str(folder)])
 
 
 def haproxy(folder: Path, port: int, behind: list[int]) -> Contestant:
-    servers = "\n".join(f"  server s{one} 127.0.0.1:{one}" for one in behind)
+    servers = "\n".join(f"  server s{upstream_port} 127.0.0.1:{upstream_port}" for upstream_port in behind)
     path = folder / "haproxy.cfg"
     path.write_text(HAPROXY.format(port=port, servers=servers))
     return Contestant("HAProxy", [_program("haproxy"), "-db", "-f", str(path)])
@@ -81,7 +81,10 @@ def shoal_with_all(folder: Path, port: int, behind: list[int]) -> Contestant:
 def _shoal(
     name: str, path: Path, port: int, behind: list[int], more: dict[str, object], *headers: str
 ) -> Contestant:
-    replicas = [{"replica_id": f"r{one}", "address": f"127.0.0.1:{one}", "release": 1} for one in behind]
+    replicas = [
+        {"replica_id": f"r{upstream_port}", "address": f"127.0.0.1:{upstream_port}", "release": 1}
+        for upstream_port in behind
+    ]
     service = {"project": "bench", "name": "echo", "cap": 1024, "replicas": replicas, **more}
     path.write_text(json.dumps({"version": 1, "services": [service]}))
     command = [sys.executable, "-m", "shoal.serving", "--listen", f"127.0.0.1:{port}", "--table", str(path)]
@@ -102,12 +105,21 @@ def sglang_router(folder: Path, port: int, behind: list[int]) -> Contestant:
     return _router("SGLang router", [_program("sglang-router"), "launch"], port, behind)
 
 
-def _router(name: str, words: list[str], port: int, behind: list[int]) -> Contestant:
-    """Only paths of an inference server are passed on by it; this one is by both."""
-    words += ["--host", "127.0.0.1", "--port", str(port), "--policy", "power_of_two", "--log-level", "error"]
-    words += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_ports(1)[0])]
-    workers = [f"http://127.0.0.1:{one}" for one in behind]
-    return Contestant(name, [*words, "--worker-urls", *workers], get="/get_model_info")
+def _router(name: str, argv: list[str], port: int, behind: list[int]) -> Contestant:
+    """The other proxies pass on any path; a router passes on only the paths of an inference server."""
+    argv += [
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--policy",
+        "power_of_two",
+        "--log-level",
+        "error",
+    ]
+    argv += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_ports(1)[0])]
+    workers = [f"http://127.0.0.1:{upstream_port}" for upstream_port in behind]
+    return Contestant(name, [*argv, "--worker-urls", *workers], get="/get_model_info")
 
 
 def ray_serve(folder: Path, port: int, behind: list[int]) -> Contestant:
@@ -115,7 +127,7 @@ def ray_serve(folder: Path, port: int, behind: list[int]) -> Contestant:
 
 
 def ray_serve_haproxy(folder: Path, port: int, behind: list[int]) -> Contestant:
-    """As its guide says for the most requests."""
+    """As its guide advises for the highest request rate."""
     env = {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1"}
     marks = ("ray::ProxyActor", "ray::HAProxyManager", "haproxy")
     return _ray("Ray Serve, HAProxy", folder / "h", port, env, *marks)
@@ -130,4 +142,4 @@ def _ray(name: str, folder: Path, port: int, env: dict[str, str], *marks: str) -
 
 PROXIES = (shoal, shoal_with_all, nginx, haproxy, envoy, vllm_router, sglang_router)
 WHOLE = (shoal_with_all, ray_serve, ray_serve_haproxy)
-"""With the same ASGI program behind: Ray Serve has no proxy without replicas of its own."""
+"""With the same ASGI program behind, because Ray Serve has no proxy without replicas of its own."""

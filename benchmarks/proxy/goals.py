@@ -1,4 +1,4 @@
-"""What Shoal set out to reach with everything on, and whether this run shows it. Pure."""
+"""What Shoal aims to reach with everything on, and whether this run shows it. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RAY = "Ray Serve"
 class Goal:
     what: str
     seen: float | None
-    """None: nothing to compare with was there."""
+    """None: there was nothing to compare with."""
     limit: float
     unit: str
     is_ceiling: bool
@@ -43,12 +43,12 @@ def goals(
     unlike: Sequence[Case],
     whole: Sequence[Case],
 ) -> list[Goal]:
-    """Each by its worst case. In `fresh` every request has an id and a trace of its own: whole heads never
-    come twice, but what they have in common does, and may be remembered. In `unlike` the query is new each
-    time, too, and a cookie's length: remembering helps nothing. `rest` is one request at a time, `whole`
-    those of Ray Serve.
+    """Judge each goal by its worst case.
 
-    Routers are judged by POSTs to a chat endpoint: to route those is what they are for.
+    In `fresh` every request has an id and a trace of its own: whole heads never repeat, but their common
+    parts do, and a proxy may cache those. In `unlike` the query is new each time, too, and so is a cookie's
+    length, so caching helps nothing. `rest` is one request at a time, `whole` are those of Ray Serve. Routers
+    are judged by POSTs to a chat endpoint, because they are made to route those.
     """
     chats = [case for case in unary if case.method == "POST"]
     new_chats = [case for case in fresh if case.method == "POST"]

@@ -1,4 +1,4 @@
-"""What everybody is asked and answers: 1 KB of JSON, or events that say when each was written."""
+"""What every server is asked and answers: 1 KB of JSON, or events that say when each was written."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NUM_EVENTS, EVERY_S = 64, 0.02
 """Of one stream."""
 POST_BYTES = 4096
 CHAT = "/v1/chat/completions"
-"""Where a router for language models takes a POST; the others take any path."""
+"""Where a router for language models accepts a POST. The other proxies accept any path."""
 WANTS_EVENTS = b'"stream":true'
 
 
@@ -19,10 +19,10 @@ def event() -> bytes:
 
 
 def chat(*, is_stream: bool = False, size: int = 0) -> bytes:
-    """A body that such a router takes, `size` bytes long if that is more than it needs."""
+    """A body that such a router accepts, at least `size` bytes long."""
 
-    def body(words: str) -> bytes:
-        asked = {"model": "m", "stream": is_stream, "messages": [{"role": "user", "content": words}]}
-        return json.dumps(asked, separators=(",", ":")).encode()
+    def body(text: str) -> bytes:
+        body_fields = {"model": "m", "stream": is_stream, "messages": [{"role": "user", "content": text}]}
+        return json.dumps(body_fields, separators=(",", ":")).encode()
 
     return body("y" * max(1, size - len(body(""))))

@@ -19,7 +19,7 @@ NUM_REPLICAS = 2
 
 
 class Echo:
-    """Its answers are the program's."""
+    """It answers like the program."""
 
 
 def main(port: int, folder: str) -> None:

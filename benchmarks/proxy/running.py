@@ -1,4 +1,4 @@
-"""Contestants that run: started, asked until they answer, watched, stopped."""
+"""Running contestants: start them, wait until they answer, watch them, stop them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from benchmarks.proxy.samples import Case, Sample
 from benchmarks.proxy.unary import burst
 
 START_S = 120.0
-"""Ray takes a quarter of a minute where nothing else runs."""
+"""Ray takes 15 s on an idle machine."""
 
 
 @dataclass
@@ -29,10 +29,10 @@ class Running:
     contestant: Contestant
     port: int
     process: subprocess.Popen[bytes] | None = None
-    """None: somebody else's; nothing of it is counted."""
+    """None: the process belongs to another program, and none of its usage is counted."""
 
     def pids(self) -> set[int]:
-        """The proxy's."""
+        """The proxy's processes."""
         if self.process is None:
             return set()
         everything = descendants([self.process.pid])
@@ -49,7 +49,7 @@ class Running:
         return usage(self.pids()).pss_bytes
 
     def sample(self, case: Case, seconds: float) -> Sample:
-        """A burst: what its callers saw, and what it cost."""
+        """Send a burst. Return what its callers saw, and what it cost."""
         before = self.cpu_s()
         if case.method == "stream":
             seen = self._streams(case.connections)
@@ -62,9 +62,9 @@ class Running:
         return Sample((self.cpu_s() - before) / max(count, 1) * 1e6, rate, p50_s, p99_s, failed)
 
     def _streams(self, count: int) -> dict[str, float]:
-        words = [sys.executable, "-m", "benchmarks.proxy.streams", str(self.port)]
-        words += [f"{self.contestant.under}{CHAT}", str(count), *self.contestant.headers]
-        done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=120, cwd=ROOT)
+        command = [sys.executable, "-m", "benchmarks.proxy.streams", str(self.port)]
+        command += [f"{self.contestant.under}{CHAT}", str(count), *self.contestant.headers]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120, cwd=ROOT)
         seen: dict[str, float] = json.loads(done.stdout)
         return seen
 
@@ -84,7 +84,7 @@ class Running:
 
 @contextlib.contextmanager
 def on(cpus: Iterable[int]) -> Iterator[None]:
-    """This process and what it starts meanwhile run there."""
+    """Pin this process, and what it starts in this block, to these cores."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cpus)
     try:
@@ -94,7 +94,7 @@ def on(cpus: Iterable[int]) -> Iterator[None]:
 
 
 class Field:
-    """Those that were started in `folder`; all of them end with it."""
+    """The contestants that were started in `folder`. All of them end with it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -109,7 +109,7 @@ class Field:
         self._end(self._started)
 
     def begin(self, contestant: Contestant, port: int) -> Running:
-        """Return once it answers. `BenchmarkError` quotes what it said: it does not, and is stopped."""
+        """Return once it answers. Otherwise stop it and raise `BenchmarkError` with its output."""
         log = self.folder / f"{port}.log"
         path = f"{Path(contestant.command[0]).parent}:/usr/bin:/bin"
         env = {"PYTHONPATH": f"{ROOT}:{ROOT / 'src'}", "PATH": path, "HOME": str(self.folder)}
@@ -124,14 +124,21 @@ class Field:
         return running
 
     @staticmethod
-    def _end(everybody: Iterable[Running]) -> None:
-        stop({pid for one in everybody if one.process for pid in descendants([one.process.pid])})
+    def _end(contestants: Iterable[Running]) -> None:
+        stop(
+            {
+                pid
+                for contestant in contestants
+                if contestant.process
+                for pid in descendants([contestant.process.pid])
+            }
+        )
 
 
 def _charged_s(pid: int) -> float:
     charged = 0.0
     for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-        with contextlib.suppress(OSError):  # a thread that ended meanwhile
+        with contextlib.suppress(OSError):  # a thread that has ended
             charged += int(path.read_text().split()[0]) / 1e9
     return charged
 

@@ -1,4 +1,4 @@
-"""What was seen in every round, and its medians; ratios are made within a round. Pure."""
+"""What was seen in every round, and its medians. Ratios are computed within a round. Pure."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ class Case:
     """`GET`, `POST` or `stream`."""
     connections: int
     is_fresh: bool = False
-    """Every request has an id and a trace of its own: other values at the same places of heads as long."""
+    """Every request has an id and a trace of its own: new values of the same length at the same places of the
+    head."""
     is_unlike: bool = False
-    """And a query of its own, and a cookie of another length: its first line never comes again."""
+    """In addition, every request has a query of its own and a cookie of another length, so its first line
+    never repeats."""
 
 
 @dataclass(frozen=True)
@@ -24,9 +26,9 @@ class Sample:
     """One burst at one contestant."""
 
     cpu_us: float
-    """Of the proxy, for a request or an event."""
+    """CPU of the proxy, per request or event."""
     rate: float
-    """Requests or events a second."""
+    """Requests or events per second."""
     p50_s: float
     p99_s: float
     failed: int
@@ -48,26 +50,28 @@ class Samples:
         return self.seen[case.title, name]
 
     def cpu_us(self, case: Case, name: str) -> float:
-        return statistics.median(one.cpu_us for one in self.of(case, name))
+        return statistics.median(sample.cpu_us for sample in self.of(case, name))
 
     def rate(self, case: Case, name: str) -> float:
-        return statistics.median(one.rate for one in self.of(case, name))
+        return statistics.median(sample.rate for sample in self.of(case, name))
 
     def p50_s(self, case: Case, name: str) -> float:
-        return statistics.median(one.p50_s for one in self.of(case, name))
+        return statistics.median(sample.p50_s for sample in self.of(case, name))
 
     def p99_s(self, case: Case, name: str) -> float:
-        return statistics.median(one.p99_s for one in self.of(case, name))
+        return statistics.median(sample.p99_s for sample in self.of(case, name))
 
     def failed(self, case: Case, name: str) -> int:
-        return sum(one.failed for one in self.of(case, name))
+        return sum(sample.failed for sample in self.of(case, name))
 
     def cost(self, case: Case, name: str, other: str) -> float:
-        """How many times the CPU of `other`. Compared within each round: a busy machine slows both."""
+        """Return how many times the CPU of `other`. Compared within each round, because a busy machine slows
+        both.
+        """
         pairs = zip(self.of(case, name), self.of(case, other), strict=True)
-        return statistics.median(one.cpu_us / two.cpu_us for one, two in pairs)
+        return statistics.median(sample.cpu_us / other_sample.cpu_us for sample, other_sample in pairs)
 
     def speed(self, case: Case, name: str, other: str) -> float:
-        """How many times the requests a second of `other`."""
+        """Return how many times the requests per second of `other`."""
         pairs = zip(self.of(case, name), self.of(case, other), strict=True)
-        return statistics.median(one.rate / two.rate for one, two in pairs)
+        return statistics.median(sample.rate / other_sample.rate for sample, other_sample in pairs)

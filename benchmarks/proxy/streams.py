@@ -1,8 +1,8 @@
-"""Many event streams at once through a proxy: how many events came, and how late each one was.
+"""Many event streams at once through a proxy: how many events arrived, and how late each one was.
 
     python -m benchmarks.proxy.streams PORT PATH STREAMS [HEADER...]
 
-A process of its own, so that its CPU is not the proxy's. Prints JSON.
+A process of its own, so that its CPU is not counted as the proxy's. Prints JSON.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PATIENCE_S = 10.0
 
 
 class Stream(asyncio.Protocol):
-    """One request; ends when all of its events have come, or the connection has gone."""
+    """One request. It ends when all of its events have arrived, or when the connection is gone."""
 
     def __init__(self, path: str, headers: list[str], delays: list[float]) -> None:
         body = chat(is_stream=True)
@@ -55,7 +55,7 @@ class Stream(asyncio.Protocol):
 
 
 async def follow(port: int, path: str, streams: int, headers: list[str]) -> dict[str, float]:
-    """All of them, begun one after the other within the time between two events."""
+    """Follow all streams, started one after the other within the time between two events."""
     loop, delays = asyncio.get_running_loop(), list[float]()
     ends = []
     began = time.monotonic()

@@ -42,7 +42,7 @@ function request()
   return first .. "x-request-id: " .. hex(4) .. "\\r\\n" .. trace .. rest
 end
 """
-"""An id and a trace context for each request, as gateways and OpenTelemetry write them; or all of it new."""
+"""An id and a trace context for each request, as gateways and OpenTelemetry write them, or everything new."""
 UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0}
 REQUESTS = re.compile(r"(\d+) requests in")
 BAD = re.compile(r"Non-2xx or 3xx responses: (\d+)")
@@ -58,21 +58,25 @@ class Burst:
 
 
 def burst(contestant: Contestant, port: int, case: Case, seconds: float) -> Burst:
-    words = ["wrk", "-t1", f"-c{case.connections}", f"-d{max(1, round(seconds))}s", "--latency"]
+    command = ["wrk", "-t1", f"-c{case.connections}", f"-d{max(1, round(seconds))}s", "--latency"]
     for header in contestant.headers:
-        words += ["-H", header]
+        command += ["-H", header]
     path = CHAT if case.method == "POST" else contestant.get
     with tempfile.NamedTemporaryFile("w", suffix=".lua") as script:
         script.write(lua(case))
         script.flush()
-        words += ["-s", script.name]
+        command += ["-s", script.name]
         url = f"http://127.0.0.1:{port}{contestant.under}{path}"
-        done = subprocess.run([*words, url], capture_output=True, text=True, check=True, timeout=seconds + 60)
+        done = subprocess.run(
+            [*command, url], capture_output=True, text=True, check=True, timeout=seconds + 60
+        )
     return parse(done.stdout)
 
 
 def lua(case: Case) -> str:
-    """What wrk is to do beside asking for one URL; seeded anew, so that no burst repeats another's heads."""
+    """What wrk does in addition to requesting one URL. Seeded differently each time, so that no burst repeats
+    another's heads.
+    """
     text = POST.format(body=chat(size=POST_BYTES).decode()) if case.method == "POST" else ""
     if not case.is_fresh:
         return text
@@ -80,7 +84,7 @@ def lua(case: Case) -> str:
 
 
 def parse(text: str) -> Burst:
-    """What wrk printed."""
+    """Parse what wrk printed."""
     requests = REQUESTS.search(text)
     bad, broken = BAD.search(text), BROKEN.search(text)
     failed = int(bad[1]) if bad else 0
@@ -89,5 +93,5 @@ def parse(text: str) -> Burst:
 
 
 def _latency(text: str, share: int) -> float:
-    found = re.search(rf"^\s+{share}%\s+([\d.]+)(us|ms|s|m)$", text, re.MULTILINE)
-    return float(found[1]) * UNITS[found[2]] if found else 0.0
+    match = re.search(rf"^\s+{share}%\s+([\d.]+)(us|ms|s|m)$", text, re.MULTILINE)
+    return float(match[1]) * UNITS[match[2]] if match else 0.0

@@ -52,8 +52,8 @@ class Server(asyncio.Protocol):
             self._transport.write(b"0\r\n\r\n")
             return
         self._left -= 1
-        told = event()
-        self._transport.write(b"%x\r\n%s\r\n" % (len(told), told))
+        data = event()
+        self._transport.write(b"%x\r\n%s\r\n" % (len(data), data))
         asyncio.get_running_loop().call_later(EVERY_S, self._send)
 
 

@@ -1,12 +1,12 @@
-"""Seconds from a fault to the next step, steps done again, and runs that never went on: measured, in one run.
+"""Seconds from a fault to the next step, steps made again, and runs that never resumed, measured in one run.
 
     python -m benchmarks.recovery [--trials 5] [--ranks 2,4] [--only spare,tuned] [--faults kill,node,hang]
 
-*Next step* is the first one that a process makes that was not there before the fault: from then on the whole
-group works again. The state of a replica is 50 MB; the plain program saves every tenth step. A contestant
-that has not gone on after 90 s counts as never recovered. A `node` is the process that looks after half of
-the ranks, and those ranks; torchrun goes on with the other half, Shoal with all of them. torchft's survivors
-make steps while a replica is away: its seconds are until that replica makes one.
+*Next step* is the first one made by a process that did not exist before the fault: from then on the whole
+group works again. The state of a replica is 50 MB, and the plain program saves every tenth step. A contestant
+that has not resumed after 90 s counts as never recovered. A `node` is the process that manages half of the
+ranks, and those ranks; torchrun continues with the other half, Shoal with all of them. torchft's survivors
+make steps while a replica is away, so its seconds are until that replica makes a step.
 """
 
 from __future__ import annotations
@@ -26,42 +26,41 @@ from benchmarks.recovery.runs import CONTESTANTS, TORCHFT, Run, Step
 
 FAULTS = {"kill": "one rank is killed", "node": "one of two nodes is lost", "hang": "one rank is stopped"}
 WARM_STEPS = 150
-"""Some fifteen seconds: what a contestant keeps ready is ready by then."""
+"""About 15 s, after which everything that a contestant keeps ready is ready."""
 BETWEEN = 60
-"""Steps that all ranks make before the next fault: some six seconds. Of a program that tells of no steps, a
-group that is killed sooner counts as one that fails at once, and the third of those as a new attempt.
-"""
+"""Steps that all ranks make before the next fault: about 6 s. If a program reports no steps, a group that is
+killed sooner counts as one that fails at once, and the third of those as a new attempt."""
 PATIENCE_S, START_S = 90.0, 120.0
 PEERS = {"kill": "torchrun, tuned", "node": "torchrun", "hang": "torchrun, tuned"}
 CANNOT = {"node": ("torchft", "Shoal, cold"), "hang": ("torch", "Shoal, zygote", "Shoal, cold")}
-"""torchft knows no nodes here, and a lost node's ranks start cold whoever they are. A hang is noticed by the
-steps that a program tells of, and by nobody else before the process group's own time-out, half an hour."""
+"""torchft has no notion of nodes here, and a lost node's ranks always start cold. A hang is detected by the
+steps that a program reports. Otherwise only the process group's own time-out of half an hour detects it."""
 
 
 @dataclass(frozen=True)
 class Trial:
     seconds: float | None
-    """None: it never went on."""
+    """None: it never resumed."""
     lost: int
 
 
 def trials_of(kind: type[Run], ranks: int, fault: str, count: int, between: int = BETWEEN) -> Iterator[Trial]:
-    """Faults one after the other, in a run that goes on for as long as it does: one that is lost, that never
-    recovers or that shrinks, as torchrun's does without a node, is followed by another.
+    """Inject one fault after the other into a run while it continues. If the run is lost, never recovers or
+    shrinks, as torchrun's does without a node, another run follows.
     """
     while count > 0:
         with kind(ranks, nodes=2 if fault == "node" else 1) as run:
             begin(run)
             is_well = True
             while is_well and count > 0:
-                found = hit(run, fault)
-                is_well = fault != "node" and found.seconds is not None and goes_on(run, between)
-                yield found if is_well or fault == "node" else Trial(None, 0)
+                trial = hit(run, fault)
+                is_well = fault != "node" and trial.seconds is not None and goes_on(run, between)
+                yield trial if is_well or fault == "node" else Trial(None, 0)
                 count -= 1
 
 
 def begin(run: Run) -> None:
-    """Wait until every rank has made some steps. `RuntimeError` at once where the run has ended before."""
+    """Wait until every rank has made some steps. Raise `RuntimeError` at once if the run has ended before."""
     ended: list[str] = []
 
     def is_decided() -> bool:
@@ -76,7 +75,7 @@ def begin(run: Run) -> None:
 
 
 def goes_on(run: Run, between: int) -> bool:
-    """Wait until all ranks have made some steps more. False: they do not."""
+    """Wait until all ranks have made some more steps. False: they do not."""
     goal = max(step.number for step in run.steps()) + between
     try:
         wait(lambda: all_at(run, goal), PATIENCE_S, "")
@@ -86,17 +85,17 @@ def goes_on(run: Run, between: int) -> bool:
 
 
 def hit(run: Run, fault: str) -> Trial:
-    """Strike the last rank of a run that goes well, and see how it goes on."""
+    """Strike the last rank of a healthy run, and observe how it continues."""
     before = run.steps()
     victim = next(step.pid for step in reversed(before) if step.rank == run.ranks - 1)
-    known = {step.born for step in before}
+    births = {step.born for step in before}
     at = time.time()
     strike(run, run.process_of(victim), fault)
     try:
-        wait(lambda: any(step.born not in known for step in run.steps()), PATIENCE_S, "")
+        wait(lambda: any(step.born not in births for step in run.steps()), PATIENCE_S, "")
     except TimeoutError:
         return Trial(None, 0)
-    first = next(step for step in run.steps() if step.born not in known)
+    first = next(step for step in run.steps() if step.born not in births)
     last = max(step.number for step in run.steps() if step.at <= at)
     return Trial(first.at - at, max(0, last - first.number + 1))
 
@@ -121,25 +120,25 @@ def wait(is_true: object, timeout_s: float, what: str) -> None:
 
 
 def measure(names: list[str], ranks: int, fault: str, trials: int) -> list[list[str]]:
-    found: dict[str, list[Trial]] = {}
+    by_contestant: dict[str, list[Trial]] = {}
     for name in names:
-        found[name] = []
-        for one in trials_of(CONTESTANTS[name], ranks, fault, trials):
-            found[name].append(one)
-            sys.stderr.write(f"{fault}, {ranks} ranks, {name}, {len(found[name])}: {one}\n")
-    peer = _median(found.get(PEERS[fault], []))
-    return [_row(name, found[name], peer) for name in names]
+        by_contestant[name] = []
+        for trial in trials_of(CONTESTANTS[name], ranks, fault, trials):
+            by_contestant[name].append(trial)
+            sys.stderr.write(f"{fault}, {ranks} ranks, {name}, {len(by_contestant[name])}: {trial}\n")
+    peer = _median(by_contestant.get(PEERS[fault], []))
+    return [_row(name, by_contestant[name], peer) for name in names]
 
 
 def _median(trials: list[Trial]) -> float | None:
-    seconds = [one.seconds for one in trials if one.seconds is not None]
+    seconds = [trial.seconds for trial in trials if trial.seconds is not None]
     return statistics.median(seconds) if seconds else None
 
 
 def _row(name: str, trials: list[Trial], peer: float | None) -> list[str]:
     median = _median(trials)
-    never = sum(one.seconds is None for one in trials)
-    lost = [one.lost for one in trials if one.seconds is not None]
+    never = sum(trial.seconds is None for trial in trials)
+    lost = [trial.lost for trial in trials if trial.seconds is not None]
     return [
         name,
         "-" if median is None else f"{median:.2f}",
@@ -155,16 +154,16 @@ def main() -> None:
     parser.add_argument("--ranks", default="2,4")
     parser.add_argument("--only", default=",".join(CONTESTANTS), help="names of rows, separated by commas")
     parser.add_argument("--faults", default="kill,node,hang")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     if importlib.util.find_spec("torchft") is None:
         sys.stderr.write("torchft is not installed: its row is left out\n")
         del CONTESTANTS[TORCHFT]
-    names = [name for name in CONTESTANTS if any(word.strip() in name for word in asked.only.split(","))]
-    for fault in asked.faults.split(","):
+    names = [name for name in CONTESTANTS if any(word.strip() in name for word in options.only.split(","))]
+    for fault in options.faults.split(","):
         able = [name for name in names if not name.startswith(CANNOT.get(fault, ()))]
-        for ranks in map(int, asked.ranks.split(",")):
-            rows = measure(able, ranks, fault, asked.trials)
-            title = f"{FAULTS[fault]}, {ranks} ranks, measured, median of {asked.trials}"
+        for ranks in map(int, options.ranks.split(",")):
+            rows = measure(able, ranks, fault, options.trials)
+            title = f"{FAULTS[fault]}, {ranks} ranks, measured, median of {options.trials}"
             head = [
                 "",
                 "seconds to the next step",

@@ -1,4 +1,4 @@
-"""The program every contestant runs: a data-parallel network whose every step leaves a line in a file.
+"""The program that every contestant runs: a data-parallel network whose every step writes a line to a file.
 
     job.py plain|resilient STEPS FILE
 
@@ -21,7 +21,7 @@ from shoal import runtime
 
 WIDTH, DEPTH, STEP_S, SAVE_EVERY = 1024, 4, 0.05, 10
 BORN = time.time_ns()
-"""Tells processes apart whose numbers are the same, each in a namespace of its own."""
+"""Distinguishes processes with equal pids, each in a namespace of its own."""
 
 
 def network() -> tuple[torch.nn.Module, torch.optim.Optimizer]:

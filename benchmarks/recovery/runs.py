@@ -1,4 +1,4 @@
-"""One run of the program under each contestant: started, looked at through its steps, and always ended."""
+"""One run of the program under each contestant: start it, read its steps, and always end it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Self
 
-from shoal.runtime.ports import free_port
+from shoal.runtime.process.network import free_port
 
 JOB = Path(__file__).with_name("job.py")
 ROOT = Path(__file__).parents[2]
 SOURCE = str(ROOT / "src")
 BIN = Path(sys.executable).parent
 STEPS = 100_000
-"""More than any trial lasts for."""
+"""More than any trial takes."""
 ASK_EVERY_S = 5.0
 LIGHTHOUSE = """
 import sys, time
@@ -38,14 +38,14 @@ time.sleep(3600)
 class Step:
     at: float
     pid: int
-    """As the rank itself sees it."""
+    """The pid as the rank itself sees it."""
     born: int
     rank: int
     number: int
 
 
 class Run:
-    """A contestant's run. `steps` is what happened so far."""
+    """A contestant's run. `steps` is what happened until now."""
 
     def __init__(self, ranks: int, nodes: int = 1) -> None:
         self.ranks, self.nodes = ranks, nodes
@@ -84,15 +84,15 @@ class Run:
         return []
 
     def how_it_ended(self) -> str:
-        """Why nothing of it runs, in the contestant's words; empty while it may run."""
+        """Why no process of it runs, in the contestant's words; empty while it may run."""
         return ""
 
     def node_of(self, pid: int) -> list[int]:
-        """Whoever dies with the node of this rank, first the one that looks after the others."""
+        """The processes that die with the node of this rank, first the one that manages the others."""
         raise NotImplementedError
 
     def process_of(self, pid: int) -> int:
-        """The process that the rank knows under this number, which may be one of its own namespace."""
+        """The process that the rank knows under this pid, which may be a pid of its own namespace."""
         for process in self.processes():
             with contextlib.suppress(OSError):
                 status = Path(f"/proc/{process}/status").read_text()
@@ -102,7 +102,7 @@ class Run:
         raise ProcessLookupError(pid)
 
     def processes(self) -> Iterator[int]:
-        """All that have this run's file on their command line."""
+        """All processes that have this run's file on their command line."""
         for path in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 if str(self.trace).encode() in (path / "cmdline").read_bytes():
@@ -110,7 +110,7 @@ class Run:
 
 
 class Torchrun(Run):
-    """`settings` and `variables`: what whoever has been through it before gives it."""
+    """`settings` and `variables`: what an experienced user would give it."""
 
     settings: tuple[str, ...] = ()
     variables: ClassVar[dict[str, str]] = {}
@@ -150,19 +150,21 @@ class Torchrun(Run):
 
 
 class TunedTorchrun(Torchrun):
-    """With the workaround for its store, without which most restarts fail, and quick to miss a node."""
+    """With the workaround for its store, without which most restarts fail, and quick to notice a missing
+    node.
+    """
 
     settings = ("--rdzv-conf=last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=3",)
     variables: ClassVar[dict[str, str]] = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
 class Torchft(Run):
-    """A replica is started again by a loop as soon as it is gone. Losses are told by the lighthouse."""
+    """A loop restarts a replica as soon as it is gone. The lighthouse reports losses."""
 
     _loops: list[subprocess.Popen[bytes]]
     _lighthouse: subprocess.Popen[str]
     heartbeat_ms = 1000
-    """Its default is 5000, with which survivors stand still for as long."""
+    """Its default is 5000; with that, survivors stand still for as long."""
 
     def start(self) -> None:
         command = [sys.executable, "-c", LIGHTHOUSE, str(self.heartbeat_ms)]
@@ -244,12 +246,16 @@ class Shoal(Run):
     def stop(self) -> None:
         self._shoal("down", "--jobs")
 
-    def _shoal(self, *words: str) -> str:
+    def _shoal(self, *arguments: str) -> str:
         done = subprocess.run(
-            [str(BIN / "shoal"), *words], env=self._environment, capture_output=True, text=True, check=False
+            [str(BIN / "shoal"), *arguments],
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if done.returncode != 0:
-            raise RuntimeError(f"shoal {' '.join(words)}: {done.stderr or done.stdout}")
+            raise RuntimeError(f"shoal {' '.join(arguments)}: {done.stderr or done.stdout}")
         return done.stdout
 
 

@@ -2,8 +2,8 @@
 
     torchft_job.py STEPS FILE
 
-Who returns takes its state from a replica that lived on. The others make their steps without it, so *lost*
-steps are none and the sum over the batch is another one meanwhile.
+A replica that returns takes its state from a replica that survived. The others make their steps without it,
+so *lost* steps are none, and meanwhile the sum over the batch differs.
 """
 
 from __future__ import annotations

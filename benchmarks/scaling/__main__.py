@@ -19,7 +19,7 @@ from benchmarks.scaling.timeline import Moment, draw, lines, num_turns, steps
 
 MOST = 8
 PHASES = ((4, 0), (8, 1), (8, 16), (14, 64), (8, 16), (8, 1))
-"""Seconds, and callers meanwhile; then nobody, until the service sleeps."""
+"""Seconds, and the number of callers during them. Then no callers, until the service sleeps."""
 EVERY_S = 0.5
 SLEEPS_WITHIN_S = 120.0
 SERVER = """exec python3 - <<'END'
@@ -50,7 +50,7 @@ SPEC = {
 
 
 class Watch:
-    """Takes down what there is, every half second."""
+    """Records the state every half second."""
 
     def __init__(self, cluster: Shoal, service_id: str, callers: Callers) -> None:
         self._cluster = cluster
@@ -109,8 +109,8 @@ def main() -> int:
     counts = steps(watch.moments)
     print("\n".join(lines(watch.moments)))
     print(f"\nreplicas wanted: {', then '.join(map(str, counts))}; {num_turns(counts)} change of direction")
-    for one in watch.shown["resizes"]:
-        print(f"  {one['replicas']}: {one['because']}")
+    for resize in watch.shown["resizes"]:
+        print(f"  {resize['replicas']}: {resize['because']}")
     print(f"requests: {callers.sent} sent, {callers.answered} answered, {len(callers.failures)} failed")
     print(f"the longest, held for a cold start: {callers.longest_s:.1f} s")
     if options.plot:

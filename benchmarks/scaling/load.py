@@ -1,4 +1,4 @@
-"""Callers with one connection each, as many as is said at the moment; one request after the other."""
+"""Callers with one connection each, as many as are wanted at the moment; one request after the other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAUSE_S = 0.02
 
 
 class Callers:
-    """Counts every request sent and every answer that was whole; `wanted` may be set at any time."""
+    """Counts every request sent and every complete answer. `wanted` may be set at any time."""
 
     def __init__(self, port: int, path: str, token: str) -> None:
         self._port = port
@@ -70,7 +70,7 @@ class Callers:
             link[1].close()
 
     async def _ask(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Whether the connection may be used again. `ValueError`: it was answered, but not with 200."""
+        """Return whether the connection may be used again. `ValueError`: the answer's status was not 200."""
         writer.write(self._request)
         head = (await reader.readuntil(b"\r\n\r\n")).lower()
         length = next(line for line in head.split(b"\r\n") if line.startswith(b"content-length:"))

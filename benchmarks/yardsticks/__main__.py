@@ -53,15 +53,15 @@ def arguments() -> argparse.Namespace:
     names = ",".join(section.name for section in SECTIONS)
     parser.add_argument("--trace", type=Path, help="the folder of traces (default: SHOAL_TRACES)")
     parser.add_argument("--only", default=names, help=f"which, by comma: {names}")
-    found = parser.parse_args()
-    unknown = set(found.only.split(",")) - set(names.split(","))
+    options = parser.parse_args()
+    unknown = set(options.only.split(",")) - set(names.split(","))
     if unknown:
         parser.error(f"--only: no yardstick `{min(unknown)}`; there are {names}")
-    return found
+    return options
 
 
 def run(section: Section, traces: Traces) -> bool:
-    """Print its table. A section whose traces are absent is skipped, and that is no failure."""
+    """Print its table. A section whose traces are absent is skipped, which is not a failure."""
     missing = traces.missing(section.needs)
     if missing:
         print(f"skipped: {section.title}: {traces.path(missing[0])} is not there\n")

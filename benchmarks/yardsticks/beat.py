@@ -1,6 +1,6 @@
-"""A row to beat: a published number of somebody else's policy, and the default policy's beside it.
+"""A row to beat: a published number of another group's policy, and the default policy's beside it.
 
-A row that is missed is said to be so, and by how much; it does not make the yardsticks fail.
+A row that is missed is reported, with the difference. It does not make the yardsticks fail.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ class Beat:
     case: str
     measure: str
     rival: str
-    """Whose number it is."""
+    """The authors of the number."""
     bound: float
     ours: float
     is_goal: bool = True
-    """False: shown for comparison, a bound that nobody without an oracle need reach."""
+    """False: shown for comparison, a bound that no policy without an oracle need reach."""
 
     @property
     def is_met(self) -> bool:
@@ -46,6 +46,6 @@ def report(title: str, rows: Sequence[Beat], notes: Sequence[str] = ()) -> Repor
     goals = [row for row in rows if row.is_goal]
     missed = [f"{row.case} {row.measure} ({row.rival})" for row in goals if not row.is_met]
     counted = f"{len(goals) - len(missed)} of {len(goals)} rows met"
-    told = [counted, *([f"missed: {'; '.join(missed)}"] if missed else [])]
+    lines = [counted, *([f"missed: {'; '.join(missed)}"] if missed else [])]
     header = ["trace", "measure", "beside", "theirs", "ours, simulated", "verdict"]
-    return Report(table(title, header, cells, [*notes, *told]), is_right=True)
+    return Report(table(title, header, cells, [*notes, *lines]), is_right=True)

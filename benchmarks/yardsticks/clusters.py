@@ -11,8 +11,7 @@ import numpy as np
 
 from benchmarks.yardsticks.gate import Gate, report
 from benchmarks.yardsticks.section import Report, Section, Traces
-from shoal.sim.loop import simulate
-from shoal.sim.machine import GpuNodes
+from shoal.sim.loop import GpuNodes, simulate
 from shoal.sim.references.virtual_clusters import FifoInClusters
 from shoal.sim.traces.table import PHILLY, read_table
 
@@ -31,7 +30,7 @@ PUBLISHED = {
 
 
 def clusters(traces: Traces) -> dict[str, range]:
-    """The nodes of each virtual cluster: numbers that follow each other."""
+    """The nodes of each virtual cluster: consecutive numbers."""
     nodes: dict[str, range] = {}
     with traces.path(CLUSTERS).open(newline="") as lines:
         for row in csv.DictReader(lines):

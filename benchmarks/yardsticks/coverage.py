@@ -1,7 +1,7 @@
-"""How often a start lies in the interval that was told for it, over logs run by the production planner.
+"""How often a start lies in the interval that was predicted for it, over logs run by the production planner.
 
-Every so-many-th job that waits is asked about when it is submitted, with what the planner knows at that
-moment and with what was learned from earlier starts of the same log, and nothing else.
+A fraction of the waiting jobs is asked about at submission. The prediction uses what the planner knows at
+that moment and what it learned from earlier starts of the same log, and nothing else.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ from typing import NamedTuple
 from benchmarks.measure import table
 from benchmarks.yardsticks.logs import RULES
 from benchmarks.yardsticks.section import Report, Section, Traces, say
-from shoal.model.request import Request
-from shoal.scheduler import Candidate, Holding, NodeView, Plan, Planner, Policy, Stamps
-from shoal.scheduler.book import holding_of
-from shoal.scheduler.calibration import Calibration, Interval
-from shoal.scheduler.firm import firm_starts
-from shoal.scheduler.outlook import within_promise
-from shoal.scheduler.predict import Span, predict
-from shoal.sim.traces.job import TraceJob
+from shoal.model.job import ResourceRequest
+from shoal.scheduler import Candidate, Holding, NodeInfo, Plan, Planner, Policy, Stamps
+from shoal.scheduler.facts.cluster_state import holding_of
+from shoal.scheduler.prediction.calibration import Calibration, Interval
+from shoal.scheduler.prediction.outlook import clamp_to_promise, firm_starts
+from shoal.scheduler.prediction.scenarios import StartSpan, predict
 from shoal.sim.traces.swf import read_swf
+from shoal.sim.traces.trace import TraceJob
 
 LOWEST, HIGHEST = 0.87, 0.93
 
@@ -36,9 +35,9 @@ class Log:
     file: str
     capacity: int
     num_jobs: int
-    """The first so many are replayed."""
+    """How many jobs are replayed, from the first."""
     every: int
-    """Of those that wait, each so-many-th is asked about."""
+    """Of the waiting jobs, one in `every` is asked about."""
 
 
 LOGS = (
@@ -52,13 +51,13 @@ LOGS = (
 
 class _Asked(NamedTuple):
     at: float
-    span: Span
+    span: StartSpan
     given: Interval
 
 
 @dataclass
 class Tally:
-    """What came of the questions."""
+    """The results of the questions."""
 
     calibration: Calibration = field(default_factory=Calibration)
     pending: dict[str, _Asked] = field(default_factory=dict)
@@ -74,15 +73,15 @@ class Tally:
         return 1.0 - (self.num_before + self.num_after) / max(len(self.waits), 1)
 
     def start(self, attempt_id: str, now: float) -> None:
-        asked = self.pending.pop(attempt_id, None)
-        if asked is None:
+        question = self.pending.pop(attempt_id, None)
+        if question is None:
             return
-        waited_s, given = now - asked.at, asked.given
+        waited_s, given = now - question.at, question.given
         self.waits.append(waited_s)
         self.widths.append(given.high_s - given.low_s)
         self.num_before += waited_s < given.low_s
         self.num_after += waited_s > given.high_s
-        self.calibration.note(asked.span, given, waited_s)
+        self.calibration.note(question.span, given, waited_s)
 
 
 class Replay:
@@ -92,12 +91,12 @@ class Replay:
         self._jobs = sorted(jobs, key=lambda job: job.submitted_at)
         self._capacity = capacity
         self._every = every
-        pool = NodeView(name="pool", cpus=capacity, memory_bytes=0)
+        pool = NodeInfo(name="pool", cpus=capacity, memory_bytes=0)
         self._planner, self._stamps = Planner(Policy()), Stamps()
         self._planner.set_node(pool)
         self._stamps.see([pool])
         self._waiting: dict[str, Candidate] = {}
-        self._ends: list[tuple[float, int, Holding, Request]] = []
+        self._ends: list[tuple[float, int, Holding, ResourceRequest]] = []
         self._num_arrived = self._num_waited = 0
         self.tally = Tally()
 
@@ -116,7 +115,7 @@ class Replay:
                 ends_at = now + self._jobs[candidate.order].run_s
                 heappush(self._ends, (ends_at, candidate.order, holding, candidate.request))
             self._ask([attempt_id for attempt_id in new if attempt_id in self._waiting], made, now)
-            again_at = inf if made.look_again_at is None or made.look_again_at <= now else made.look_again_at
+            again_at = inf if made.replan_at is None or made.replan_at <= now else made.replan_at
         return self.tally
 
     def _next_arrival(self) -> float:
@@ -143,7 +142,7 @@ class Replay:
                     project="default",
                     order=index,
                     submitted_at=now,
-                    request=Request(cpus=cpus, time_limit_s=job.limit_s),
+                    request=ResourceRequest(cpus=cpus, time_limit_s=job.limit_s),
                     owner=job.user or "",
                     name=job.name or "",
                 )
@@ -166,13 +165,13 @@ class Replay:
                 tally.num_unanswered += 1
                 continue
             firm_at = firm_starts(snapshot, made.promises, now).get(attempt_id)
-            given = within_promise(tally.calibration.interval(span), firm_at, now)
+            given = clamp_to_promise(tally.calibration.interval(span), firm_at, now)
             tally.pending[attempt_id] = _Asked(now, span, given)
 
 
 def row(log: Log, tally: Tally) -> list[str]:
     count = len(tally.waits)
-    cpu_ms = sorted(1000 * one for one in tally.cpu_s)
+    cpu_ms = sorted(1000 * cpu_s for cpu_s in tally.cpu_s)
     return [
         log.name,
         f"{count:,}",

@@ -1,7 +1,7 @@
-"""A large cluster in the middle of a busy day: a real log laid over itself as often as fills it.
+"""A large cluster in the middle of a busy day: a real log laid over itself often enough to fill it.
 
-Real: when jobs come, how long they run, how many GPUs they ask for. Made up, because the log does not say:
-users, time limits, and that each copy of each of its clusters is a project of its own.
+Real: when jobs arrive, how long they run, how many GPUs they ask for. Made up, because the log does not have
+it: users, time limits, and that each copy of each of its clusters is a project of its own.
 """
 
 from __future__ import annotations
@@ -13,43 +13,43 @@ from zlib import crc32
 
 import msgspec
 
-from shoal.scheduler.snapshot import NodeView
+from shoal.scheduler.facts.snapshot import NodeInfo
 from shoal.sim.from_trace import workload_of
-from shoal.sim.traces.job import TraceJob
+from shoal.sim.traces.trace import TraceJob
 from shoal.sim.workload import WorkJob
 
 USERS_PER_PROJECT = 20
 HOUR, DAY = 3600.0, 86_400.0
 LIMITS_S = (HOUR, 4 * HOUR, 12 * HOUR, DAY, 3 * DAY, 7 * DAY, 30 * DAY)
-"""What people choose from: the first that is half as long again as the run."""
+"""Limits to choose from: the first that is at least 1.5 times the run."""
 NO_LIMIT_IN = 5
-"""One job in so many names no limit."""
+"""One job in this many has no limit."""
 APART_S = 97.31
-"""Between two copies: no two of them do the same at the same moment."""
+"""Between two copies, so that no two of them do the same at the same moment."""
 
 
 @dataclass(frozen=True)
 class Crowd:
-    """As of `at`, each list in the order in which they came."""
+    """As of `at`, each list in order of arrival."""
 
     at: float
     ended: list[WorkJob]
     running: list[WorkJob]
-    """They would run now had nobody waited."""
+    """They would run now if no job had waited."""
     waiting: list[WorkJob]
     coming: list[WorkJob]
 
 
 def crowd(
     jobs: Sequence[TraceJob],
-    nodes: tuple[NodeView, ...],
+    nodes: tuple[NodeInfo, ...],
     *,
     copies: int,
     at: float,
     num_waiting: int,
     num_coming: int,
 ) -> Crowd:
-    """`jobs` in order of submission, laid over each other `copies` times. Decided by the arguments alone."""
+    """Lay `jobs`, in order of submission, over each other `copies` times. Depends on the arguments alone."""
     lists: tuple[list[TraceJob], ...] = ([], [], [], [])
     for number in range(copies):
         parts = _around(jobs, at - number * APART_S, -(-num_waiting // copies), -(-num_coming // copies))

@@ -1,4 +1,4 @@
-"""The production planner and its stamps in the middle of a crowd, event by event, each plan timed."""
+"""The production planner and its stamps in the middle of a crowd, event by event, with each plan timed."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from math import inf
 
 from benchmarks.yardsticks.crowd import Crowd
 from shoal.model.attempt import Allocation
-from shoal.scheduler import Candidate, Holding, NodeView, Planner, Policy, Stamps
+from shoal.scheduler import Candidate, Holding, NodeInfo, Planner, Policy, Stamps
 from shoal.sim.workload import WorkJob
 
 
 @dataclass
 class Drive:
-    """The production planner and stamps, told of arrivals and ends one by one."""
+    """The production planner and stamps, fed with arrivals and ends one by one."""
 
     crowd: Crowd
-    nodes: tuple[NodeView, ...]
+    nodes: tuple[NodeInfo, ...]
     planner: Planner = field(default_factory=lambda: Planner(Policy()))
     stamps: Stamps = field(default_factory=Stamps)
     jobs: dict[str, WorkJob] = field(default_factory=dict)
@@ -27,11 +27,11 @@ class Drive:
     plan_s: list[float] = field(default_factory=list)
     """CPU time of each plan."""
     facts_s: float = 0.0
-    """CPU time of telling the planner and learning from ends, all together."""
+    """CPU time of passing facts to the planner and of learning from ends, all together."""
     num_starts: int = 0
 
     def fill(self) -> None:
-        """Who runs holds nodes since it came; whoever does not fit waits, and so do the others."""
+        """Running jobs hold nodes since their arrival. Jobs that do not fit wait, and so do the others."""
         crowd = self.crowd
         self.stamps.see(self.nodes)
         for node in self.nodes:
@@ -49,7 +49,7 @@ class Drive:
         self.plan_s.clear()
 
     def run(self, num_cycles: int) -> None:
-        """One cycle for each moment at which a job comes or ends, until so many are measured."""
+        """Run one cycle for each time at which a job arrives or ends, until enough are measured."""
         coming = iter(self.crowd.coming)
         arrival = next(coming, None)
         while len(self.plan_s) < num_cycles:
@@ -67,7 +67,7 @@ class Drive:
 
     @property
     def _are_few(self) -> bool:
-        """Whether fewer wait than should: then the next comes before its time."""
+        """Whether fewer jobs wait than should. Then the next job arrives before its time."""
         return self.planner.num_waiting < len(self.crowd.waiting)
 
     def _plan(self, now: float) -> int:

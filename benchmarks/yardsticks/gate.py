@@ -1,4 +1,4 @@
-"""A gate: a published number that the simulator must reproduce before anything else it says is believed."""
+"""A gate: a published number that the simulator must reproduce before its other numbers are believed."""
 
 from __future__ import annotations
 
@@ -11,23 +11,25 @@ from benchmarks.yardsticks.section import Report
 
 THOUSANDS = "k"
 SIGMAS = 3.0
-"""How many standard errors two means of random runs may lie apart and still be called the same."""
+"""How many standard errors two means of random runs may differ and still count as equal."""
 
 
 @dataclass(frozen=True)
 class Gate:
-    """`published` is the text in the paper: ours is printed with its decimals, and its `k` for thousands."""
+    """`published` is the text in the paper. Our number is printed with its decimals, and its `k` for
+    thousands.
+    """
 
     case: str
     policy: str
     published: str
     ours: float
     error: float | None = None
-    """The standard error of the difference, for means of random runs; None where the number is exact."""
+    """The standard error of the difference, for means of random runs; None if the number is exact."""
 
     @property
     def shown(self) -> str:
-        """Ours, as the paper would print it."""
+        """Our number, as the paper would print it."""
         plain = self.published.removesuffix(THOUSANDS)
         decimals = len(plain.partition(".")[2])
         if plain == self.published:

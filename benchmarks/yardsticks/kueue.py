@@ -1,7 +1,7 @@
 """Kueue's own performance case, in real time through the control plane: loops, SQLite on disk, fake engine.
 
-A cohort is a project with a limit, a queue of it is a project below with a quota that it may exceed by
-borrowing. Nothing is sped up: a workload of one second takes one.
+A cohort is a project with a limit. A queue of it is a project below, with a quota that it may exceed by
+borrowing. Nothing runs faster than real time: a workload of one second takes one second.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ import anyio
 
 from benchmarks.measure import table
 from benchmarks.yardsticks.section import Report, Section, Traces, say
-from shoal.cli.serve import BACKEND, tune
+from shoal.cli.control_plane.server import BACKEND, tune
 from shoal.clock import SystemClock
 from shoal.control import Actor, ControlPlane
 from shoal.control.core import Core
-from shoal.control.frozen import Frozen, freeze
+from shoal.control.job_specs import FrozenSpec, freeze
 from shoal.engines.base import Submission
 from shoal.engines.fake import Act, FakeCluster, FakeEngine, SentRenewal, by_run
 from shoal.errors import StateError
 from shoal.ids import id_factory
 from shoal.model.node import NodeFacts
-from shoal.model.people import Devices, Role, User
+from shoal.model.people import DeviceAmounts, Role, User
 from shoal.settings import Settings
 from shoal.spec import parse_job
 from shoal.store import open_store
@@ -38,11 +38,11 @@ from shoal.store import open_store
 KUEUE_S = 351.0
 """Documented by Kueue for the whole case."""
 CLIENTS = 8
-"""Who submit at once, each its next job when the last one is on disk."""
+"""Clients that submit at the same time, each its next job when the last one is on disk."""
 LATE_S = 0.2
-"""Renewals that are due and not sent are looked for at least this often."""
+"""Renewals that are due and not sent are searched for at least this often."""
 LOOK_EVERY_S = 0.5
-"""How often the store is asked whether all has ended; when it had is known exactly."""
+"""How often the store is asked whether all has ended. The time of the end itself is known exactly."""
 ANA = Actor(kind="user", id="usr_ana", name="ana")
 USER = User(user_id="usr_ana", name="ana", cluster_role=Role.ADMIN)
 
@@ -78,7 +78,7 @@ class Case:
 
     @property
     def bound_s(self) -> float:
-        """What the work itself needs when no CPU of a cohort is ever idle."""
+        """What the work itself needs if no CPU of a cohort is ever idle."""
         return self.queues * sum(k.count * k.cpus * k.run_s for k in self.kinds) / self.cohort_cpus
 
 
@@ -95,7 +95,7 @@ class Network:
         self._is_news.set()
 
     async def carry(self, plane: ControlPlane) -> None:
-        """For ever."""
+        """Runs for ever."""
         async with anyio.create_task_group() as renewals:
             while True:
                 self._is_news.clear()
@@ -112,13 +112,13 @@ class Network:
         except StateError:
             self.cluster.reject(sent)
         else:
-            self.cluster.answer(sent, answer)
+            self.cluster.deliver_reply(sent, answer)
             if sent.renewal.outcome is not None:
                 self.last_end_at = self.cluster.clock.monotonic()
 
 
 class WakingEngine(FakeEngine):
-    """Lets the network know of what begins."""
+    """Informs the network of what begins."""
 
     def __init__(self, network: Network) -> None:
         super().__init__(network.cluster)
@@ -137,14 +137,14 @@ class Result:
     submitting_s: float
     """Until the last submission was on disk."""
     cpu_s: float
-    """Of the whole process: control plane, store, fake engine, clients."""
+    """CPU of the whole process: control plane, store, fake engine, clients."""
     num_ended: int
     """Workloads that succeeded."""
 
 
 @asynccontextmanager
 async def open_plane(home: Path, case: Case) -> AsyncIterator[tuple[ControlPlane, Network]]:
-    """One node a cohort, as large as all of them: quotas bind, and never where something fits."""
+    """One node per cohort, as large as all of them: quotas bind, and node sizes never do."""
     clock = SystemClock()
     cpus = float(case.cohorts * case.cohort_cpus)
     nodes = [
@@ -177,13 +177,13 @@ async def open_plane(home: Path, case: Case) -> AsyncIterator[tuple[ControlPlane
 async def _make_projects(plane: ControlPlane, case: Case) -> None:
     await plane.core.store.write(lambda tx: tx.people.add_user(USER))
     for cohort in range(case.cohorts):
-        limit = Devices(cpus=case.cohort_cpus)
+        limit = DeviceAmounts(cpus=case.cohort_cpus)
         await plane.create_project(ANA, f"cohort-{cohort}", {"limit": limit})
         for queue in range(case.queues):
             limits = {
                 "parent": f"cohort-{cohort}",
-                "quota": Devices(cpus=case.quota),
-                "borrow": Devices(cpus=case.borrow),
+                "quota": DeviceAmounts(cpus=case.quota),
+                "borrow": DeviceAmounts(cpus=case.borrow),
             }
             await plane.create_project(ANA, _queue(cohort, queue), limits)
 
@@ -192,8 +192,8 @@ def _queue(cohort: int, queue: int) -> str:
     return f"queue-{cohort}-{queue}"
 
 
-def workloads(case: Case) -> Iterator[tuple[str, Frozen]]:
-    """Project and spec, the queues in turn, so that none is full before the others have begun."""
+def workloads(case: Case) -> Iterator[tuple[str, FrozenSpec]]:
+    """Project and spec, the queues in turn, so that no queue is full before the others have begun."""
     specs = {
         kind: freeze(parse_job({"run": kind.run, "workdir": None, "resources": {"cpus": kind.cpus}}))
         for kind in case.kinds
@@ -208,7 +208,7 @@ def workloads(case: Case) -> Iterator[tuple[str, Frozen]]:
 
 
 async def drive(home: Path, case: Case) -> Result:
-    """The whole case, from an empty store."""
+    """Run the whole case, from an empty store."""
     async with open_plane(home, case) as (plane, network):
         left = workloads(case)
         began, cpu_began = time.monotonic(), time.process_time()
@@ -234,23 +234,23 @@ async def _num_succeeded(plane: ControlPlane) -> int:
     return counts.get("succeeded", 0)
 
 
-def report(case: Case, found: Result) -> Report:
+def report(case: Case, result: Result) -> Report:
     rows = [
         ["the work itself", f"{case.bound_s:.1f}", "1.00x", "-"],
         ["Kueue, documented", f"{KUEUE_S:.1f}", f"{KUEUE_S / case.bound_s:.2f}x", "-"],
         [
             "Shoal, measured",
-            f"{found.took_s:.1f}",
-            f"{found.took_s / case.bound_s:.2f}x",
-            f"{found.cpu_s:.1f}",
+            f"{result.took_s:.1f}",
+            f"{result.took_s / case.bound_s:.2f}x",
+            f"{result.cpu_s:.1f}",
         ],
     ]
-    over = found.took_s / case.bound_s - 1
+    over = result.took_s / case.bound_s - 1
     met = f"met, {over:.1%} over" if over <= 0.1 else f"missed: {over:.0%} over"
     pace = f"{case.num_workloads:,} single jobs from {CLIENTS} clients at once"
     notes = [
         f"goal, within 10 % of the bound: {met}",
-        f"{pace}, the last on disk after {found.submitting_s:.1f} s",
+        f"{pace}, the last on disk after {result.submitting_s:.1f} s",
         "measured in real time: control plane, loops and SQLite as shipped, nodes and runs faked, in one",
         "process; its CPU seconds are those of control plane, store, fake nodes and clients together",
     ]

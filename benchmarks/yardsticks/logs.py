@@ -8,13 +8,19 @@ from dataclasses import dataclass
 
 from benchmarks.yardsticks.gate import Gate, report
 from benchmarks.yardsticks.section import Report, Section, Traces, say
-from shoal.sim.loop import planned, simulate, true_run
-from shoal.sim.machine import Processors
-from shoal.sim.measure import Measures, measure
-from shoal.sim.references.easy import Easy
-from shoal.sim.references.order import Order, f1, first_come, shortest, shortest_in_truth, smallest_area
-from shoal.sim.traces.job import TraceJob
+from shoal.sim.loop import Processors, planned, simulate, true_run
+from shoal.sim.references.backfilling import (
+    Easy,
+    Order,
+    f1,
+    first_come,
+    shortest,
+    shortest_in_truth,
+    smallest_area,
+)
+from shoal.sim.report import Measures, measure
 from shoal.sim.traces.swf import MissingLimit, SwfRules, read_swf
+from shoal.sim.traces.trace import TraceJob
 
 RULES = SwfRules(missing_limit=MissingLimit.RUN, is_limit_raised_to_run=True)
 LOGS = (
@@ -96,15 +102,15 @@ def run(traces: Traces) -> Report:
         read_s = time.process_time() - began
         for variant in VARIANTS:
             began = time.process_time()
-            found = replay(jobs, capacity, variant)
+            outcome = replay(jobs, capacity, variant)
             say(f"{log}, {variant.name}: {time.process_time() - began:.1f} CPU s")
             if variant is VARIANTS[0]:
                 cpu = f"read in {read_s:.1f} CPU s, replayed with EASY in {time.process_time() - began:.1f}"
-                notes.append(f"{log}: {len(jobs):,} jobs {cpu}; utilisation {found.utilisation:.1%}")
-            means.append(Gate(log, variant.name, variant.means[place], found.slowdown.mean))
+                notes.append(f"{log}: {len(jobs):,} jobs {cpu}; utilisation {outcome.utilisation:.1%}")
+            means.append(Gate(log, variant.name, variant.means[place], outcome.slowdown.mean))
             if variant.worst:
                 worst.append(
-                    Gate(log, f"worst job, {variant.name}", variant.worst[place], found.slowdown.max)
+                    Gate(log, f"worst job, {variant.name}", variant.worst[place], outcome.slowdown.max)
                 )
     return report(SECTION.title, means + worst, notes)
 

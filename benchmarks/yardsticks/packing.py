@@ -1,8 +1,8 @@
 """Share of GPUs allocated in Alibaba's GPU-sharing cluster: random, best fit and FGD (Weng et al., ATC'23).
 
-The published runs shuffle with Go's generator, ours with Python's: the ten orders differ, so means are
+The published runs shuffle with Go's generator, ours with Python's. The ten orders differ, so means are
 compared with the standard error of their difference. As published, a random number comes before each node's
-name: among nodes that score alike the first name wins.
+name: among nodes with equal scores the first name wins.
 """
 
 from __future__ import annotations
@@ -18,20 +18,16 @@ import msgspec
 
 from benchmarks.yardsticks.gate import Gate, report
 from benchmarks.yardsticks.section import Report, Section, Traces, say
-from shoal.sim.references.packing.best_fit import BestFit
-from shoal.sim.references.packing.cluster import Cluster
-from shoal.sim.references.packing.fgd import Fgd
-from shoal.sim.references.packing.fill import Packer, fill, overfilled
-from shoal.sim.references.packing.fragments import Fragments
-from shoal.sim.references.packing.random_fit import RandomFit
+from shoal.sim.references.fragmentation import Fgd, Fragments
+from shoal.sim.references.pod_packing import BestFit, Packer, PackingCluster, RandomFit, fill, overfilled
 from shoal.sim.traces.openb import GpuNode, Pod, read_nodes, read_pods
-from shoal.sim.traces.text import open_text
+from shoal.sim.traces.trace import open_text
 
 NODES, RUNS = "openb/openb_node_list_gpu_node.csv.gz", "openb/fgd_published_allocation.csv.gz"
 SEEDS = range(42, 52)
 RATIO = 1.3
 POLICIES = {"random": "01-Random", "best fit": "05-BestFit", "FGD": "06-FGD"}
-"""Our name, and the published runs'."""
+"""Our name, and the name in the published runs."""
 PUBLISHED = {
     "default": ("87.47", "93.08", "95.39"),
     "cpu050": ("91.24", "93.79", "95.21"),
@@ -41,7 +37,7 @@ PUBLISHED = {
 }
 
 
-def packer(policy: str, cluster: Cluster, pods: list[Pod], random: Random) -> Packer:
+def packer(policy: str, cluster: PackingCluster, pods: list[Pod], random: Random) -> Packer:
     if policy == "FGD":
         return Fgd(cluster, Fragments(pods))
     return RandomFit(random) if policy == "random" else BestFit()
@@ -60,7 +56,7 @@ def renamed(nodes: list[GpuNode], random: Random) -> list[GpuNode]:
 
 
 def published_runs(traces: Traces) -> dict[tuple[str, str], list[float]]:
-    """Per workload and policy, what each published run had allocated in the end."""
+    """Return, per workload and policy, what each published run had allocated in the end."""
     runs = defaultdict(list)
     with open_text(traces.path(RUNS)) as lines:
         for row in csv.DictReader(lines):
@@ -79,7 +75,7 @@ def run(traces: Traces) -> Report:
             began, ours = time.process_time(), []
             for seed in SEEDS:
                 random = Random(seed)
-                cluster = Cluster(renamed(nodes, Random(f"names {seed}")))
+                cluster = PackingCluster(renamed(nodes, Random(f"names {seed}")))
                 order = overfilled(pods, cluster.capacity_milli, RATIO, random)
                 ours.append(100 * fill(cluster, order, packer(policy, cluster, pods, random)))
             say(f"{workload}, {policy}: {len(ours)} runs, {time.process_time() - began:.1f} CPU s")

@@ -9,10 +9,10 @@ from pathlib import Path
 from benchmarks.yardsticks.beat import Beat, report
 from benchmarks.yardsticks.logs import LOGS, RULES, VARIANTS, replay
 from benchmarks.yardsticks.section import Report, Section, Traces, say
+from shoal.sim.cluster_shapes import ClusterShape, nodes_of
 from shoal.sim.from_trace import workload_of
-from shoal.sim.machines import Shape, nodes_of
-from shoal.sim.report import Report as Played
-from shoal.sim.report import report as report_of
+from shoal.sim.report import SimulationReport as Played
+from shoal.sim.report import build_report as report_of
 from shoal.sim.scenario import Scenario, play
 from shoal.sim.traces.swf import read_swf
 
@@ -21,11 +21,13 @@ EASY, SHORTEST, _, TRUE = VARIANTS[:4]
 
 @lru_cache(maxsize=len(LOGS))
 def played(path: Path, capacity: int) -> tuple[Played, float]:
-    """A whole log through the twin, and the CPU seconds that took. Once: the speed table shows it too."""
+    """Play a whole log through the twin, and return the CPU seconds. Cached, because the speed table shows it
+    too.
+    """
     jobs = list(read_swf(path, RULES))
     began = time.process_time()
-    found = report_of(play(Scenario(workload=workload_of(jobs, nodes_of(Shape(capacity))))))
-    return found, time.process_time() - began
+    report = report_of(play(Scenario(workload=workload_of(jobs, nodes_of(ClusterShape(capacity))))))
+    return report, time.process_time() - began
 
 
 def run(traces: Traces) -> Report:
@@ -33,11 +35,11 @@ def run(traces: Traces) -> Report:
     notes = []
     for place, (log, file, capacity) in enumerate(LOGS):
         jobs = list(read_swf(traces.path(file), RULES))
-        found, cpu_s = played(traces.path(file), capacity)
+        result, cpu_s = played(traces.path(file), capacity)
         say(f"{log}: {len(jobs):,} jobs in {cpu_s:.1f} CPU s")
         easy = replay(jobs, capacity, EASY)
         shortest, true = SHORTEST.means[place], TRUE.means[place]
-        slowdown = found.overall.slowdown
+        slowdown = result.overall.slowdown
         rows += [
             Beat(log, "mean slowdown", SHORTEST.name, float(shortest), slowdown.mean),
             Beat(log, "worst job", EASY.name, easy.slowdown.max, slowdown.max),

@@ -1,6 +1,6 @@
 """What Shoal's own fit leaves unused of Alibaba's GPU-sharing cluster, beside FGD's published runs.
 
-FGD is told beforehand how often each kind of pod is asked for; the scheduler sees only what runs and waits.
+FGD knows beforehand how often each kind of pod is requested. The scheduler sees only what runs and waits.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from statistics import fmean
 from benchmarks.yardsticks.beat import Beat, report
 from benchmarks.yardsticks.packing import NODES, PUBLISHED, RATIO, SEEDS, pods_file
 from benchmarks.yardsticks.section import Report, Section, Traces, say
-from shoal.scheduler.amounts import Need
-from shoal.scheduler.capacity import Capacity
-from shoal.scheduler.fit import Finders, share_of
-from shoal.scheduler.snapshot import GpuView, NodeView
-from shoal.scheduler.typical import shape_asked
-from shoal.sim.references.packing.fill import overfilled
+from shoal.scheduler.facts.amounts import Need
+from shoal.scheduler.facts.capacity import Capacity
+from shoal.scheduler.facts.snapshot import GpuInfo, NodeInfo
+from shoal.scheduler.placement.fit import NodeFinders, task_on
+from shoal.scheduler.placement.packing import needed_shape
+from shoal.sim.references.pod_packing import overfilled
 from shoal.sim.traces.openb import MILLI, GpuNode, Pod, read_nodes, read_pods
 
 MIB = 1 << 20
 
 
-def view_of(node: GpuNode) -> NodeView:
-    return NodeView(
+def view_of(node: GpuNode) -> NodeInfo:
+    return NodeInfo(
         name=node.name,
         cpus=node.cpu_milli / MILLI,
         memory_bytes=node.memory_mib * MIB,
-        gpus=tuple(GpuView(index, node.model or "GPU") for index in range(node.num_gpus)),
+        gpus=tuple(GpuInfo(index, node.model or "GPU") for index in range(node.num_gpus)),
     )
 
 
@@ -44,19 +44,21 @@ def need_of(pod: Pod) -> Need:
     )
 
 
-def unused(views: list[NodeView], pods: list[Pod]) -> float:
-    """The share of all GPUs that is free when every pod came, in this order, and stayed or waits."""
+def unused(views: list[NodeInfo], pods: list[Pod]) -> float:
+    """The share of all GPUs that is free when every pod has arrived, in this order, and has started
+    or waits.
+    """
     capacity = Capacity(views)
-    finders, total, given = Finders(capacity), sum(len(view.gpus) for view in views) * MILLI, 0
+    finders, total, given = NodeFinders(capacity), sum(len(view.gpus) for view in views) * MILLI, 0
     for pod in pods:
         need = need_of(pod)
-        capacity.packing.learn(capacity.typical.profile())
+        capacity.packing.learn(capacity.shape_counts.profile())
         names = finders.of(need).ranked(frozenset(), 1)
         if names:
-            capacity.take(share_of(need, capacity.nodes[names[0]]), inf)
+            capacity.take(task_on(need, capacity.nodes[names[0]]), inf)
             given += pod.total_gpu_milli
         else:
-            capacity.typical.count(shape_asked(need), 1)
+            capacity.shape_counts.count(needed_shape(need), 1)
     return 1 - given / total
 
 

@@ -8,9 +8,9 @@ from statistics import fmean
 from benchmarks.yardsticks.beat import Beat, report
 from benchmarks.yardsticks.section import Report, Section, Traces
 from benchmarks.yardsticks.windows import LENGTH, LOGS, RULES, STARTS
+from shoal.sim.cluster_shapes import ClusterShape, nodes_of
 from shoal.sim.from_trace import workload_of
-from shoal.sim.machines import Shape, nodes_of
-from shoal.sim.report import report as report_of
+from shoal.sim.report import build_report as report_of
 from shoal.sim.scenario import Scenario, play
 from shoal.sim.traces.swf import read_swf
 
@@ -24,7 +24,7 @@ def run(traces: Traces) -> Report:
         began = time.process_time()
         means = []
         for start in STARTS:
-            workload = workload_of(jobs[start : start + LENGTH], nodes_of(Shape(capacity)))
+            workload = workload_of(jobs[start : start + LENGTH], nodes_of(ClusterShape(capacity)))
             means.append(report_of(play(Scenario(workload=workload))).overall.slowdown.mean)
         rows.append(Beat(log, "mean slowdown", "best published", BEST[log], fmean(means)))
         each = " ".join(f"{mean:.0f}" for mean in means)

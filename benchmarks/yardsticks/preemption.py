@@ -10,15 +10,15 @@ from benchmarks.yardsticks.beat import Beat, report
 from benchmarks.yardsticks.policy_itp import JOBS, MACHINE
 from benchmarks.yardsticks.section import Report, Section, Traces
 from shoal.scheduler import Policy
-from shoal.sim.checkpoints import Checkpoints
+from shoal.sim.assumptions import CheckpointModel
+from shoal.sim.cluster_shapes import nodes_of
 from shoal.sim.from_trace import workload_of
-from shoal.sim.machines import nodes_of
-from shoal.sim.outcome import Outcome
 from shoal.sim.traces.table import ITP, read_table
-from shoal.sim.twin import Told, replay
+from shoal.sim.twin import VictimBasis, simulate_workload
+from shoal.sim.workload import SimulationOutcome
 
 EVERY, PRODUCTION = 10, 50
-MODELLED = Checkpoints(interval_s=3600.0, cost_s=30.0, restart_s=120.0)
+MODELLED = CheckpointModel(interval_s=3600.0, cost_s=30.0, restart_s=120.0)
 NEWEST = "newest first"
 
 
@@ -30,8 +30,8 @@ def run(traces: Traces) -> Report:
         for index, job in enumerate(whole.jobs)
     )
     workload = msgspec.structs.replace(whole, jobs=urgent)
-    newest = replay(workload, Policy(), checkpoints=MODELLED, told=Told.AGE)
-    ours = replay(workload, Policy(), checkpoints=MODELLED)
+    newest = simulate_workload(workload, Policy(), checkpoints=MODELLED, victim_basis=VictimBasis.AGE)
+    ours = simulate_workload(workload, Policy(), checkpoints=MODELLED)
     rows = [
         Beat("ITP", "device-hours lost", NEWEST, newest.lost / 3600, ours.lost / 3600),
         Beat("ITP", "evictions", NEWEST, newest.num_interrupted, ours.num_interrupted, is_goal=False),
@@ -47,7 +47,7 @@ def run(traces: Traces) -> Report:
     return report(SECTION.title, rows, notes)
 
 
-def _wait(outcome: Outcome, *, is_urgent: bool = False) -> float:
+def _wait(outcome: SimulationOutcome, *, is_urgent: bool = False) -> float:
     jobs = zip(outcome.workload.jobs, outcome.starts, strict=True)
     return fmean(at - job.submitted_at for job, at in jobs if (job.priority > 0) == is_urgent)
 

@@ -34,7 +34,7 @@ class Report:
 @dataclass(frozen=True)
 class Section:
     name: str
-    """What `--only` takes."""
+    """What `--only` accepts."""
     title: str
     needs: tuple[str, ...]
     """Files of the trace folder."""
@@ -47,5 +47,5 @@ def find_traces(given: Path | None) -> Traces:
 
 
 def say(text: str) -> None:
-    """What is going on, for whoever waits; the tables alone are on standard output."""
+    """Print progress for a person who waits. Only the tables go to standard output."""
     print(f"  ... {text}", file=sys.stderr, flush=True)

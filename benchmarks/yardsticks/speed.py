@@ -13,13 +13,13 @@ from benchmarks.yardsticks.drive import Drive
 from benchmarks.yardsticks.logs import LOGS
 from benchmarks.yardsticks.policy_logs import played
 from benchmarks.yardsticks.section import Report, Section, Traces, say
-from shoal.sim.machines import Shape, nodes_of
-from shoal.sim.traces.job import TraceJob
+from shoal.sim.cluster_shapes import ClusterShape, nodes_of
 from shoal.sim.traces.table import ITP, read_table
+from shoal.sim.traces.trace import TraceJob
 
 JOBS = "gpu/microsoft-itp-2021.tar.gz"
 DAY = 48
-"""Of the log: its jobs ask for 1,441 GPUs then, more than one copy's share of the cluster."""
+"""The day of the log whose jobs ask for 1,441 GPUs, more than one copy's share of the cluster."""
 NUM_CYCLES = 2_000
 GOAL_MS = 100.0
 CURIE_S = 60.0
@@ -27,7 +27,7 @@ CURIE_S = 60.0
 
 @dataclass(frozen=True)
 class Size:
-    """So many nodes of 8 GPUs, so many copies of the log, so many who wait all the time."""
+    """Nodes of 8 GPUs, copies of the log, and jobs that wait all the time."""
 
     num_nodes: int
     copies: int
@@ -58,8 +58,8 @@ LOG_NOTES = (
 
 
 def drive(jobs: Sequence[TraceJob], size: Size, num_cycles: int, day: float = DAY) -> Drive:
-    """`jobs` in order of submission; it begins on that day of theirs."""
-    nodes = nodes_of(Shape(size.num_nodes, 8))
+    """`jobs` in order of submission. It begins on that day of the log."""
+    nodes = nodes_of(ClusterShape(size.num_nodes, 8))
     around = crowd(
         jobs,
         nodes,
@@ -85,8 +85,8 @@ def cycles(jobs: Sequence[TraceJob], sizes: Sequence[Size], num_cycles: int, day
         growth = f"{p50 / before[0]:.1f}x, {p99 / before[1]:.1f}x" if rows else "-"
         facts_ms = 1000 * driven.facts_s / len(driven.plan_s)
         numbers = (size.num_nodes * 8, size.num_nodes, size.copies, size.num_waiting, len(driven.plan_s))
-        told = [f"{number:,}" for number in numbers]
-        rows.append([*told, f"{p50:.2f}", f"{p99:.2f}", f"{most:.1f}", growth, f"{facts_ms:.2f}"])
+        columns = [f"{number:,}" for number in numbers]
+        rows.append([*columns, f"{p50:.2f}", f"{p99:.2f}", f"{most:.1f}", growth, f"{facts_ms:.2f}"])
         say(f"{size.num_nodes * 8:,} GPUs: {time.process_time() - began:.1f} CPU s, set-up included")
         del driven
         gc.collect()
@@ -102,10 +102,10 @@ def simulators(traces: Traces) -> str:
     for log, file, capacity in LOGS:
         if log not in SIMULATED:
             continue
-        found, cpu_s = played(traces.path(file), capacity)
-        num_jobs, rival_s = found.overall.num_jobs, SIMULATED[log]
-        told = [f"{num_jobs:,}", f"{cpu_s:.1f}", f"{num_jobs / cpu_s:,.0f}", f"{rival_s:g}"]
-        rows.append([log, *told, f"{cpu_s / rival_s:,.0f}x"])
+        report, cpu_s = played(traces.path(file), capacity)
+        num_jobs, rival_s = report.overall.num_jobs, SIMULATED[log]
+        columns = [f"{num_jobs:,}", f"{cpu_s:.1f}", f"{num_jobs / cpu_s:,.0f}", f"{rival_s:g}"]
+        rows.append([log, *columns, f"{cpu_s / rival_s:,.0f}x"])
         say(f"{log}: {cpu_s:.1f} CPU s")
         if log == "Curie":
             met = "met" if cpu_s < CURIE_S else f"missed by {cpu_s / CURIE_S - 1:.0%}"

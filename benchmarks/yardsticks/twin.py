@@ -1,4 +1,4 @@
-"""The twin is right: the production scheduler, told nothing but time limits, is EASY with shortest-first.
+"""The twin is right: the production scheduler, given nothing but time limits, is EASY with shortest-first.
 
 Nothing of the reference policies runs here: nodes, planner, promises and the twin's clock are the product's.
 """
@@ -11,12 +11,12 @@ from benchmarks.yardsticks.gate import Gate, report
 from benchmarks.yardsticks.logs import LOGS, RULES, VARIANTS
 from benchmarks.yardsticks.section import Report, Section, Traces, say
 from shoal.scheduler import Policy
+from shoal.sim.assumptions import LimitStamper
+from shoal.sim.cluster_shapes import ClusterShape, nodes_of
 from shoal.sim.from_trace import workload_of
-from shoal.sim.machines import Shape, nodes_of
-from shoal.sim.report import report as report_of
-from shoal.sim.stamp import LimitStamper
+from shoal.sim.report import build_report as report_of
 from shoal.sim.traces.swf import read_swf
-from shoal.sim.twin import replay
+from shoal.sim.twin import simulate_workload
 
 SHORTEST = VARIANTS[1]
 
@@ -26,10 +26,10 @@ def run(traces: Traces) -> Report:
     for place, (log, file, capacity) in enumerate(LOGS):
         jobs = list(read_swf(traces.path(file), RULES))
         began = time.process_time()
-        workload = workload_of(jobs, nodes_of(Shape(capacity)))
-        found = report_of(replay(workload, Policy(), stamper=LimitStamper()))
+        workload = workload_of(jobs, nodes_of(ClusterShape(capacity)))
+        result = report_of(simulate_workload(workload, Policy(), stamper=LimitStamper()))
         say(f"{log}: {len(jobs):,} jobs in {time.process_time() - began:.1f} CPU s")
-        gates.append(Gate(log, SHORTEST.name, SHORTEST.means[place], found.overall.slowdown.mean))
+        gates.append(Gate(log, SHORTEST.name, SHORTEST.means[place], result.overall.slowdown.mean))
     return report(SECTION.title, gates)
 
 

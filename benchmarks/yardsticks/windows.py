@@ -8,13 +8,11 @@ from statistics import fmean
 
 from benchmarks.yardsticks.gate import Gate, report
 from benchmarks.yardsticks.section import Report, Section, Traces
-from shoal.sim.loop import Events, simulate
-from shoal.sim.machine import Processors
-from shoal.sim.measure import slowdowns
-from shoal.sim.references.order import Order, f1, first_come, shortest
-from shoal.sim.references.windows import KeptHead
-from shoal.sim.traces.job import TraceJob
+from shoal.sim.loop import EventBatching, Processors, simulate
+from shoal.sim.references.backfilling import FixedHead, Order, f1, first_come, shortest
+from shoal.sim.report import slowdowns
 from shoal.sim.traces.swf import MissingLimit, Size, SwfRules, read_swf
+from shoal.sim.traces.trace import TraceJob
 
 LENGTH = 1024
 STARTS = (1981, 2756, 4299, 8850, 3316, 2714, 5228, 7762, 4022, 7085)
@@ -38,8 +36,8 @@ def mean_slowdown(jobs: list[TraceJob], capacity: int, order: Order, *, is_backf
                 simulate(
                     window,
                     Processors(capacity),
-                    KeptHead(order, is_backfilling=is_backfilling),
-                    events=Events.ONE_BY_ONE,
+                    FixedHead(order, is_backfilling=is_backfilling),
+                    events=EventBatching.ONE_BY_ONE,
                 )
             ).mean()
         )

@@ -9,12 +9,12 @@ from pathlib import Path
 
 def processes_of(home: Path) -> list[int]:
     """Everything that runs for this home."""
-    attempts = {path.name for place in ("live", "kept") for path in (home / "spool" / place).glob("*")}
+    attempts = {path.name for place in ("live", "archived") for path in (home / "spool" / place).glob("*")}
     return [
         pid
         for pid, env, command in _processes()
         if env.get("SHOAL_ATTEMPT_ID") in attempts
-        or (env.get("SHOAL_HOME") == str(home) and "shoal.cli.serve" in command)
+        or (env.get("SHOAL_HOME") == str(home) and "shoal.cli.control_plane.server" in command)
         or str(home / "spool") in command
     ]
 

@@ -1,6 +1,6 @@
-"""The only place that reads a clock.
+"""The only module that reads a clock, so that a simulation can supply its own.
 
-`now` is for people and records, `monotonic` for every duration: wall clocks jump.
+`now` is for people and records. `monotonic` is for every duration, because wall clocks jump.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Two readings; a simulation supplies its own."""
+    """The two readings of a clock."""
 
     def now(self) -> float:
-        """Seconds since 1970, as the machine believes. May jump either way."""
+        """Seconds since 1970 according to this machine. May jump in both directions."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds since some start. Never goes back, says nothing about the date."""
+        """Seconds since an arbitrary start. Never goes back."""
         ...
 
 
@@ -32,9 +32,9 @@ class SystemClock:
 
 
 class BootClock(SystemClock):
-    """The machine's clocks, where `monotonic` also counts the time the machine was suspended.
+    """The machine's clocks, with a `monotonic` that also counts the time while the machine was suspended.
 
-    For leases: a laptop that slept through its fence must notice when it wakes.
+    Leases use it: a laptop that slept through its fence must notice that when it wakes.
     """
 
     def monotonic(self) -> float:

@@ -1,4 +1,4 @@
-"""Every error Shoal raises on purpose, split by who must act.
+"""Every error that Shoal raises on purpose, grouped by the person or process that must act.
 
     ShoalError
     ├── SpecError           the request is wrong           422  exit 2
@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 
 
 class ShoalError(Exception):
-    """Base of all: `code` is stable and for machines, `hint` ends with something to type."""
+    """The base of all errors. `code` is stable and for machines. `hint` ends with a command to type."""
 
     code: ClassVar[str] = "error"
     status: ClassVar[int] = 500
@@ -35,7 +35,7 @@ class ShoalError(Exception):
 
 
 class SpecError(ShoalError):
-    """The request can never work as written. `problems` lists every mistake found, not the first."""
+    """The request can never work as written. `problems` lists all mistakes, not only the first."""
 
     code = "spec.invalid"
     status = 422
@@ -49,13 +49,13 @@ class SpecError(ShoalError):
 
 
 class ArchiveMissing(SpecError):
-    """The project has no archive of this digest yet: upload it, then send the same request again."""
+    """The project has no archive with this digest. Upload it, then send the same request again."""
 
     code = "archive.missing"
 
 
 class StateError(ShoalError):
-    """The request is well formed but the thing it names is not in a state that allows it."""
+    """The request is well formed, but its object is in a state that does not allow it."""
 
     code = "state.conflict"
     status = 409
@@ -63,13 +63,13 @@ class StateError(ShoalError):
 
 
 class AlreadyLed(StateError):
-    """Another control plane has the database: wait for it, or leave it."""
+    """Another control plane leads on this database."""
 
     code = "control.already_led"
 
 
 class HomeMissing(StateError):
-    """Where the database's home should be there is none: never was, or what they share is not mounted now."""
+    """The database's home is missing. It never existed, or the shared directory is not mounted now."""
 
     code = "control.home_missing"
 
@@ -83,7 +83,7 @@ class LimitReached(ShoalError):
 
 
 class TooLarge(LimitReached):
-    """The body or archive is larger than this server takes; sending it again is useless."""
+    """The body or archive is larger than this server accepts. Sending it again is useless."""
 
     code = "limit.too_large"
     status = 413
@@ -91,7 +91,7 @@ class TooLarge(LimitReached):
 
 
 class Denied(ShoalError):
-    """Known, but not allowed."""
+    """The caller is known but not allowed to do this."""
 
     code = "denied"
     status = 403
@@ -99,14 +99,14 @@ class Denied(ShoalError):
 
 
 class Unauthenticated(Denied):
-    """Not known: no credential, or one that is wrong, expired or revoked."""
+    """The caller is unknown: no credential, or one that is wrong, expired or revoked."""
 
     code = "unauthenticated"
     status = 401
 
 
 class NotFound(ShoalError):
-    """No such thing, or one in a project the caller may not see: deliberately the same answer."""
+    """The object does not exist, or the caller may not see its project: deliberately the same reply."""
 
     code = "not_found"
     status = 404
@@ -114,11 +114,11 @@ class NotFound(ShoalError):
 
 
 class NotVisible(NotFound):
-    """It may be there, in a project that the caller may not see. Answered like `NotFound`, to the letter."""
+    """The object may exist in a project that the caller may not see. The reply is identical to `NotFound`."""
 
 
 class EngineRefused(ShoalError):
-    """The engine will not run this. Nothing was started, and trying again is useless."""
+    """The engine refuses to run this. Nothing was started, and trying again is useless."""
 
     code = "engine.refused"
     status = 502
@@ -126,13 +126,13 @@ class EngineRefused(ShoalError):
 
 
 class NodeGone(EngineRefused):
-    """The node, or a device of it, is not there any more: the fact `node` says which. Nothing was started."""
+    """The node in the fact `node`, or one of its devices, is gone. Nothing was started."""
 
     code = "engine.node_gone"
 
 
 class EngineUnreachable(ShoalError):
-    """We do not know whether the engine acted: ask `list_owned` before anything else."""
+    """It is unknown whether the engine acted. Call `list_owned` before anything else."""
 
     code = "engine.unreachable"
     status = 503
@@ -156,13 +156,13 @@ class StoreUnavailable(ShoalError):
 
 
 class Deposed(StoreUnavailable):
-    """Another control plane leads since: this one changes nothing any more, and answers for nothing."""
+    """Another control plane has become the leader. This one makes no more changes and answers no requests."""
 
     code = "control.deposed"
 
 
 class StandingBy(ShoalError):
-    """This control plane waits for the lead, which another one has: nothing was done. Ask that one."""
+    """This control plane is on standby and did nothing. Send the request to the leader."""
 
     code = "control.standing_by"
     status = 503
@@ -170,7 +170,7 @@ class StandingBy(ShoalError):
 
 
 class Bug(ShoalError):
-    """An invariant of ours does not hold. Carries the history that led here."""
+    """An invariant of Shoal is broken. Carries the history that led to it."""
 
     code = "bug"
     status = 500

@@ -1,6 +1,7 @@
-"""Threads that callers share fairly: they are served in rotation, and one alone never takes all threads.
+"""A thread pool that callers share fairly.
 
-Work of one caller waits for its own. Work of another caller waits for one turn of each caller at most.
+The pool serves callers in rotation, and one caller never takes all threads. The work of a caller waits for
+that caller's earlier work, and for at most one turn of every other caller.
 """
 
 from __future__ import annotations
@@ -17,39 +18,39 @@ from shoal.errors import LimitReached
 T = TypeVar("T")
 
 MAX_WAITING = 1000
-"""Of one caller: what has not begun."""
-ITSELF = ""
-CALLER: ContextVar[str] = ContextVar("CALLER", default=ITSELF)
-"""For whom the task works: the account of the caller of a request, or the control plane itself."""
+"""Tasks of one caller that have not begun."""
+CONTROL_PLANE = ""
+CALLER: ContextVar[str] = ContextVar("CALLER", default=CONTROL_PLANE)
+"""The account for which the current asyncio task works, or the control plane itself."""
 
 
 class FairThreads:
-    """Runs functions on `num_threads` threads, at most half of them for one caller."""
+    """Run functions on `num_threads` threads, at most half of them for one caller."""
 
     def __init__(self, num_threads: int, name: str) -> None:
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
         self._num_threads = num_threads
         self._lock = Lock()
         self._waiting: dict[str, deque[Callable[[], None]]] = {}
-        """By caller; whose turn is next comes first."""
+        """By caller, in the order of their turns."""
         self._running: Counter[str] = Counter()
 
     def submit(self, fn: Callable[[], T]) -> Future[T]:
-        """Have `fn` run in the turn of the caller that the task works for. `LimitReached`: too much waits."""
+        """Run `fn` in a turn of the current caller. `LimitReached`: too many of the caller's tasks wait."""
         caller, answer = CALLER.get(), Future[T]()
 
         def run() -> None:
             try:
                 if answer.set_running_or_notify_cancel():
                     answer.set_result(fn())
-            except BaseException as error:  # noqa: BLE001 - it is for whoever asked
+            except BaseException as error:  # noqa: BLE001 - the caller gets it
                 answer.set_exception(error)
             finally:
                 self._end(caller)
 
         with self._lock:
             waiting = self._waiting.setdefault(caller, deque())
-            if len(waiting) >= MAX_WAITING and caller != ITSELF:
+            if len(waiting) >= MAX_WAITING and caller != CONTROL_PLANE:
                 raise LimitReached(
                     f"{len(waiting)} of your requests wait for a thread; at most {MAX_WAITING} may",
                     hint="wait for answers before you send more",
@@ -59,7 +60,7 @@ class FairThreads:
         return answer
 
     def close(self) -> None:
-        """Wait for what was submitted."""
+        """Run all submitted functions, then return."""
         with self._lock:
             left = [run for waiting in self._waiting.values() for run in waiting]
             self._waiting.clear()
@@ -68,7 +69,7 @@ class FairThreads:
         self._threads.shutdown()
 
     def _begin(self) -> None:
-        """Start what may start. The lock is held."""
+        """Start all functions that may start now. The caller holds the lock."""
         while self._running.total() < self._num_threads:
             caller = next((name for name in self._waiting if self._may_begin(name)), None)
             if caller is None:
@@ -81,7 +82,7 @@ class FairThreads:
             self._threads.submit(run)
 
     def _may_begin(self, caller: str) -> bool:
-        return caller == ITSELF or self._running[caller] < self._num_threads // 2
+        return caller == CONTROL_PLANE or self._running[caller] < self._num_threads // 2
 
     def _end(self, caller: str) -> None:
         with self._lock:

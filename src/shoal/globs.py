@@ -1,7 +1,8 @@
-"""File patterns as `.gitignore` has them, without `!`: which files of a folder they name.
+"""Match the files of a folder with patterns as in `.gitignore`, but without `!`.
 
-A pattern without a slash names files at any depth, one with a slash counts from the folder itself. One that
-names a folder names all that is below it. Nothing here compiles a pattern: the server checks them as text.
+A pattern without a slash matches at any depth. A pattern with a slash counts from the folder itself. A
+pattern that matches a folder matches everything below it. This module compiles no pattern: the server checks
+patterns as text.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ MAX_PATTERN = 1024
 
 
 def problem_of(pattern: str) -> str | None:
-    """Why this is no pattern for files of a folder, as a clause with what to write; None if it is one."""
+    """Return a clause that says what is wrong with the pattern and what to write, or None."""
     if not pattern.strip():
         return "is empty; write a file or a folder of the workdir, such as `data/`"
     if len(pattern) > MAX_PATTERN:
@@ -24,26 +25,27 @@ def problem_of(pattern: str) -> str | None:
     if pattern.startswith("!"):
         return "begins with `!`; write it without, in `include` or in `exclude`"
     try:
-        expression_of(pattern)  # the text of it: to compile what a stranger wrote takes long
+        expression_of(pattern)  # text only: compiling a stranger's pattern can take long
     except ValueError:
         return "has a `[` without its `]`, or ends with `\\`; write `\\[` for the character itself"
     return None
 
 
 def expression_of(pattern: str) -> str:
-    """The regular expression for whole names. `ValueError`: it is no pattern.
+    """Return the regular expression that matches whole names. `ValueError`: the pattern is not valid.
 
-    The first place where the words after a `**` fit leaves the most for the rest, so the expression never
-    tries another one (`(?>...)`). The same holds within a name for `*`. Without that, some patterns of 10
-    stars take minutes for one name; with it, the time grows with the square of the name's length at most.
+    The first place where the parts after a `**` match leaves the most for the rest, so the expression never
+    tries another place (`(?>...)`). The same holds for `*` within a name. Without atomic groups, some
+    patterns of 10 stars take minutes for one name. With them, the time grows at most with the square of the
+    name's length.
     """
     body = pattern.removeprefix("./").rstrip("/")
-    words = body.split("/")
-    if len(words) == 1 and not pattern.startswith("./"):
-        words = ["**", *words]
+    parts = body.split("/")
+    if len(parts) == 1 and not pattern.startswith("./"):
+        parts = ["**", *parts]
     text, closing = "", ""
-    for number, word in enumerate(words):
-        is_last = number == len(words) - 1
+    for number, word in enumerate(parts):
+        is_last = number == len(parts) - 1
         if word != "**":
             text += segment_of(word) + (r"\Z" if is_last else "/")
         elif is_last:
@@ -54,7 +56,7 @@ def expression_of(pattern: str) -> str:
 
 
 def segment_of(word: str) -> str:
-    """One name between slashes. `ValueError`: a bracket is not closed, or nothing follows a backslash."""
+    """Translate one name between slashes. `ValueError`: an open bracket, or a backslash at the end."""
     text, closing, at = "", "", 0
     while at < len(word):
         char = word[at]
@@ -78,7 +80,7 @@ def segment_of(word: str) -> str:
 
 
 def _bracket(word: str, at: int) -> tuple[int, str]:
-    """The set that begins there as an expression, and where its closing bracket is."""
+    """Return the position of the closing bracket, and the character set as an expression."""
     begins = at + 2 if word[at + 1 : at + 2] in ("!", "^") else at + 1
     ends = word.index("]", begins + 1)
     if any(low > high for low, high in re.findall("(.)-(.)", word[begins:ends])):

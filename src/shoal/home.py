@@ -1,4 +1,4 @@
-"""Where Shoal keeps its things on this machine, and who runs there: what every command needs."""
+"""Find SHOAL_HOME on this machine and the control plane that holds it. Every command needs this."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from functools import lru_cache
 from pathlib import Path
 
 LOCK = "server.lock"
-"""A control plane holds it for its whole life; the kernel lets go of it however that process dies."""
+"""A control plane holds this lock for its whole life. The kernel releases it however the process dies."""
 
 PORT = "port"
 
 
 def home_from_env(env: Mapping[str, str] = os.environ) -> Path:
-    """`SHOAL_HOME`, else `~/.shoal`."""
-    given = env.get("SHOAL_HOME")
-    return Path(given).absolute() if given else Path.home() / ".shoal"
+    """Return `SHOAL_HOME`, else `~/.shoal`."""
+    path = env.get("SHOAL_HOME")
+    return Path(path).absolute() if path else Path.home() / ".shoal"
 
 
 def holds_keys(folder: Path) -> bool:
-    """Whether the folder is a home of Shoal, this user's or another, or the directory that two homes share.
+    """Whether the folder is any user's SHOAL_HOME, or the directory that two homes share.
 
-    It holds keys and tokens, which are never copied into a job.
+    Such a folder holds keys and tokens, which are never copied into a job.
     """
     marks = (folder / "home-id", folder / "keys")
     return all(map(os.path.lexists, marks)) or folder == _real(home_from_env())
@@ -37,15 +37,15 @@ def _real(home: Path) -> Path:
 
 
 def account_name() -> str:
-    """The name of this process's user; `uid-N` for a number without an account, as containers have them."""
+    """Return the name of this process's user, or `uid-N` if the uid has no account, as in containers."""
     # KeyError up to Python 3.12, OSError from 3.13 on.
     with contextlib.suppress(KeyError, OSError):
         return getpass.getuser()
     return f"uid-{os.getuid()}"
 
 
-def holder(home: Path) -> int | None:
-    """The process that holds the home now; None if nobody does."""
+def pid_holding(home: Path) -> int | None:
+    """Return the pid of the control plane that holds the home now, or None."""
     try:
         with (home / LOCK).open("r", encoding="ascii") as file:
             try:
@@ -59,7 +59,7 @@ def holder(home: Path) -> int | None:
 
 
 def last_port(home: Path) -> int | None:
-    """The port the control plane of this home listened on last; None before the first time."""
+    """Return the last port on which the control plane of this home listened. None: it has never run."""
     with contextlib.suppress(OSError, ValueError):
         return int((home / PORT).read_text(encoding="ascii"))
     return None

@@ -1,4 +1,4 @@
-"""Ids: a short prefix that says what it names, then a UUIDv7, so ids sort by birth and never repeat."""
+"""Ids: a short prefix for the kind of object, then a UUIDv7, so ids sort by creation time and are unique."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IdFactory = Callable[[str], str]
 
 
 def encode(value: int) -> str:
-    """128 bits as 26 characters that sort as the number does."""
+    """Encode 128 bits as 26 characters that sort like the number."""
     return "".join([PAIRS[(value >> shift) & 1023] for shift in range(120, -1, -10)])
 
 
@@ -29,13 +29,13 @@ def uuid7(now: float, random: bytes) -> int:
 
 
 class Pool:
-    """Random bytes from the kernel, many at a time: a call there costs as much as all the rest of an id."""
+    """Random bytes, read from the kernel in bulk. One call costs as much as all other work for an id."""
 
     def __init__(self) -> None:
         self._left = b""
 
     def __call__(self, count: int) -> bytes:
-        """Never the same bytes twice, in one thread at a time."""
+        """Return bytes that were never returned before. Not thread-safe."""
         if len(self._left) < count:
             self._left = os.urandom(max(count, POOL_BYTES))
         drawn, self._left = self._left[:count], self._left[count:]
@@ -43,10 +43,10 @@ class Pool:
 
 
 def id_factory(now: Callable[[], float], random: Callable[[int], bytes] | None = None) -> IdFactory:
-    """Ids stamped with `now` and made unique by `random`; a simulation passes seeded ones.
+    """Return a function that makes ids from `now` and `random`. A simulation passes seeded ones.
 
-    Each is greater than the one before, also within a millisecond and when the clock is set back: the
-    elements of an array, made in one go, sort by their index. May be called from several threads.
+    Each id is greater than the one before, also within a millisecond and when the clock is set back. So the
+    elements of an array, which are made at once, sort by their index. The function is thread-safe.
     """
     last = 0
     draw = random or Pool()

@@ -1,6 +1,6 @@
-"""Structured logs: JSON lines in `logs/control.log`, whoever wrote them, with every token blacked out.
+"""Structured logs: JSON lines in `logs/control.log` from every library, with every token redacted.
 
-A log that cannot be written is dropped: a full disk must not stop the control plane.
+A log line that cannot be written is dropped, because a full disk must not stop the control plane.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import structlog
 MAX_FILE_BYTES = 16 << 20
 KEPT_FILES = 4
 TOKEN = re.compile(r"(sh[a-z]_[a-z]{3}_[0-9A-Za-z]{16,40}(?=[._])|sh[a-z](?=_[0-9a-f]{32}))[._][^\s\"'\\,;]+")
-"""Whatever its kind, with an id or, as a data plane's, without; and whatever stands before it: a newline ends
-with the letter n by the time that this is looked for."""
+"""A token of any kind, with an id or, for a data plane, without. Any character may stand before it: after
+rendering, an escaped newline ends with the letter n."""
 
 
 def redact(text: str) -> str:
-    """`text` with the secret part of every Shoal token replaced; the public id stays for tracing."""
+    """Replace the secret part of every Shoal token in the text. The public id stays for tracing."""
     return TOKEN.sub(r"\1_[redacted]", text)
 
 
@@ -74,6 +74,6 @@ def _shared() -> list[Any]:
 
 
 def _render(logger: Any, method: str, event: MutableMapping[str, Any]) -> str:
-    """Redacted after rendering, so that no field, however deep, escapes."""
+    """Render, then redact, so that no field is missed however deep it is."""
     rendered = structlog.processors.JSONRenderer(ensure_ascii=True, default=str)(logger, method, event)
     return redact(str(rendered))

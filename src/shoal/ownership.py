@@ -1,9 +1,9 @@
-"""Whether only root and this user can change what a path leads to, as ssh asks of its files.
+"""Check that only root and this user can change what a path leads to, as ssh does for its files.
 
-Looks at every directory from `/` down and at every link on the way. Changes nothing.
+Checks every directory from `/` down and every link on the way. Changes nothing.
 """
 
-# Names are strings here: `Path` would take out the `..` and links that are to be looked at.
+# Names are strings here, because `Path` would remove the `..` and links that have to be checked.
 # ruff: noqa: PTH100, PTH115, PTH118, PTH120
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class UnsafePath(SpecError):
-    """Others than this user and root can change something whose content is believed."""
+    """A user other than this one and root can change a file that Shoal trusts."""
 
     code = "home.unsafe"
 
 
 class Secrecy(Enum):
-    """Who beside the owner may read the end of a path."""
+    """Which users besides the owner may not read the end of a path."""
 
     NONE = 0
     GROUP = stat.S_IRWXO
@@ -43,23 +43,23 @@ class Secrecy(Enum):
 
 class Problem(NamedTuple):
     path: str
-    told: str
-    mend: str
+    description: str
+    fix_command: str
 
 
 def refuse_unsafe(problems: Iterable[Problem]) -> None:
-    """`UnsafePath` with what is wrong and the commands that mend it, unless nothing is."""
-    found = list(dict.fromkeys(problems))
-    if not found:
+    """Raise `UnsafePath` with all problems and the commands that fix them, if there are any."""
+    distinct = list(dict.fromkeys(problems))
+    if not distinct:
         return
-    shown, more = found[:SHOWN], len(found) - SHOWN
-    told = "; ".join(problem.told for problem in shown) + (f"; and {more} more" if more > 0 else "")
-    mend = " && ".join(problem.mend for problem in shown)
-    raise UnsafePath(told, hint=f"if what lies there is yours, `{mend}`")
+    shown, more = distinct[:SHOWN], len(distinct) - SHOWN
+    message = "; ".join(problem.description for problem in shown) + (f"; and {more} more" if more > 0 else "")
+    mend = " && ".join(problem.fix_command for problem in shown)
+    raise UnsafePath(message, hint=f"if what lies there is yours, `{mend}`")
 
 
-def problems_on_the_way(path: str | os.PathLike[str], secrecy: Secrecy = Secrecy.NONE) -> Iterator[Problem]:
-    """What is wrong with the path, its links and the directories above; nothing where it does not exist."""
+def problems_on_path(path: str | os.PathLike[str], secrecy: Secrecy = Secrecy.NONE) -> Iterator[Problem]:
+    """Yield the problems of the path, its links and the directories above. A missing path has none."""
     try:
         steps = list(_steps(os.path.abspath(path)))
     except FileNotFoundError:
@@ -71,18 +71,18 @@ def problems_on_the_way(path: str | os.PathLike[str], secrecy: Secrecy = Secrecy
 
 
 def problems_inside(directory: str | os.PathLike[str], secrecy: Secrecy = Secrecy.NONE) -> Iterator[Problem]:
-    """What is wrong with its entries, themselves only; a link counts with the whole way that it leads."""
+    """Yield the problems of the directory's entries, not of what is below them. Links are followed."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(directory) as entries:
         for entry in sorted(entries, key=lambda one: one.name):
             with contextlib.suppress(FileNotFoundError):
                 if entry.is_symlink():
-                    yield from problems_on_the_way(entry.path, secrecy)
+                    yield from problems_on_path(entry.path, secrecy)
                 elif problem := _problem(entry.path, entry.stat(), secrecy, is_passed=False):
                     yield problem
 
 
 def _steps(path: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Each name on the way to the path with its facts, links and what they lead to included."""
+    """Yield each name on the way to the path with its `lstat`, including links and their targets."""
     waiting, above, links = deque(part for part in path.split("/") if part), "/", 0
     yield above, os.lstat(above)
     while waiting:
@@ -105,7 +105,7 @@ def _steps(path: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _problem(name: str, facts: os.stat_result, secrecy: Secrecy, *, is_passed: bool) -> Problem | None:
-    """`is_passed`: what matters of it is one name in it, which a sticky directory protects."""
+    """Return the problem of one name. `is_passed`: the path goes on below it, so a sticky bit protects."""
     mode, quoted = stat.S_IMODE(facts.st_mode), shlex.quote(name)
     described = f"{name} belongs to {_user(facts.st_uid)} and has mode {mode:04o}"
     if facts.st_uid not in (ROOT, os.geteuid()):
@@ -123,23 +123,23 @@ def _problem(name: str, facts: os.stat_result, secrecy: Secrecy, *, is_passed: b
 
 
 def _is_private(name: str, facts: os.stat_result) -> bool:
-    """Whether only its group may write beside its owner, and that is the owner's group of one.
+    """Whether only the owner and the owner's private group, of which no other account is a member, may write.
 
-    Root's group is never one: containers have it under any uid, and `operator` on Red Hat. Accounts that the
-    system does not list, as in a large directory, count only if the group names them as members.
+    Root's group is never private: containers have it under any uid, and `operator` on Red Hat. Accounts that
+    the system does not list, as in a large directory, count only if the group names them as members.
     """
     if facts.st_mode & stat.S_IWOTH or facts.st_gid == ROOT:
         return False
     try:
         if "system.posix_acl_access" in os.listxattr(name):
             return False  # the bits of the group are those of the list's mask
-        own, group = pwd.getpwuid(facts.st_uid), grp.getgrgid(facts.st_gid)
+        user, group = pwd.getpwuid(facts.st_uid), grp.getgrgid(facts.st_gid)
     except (OSError, KeyError):
         return False
-    if own.pw_gid != group.gr_gid or own.pw_name != group.gr_name:
+    if user.pw_gid != group.gr_gid or user.pw_name != group.gr_name:
         return False
     others = (one.pw_name for one in pwd.getpwall() if one.pw_gid == group.gr_gid)
-    return {*group.gr_mem, *others} <= {own.pw_name}
+    return {*group.gr_mem, *others} <= {user.pw_name}
 
 
 def _user(uid: int) -> str:

@@ -1,6 +1,6 @@
-"""What one control plane is told before it starts: from flags, `SHOAL_*` variables and defaults.
+"""The configuration of one control plane, from flags, `SHOAL_*` variables and defaults.
 
-Checked once, here: a `Settings` that exists is safe to start. It opens nothing and reads no file.
+It is checked once, here, so a `Settings` that exists is safe to start. This module opens and reads no file.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ OPTIONS = (
     "nodes_on",
     "nodes_urls",
 )
-"""What can be set, as text, by a flag of `shoal up` or a variable `SHOAL_...`."""
+"""The options that a flag of `shoal up` or a variable `SHOAL_...` can set, as text."""
 MAX_QUEUE_NAME = 100
 QUEUE_NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._-]{{0,{MAX_QUEUE_NAME - 1}}}")
 DATA_PLANES = ("embedded", "haproxy")
@@ -64,18 +64,18 @@ class DemoNodes:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerLimits:
-    """What one request, one upload or one caller may cost this server."""
+    """Limits for one request, one upload or one caller."""
 
     max_body_bytes: int = 4 << 20
     max_archive_bytes: int = 256 << 20
     max_archive_files: int = 20_000
     max_unpacked_bytes: int = 4 << 30
     max_project_archive_bytes: int = 10 << 30
-    """All snapshots of one project that are kept or on their way."""
+    """All snapshots of one project, including unfinished uploads."""
     max_streams: int = 1000
     max_streams_per_actor: int = 100
     max_tokens_per_user: int = 100
-    """That are good: neither revoked nor expired."""
+    """Counts valid tokens, which are neither revoked nor expired."""
     max_tokens_per_service: int = 100
 
 
@@ -93,38 +93,39 @@ class Settings:
     tls_key: Path | None = None
     is_behind_proxy: bool = False
     allowed_hosts: tuple[str, ...] = ()
-    """Names this server answers to beside its own address and `localhost`."""
+    """Host names of this server in addition to its own address and `localhost`."""
     mount_roots: tuple[Path, ...] = ()
-    """Jobs may mount these directories and what is below them; nothing else."""
+    """Jobs may mount only these directories and what is below them."""
     queues: tuple[str, ...] = (DEFAULT_QUEUE,)
-    """Where jobs may wait: each keeps nodes for its own first job, so nobody may make one up."""
+    """The names of all queues. Each queue reserves nodes for its first job, so users cannot add queues."""
     policy: Path | None = None
-    """A file with what the scheduler does otherwise than by default."""
+    """A file with the scheduler's non-default settings."""
     keep_logs_s: float = 30 * 86400.0
-    """Logs and checkpoints of what ended longer ago are removed."""
+    """Logs and checkpoints of jobs that ended longer ago are removed."""
     max_kept_bytes: int = 10 << 30
     """Logs of ended attempts beyond this are removed, oldest first."""
     max_cache_bytes: int = 50 << 30
-    """Of one project's caches on one node; 0: jobs have none that outlive an attempt."""
+    """The limit for one project's caches on one node. 0: no cache outlives an attempt."""
     serve_host: str = "127.0.0.1"
     serve_port: int = DEFAULT_SERVE_PORT
-    """Where services are called; another port where this one is taken."""
+    """The port of the data plane. If it is in use, the data plane takes another one."""
     data_plane: str = "embedded"
-    """Which one of `DATA_PLANES` serves them."""
+    """Which of `DATA_PLANES` serves services."""
     serve_processes: int = 1
-    """Of the data plane, on that port."""
+    """The number of data plane processes on that port."""
     shared: Path | None = None
-    """Where several control planes on one database keep what is not in it. None: there is one, in `home`."""
+    """The directory for state outside the database, if several control planes share one database. None: there
+    is one control plane, and its state is in `home`."""
     anchor_copy: Path | None = None
-    """A directory where the end of the event log is remembered, too. None: in the home alone."""
+    """A second directory for the anchor of the event log. None: the anchor is only in the home."""
     engine: str = "local"
-    """Where work runs: a name of `engines/registry.py`."""
+    """The engine's name in `engines/registry.py`."""
     nodes_host: str = ""
-    """Where supervisors on other machines find this control plane, over TLS by the home's own authority.
-    Empty: nowhere, since none are on other machines."""
+    """The address at which supervisors on other machines reach this control plane, over TLS with the
+    home's own authority. Empty: no supervisor is on another machine."""
     nodes_port: int = 0
     nodes_urls: tuple[str, ...] = ()
-    """All addresses by which they find the cluster's control planes, where it is not that one alone."""
+    """All control plane addresses for those supervisors, if the cluster has more than this one."""
     limits: ServerLimits = field(default_factory=ServerLimits)
 
     def __post_init__(self) -> None:
@@ -146,29 +147,29 @@ class Settings:
 
     @property
     def url(self) -> str:
-        """Where a client on this machine finds it."""
+        """The URL for clients on this machine."""
         scheme = "https" if self.tls_cert else "http"
         host = "localhost" if self.host in EVERYWHERE else self.host
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     @property
-    def reach(self) -> tuple[str, ...]:
-        """Where supervisors on other machines ask, in turn; nothing where there are none."""
+    def urls_for_supervisors(self) -> tuple[str, ...]:
+        """The URLs that supervisors on other machines try in turn. Empty: there are none."""
         if self.nodes_urls or not self.nodes_host:
             return self.nodes_urls
         return (self._nodes_url,)
 
     @property
     def has_other_machines(self) -> bool:
-        """Whether supervisors are on other machines, and find this control plane by its address for nodes."""
-        return self.engine != "local" and bool(self.reach)
+        """Whether supervisors run on other machines and use this control plane's address for nodes."""
+        return self.engine != "local" and bool(self.urls_for_supervisors)
 
     @property
     def url_for_supervisors(self) -> str:
-        """Where supervisors find this control plane, of all that the cluster may have."""
+        """The URL of this control plane for supervisors."""
         if not self.has_other_machines:
             return self.url
-        return self._nodes_url if self.nodes_host else self.reach[0]
+        return self._nodes_url if self.nodes_host else self.urls_for_supervisors[0]
 
     @property
     def _nodes_url(self) -> str:
@@ -181,17 +182,17 @@ class Settings:
 
     @property
     def state_dir(self) -> Path:
-        """Keys, archives, checkpoints and the spool: what whoever leads must find."""
+        """The directory of keys, archives, checkpoints and the spool, which every leader needs."""
         return self.shared or self.home
 
     @property
     def is_bound_to_machine(self) -> bool:
-        """Whether jobs run on the machine of the control plane, and no other one reads its home."""
+        """Whether jobs run on the control plane's own machine, and no other machine reads its home."""
         return self.engine == "local" and self.shared is None
 
     @property
     def leader_file(self) -> Path:
-        """Where whoever leads says where it listens, for those that the spool is for."""
+        """The file in which the leader writes its address for the supervisors that use the spool."""
         return self.shared / "leader.json" if self.shared else self.server_file
 
     @property
@@ -204,62 +205,64 @@ def merge_options(
     env: Mapping[str, str] = os.environ,
     remembered: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """The options as text: flags that are not None before `SHOAL_*` variables before what was remembered."""
-    told = {name: str(text) for name, text in (remembered or {}).items() if name in OPTIONS}
-    told |= {name: env[variable] for name in OPTIONS if env.get(variable := f"SHOAL_{name.upper()}")}
-    return told | {name: text for name, text in flags.items() if text is not None}
+    """Merge options as text. Flags that are not None override `SHOAL_*` variables, which override
+    `remembered`.
+    """
+    merged = {name: str(text) for name, text in (remembered or {}).items() if name in OPTIONS}
+    merged |= {name: env[variable] for name in OPTIONS if env.get(variable := f"SHOAL_{name.upper()}")}
+    return merged | {name: text for name, text in flags.items() if text is not None}
 
 
 def load_settings(
     options: Mapping[str, str | None] | None = None, env: Mapping[str, str] = os.environ
 ) -> Settings:
-    """Options as text, `SHOAL_*` variables for what they leave out, else the defaults.
+    """Build the settings from options as text, then `SHOAL_*` variables, then defaults.
 
-    Raises `SpecError` with the value seen and what would be right.
+    Raise `SpecError` with the value seen and a valid one.
     """
-    told = merge_options(options or {}, env)
+    merged = merge_options(options or {}, env)
     limits = {
         f.name: _whole(env[name], name)
         for f in fields(ServerLimits)
         if env.get(name := f"SHOAL_{f.name.upper()}")
     }
-    host, port = parse_listen(told["listen"]) if "listen" in told else ("127.0.0.1", DEFAULT_PORT)
-    serve_on = parse_listen(told["serve_on"]) if "serve_on" in told else ("127.0.0.1", DEFAULT_SERVE_PORT)
-    nodes_on = parse_listen(told["nodes_on"]) if told.get("nodes_on", "none") != "none" else ("", 0)
+    host, port = parse_listen(merged["listen"]) if "listen" in merged else ("127.0.0.1", DEFAULT_PORT)
+    serve_on = parse_listen(merged["serve_on"]) if "serve_on" in merged else ("127.0.0.1", DEFAULT_SERVE_PORT)
+    nodes_on = parse_listen(merged["nodes_on"]) if merged.get("nodes_on", "none") != "none" else ("", 0)
     return Settings(
         home=home_from_env(env),
         host=host,
         port=port,
-        database_url=told.get("database_url", ""),
-        demo=parse_demo(told.get("demo", "none")),
-        tls_cert=Path(told["tls_cert"]).absolute() if told.get("tls_cert") else None,
-        tls_key=Path(told["tls_key"]).absolute() if told.get("tls_key") else None,
-        is_behind_proxy=told.get("behind_proxy", "").lower() in ("1", "true", "yes", "on"),
-        allowed_hosts=tuple(_parts(told.get("allowed_hosts", ""))),
-        mount_roots=tuple(Path(part) for part in _parts(told.get("mount_roots", ""))),
-        queues=tuple(dict.fromkeys((DEFAULT_QUEUE, *_parts(told.get("queues", ""))))),
-        policy=Path(told["policy"]).absolute() if told.get("policy", "none") != "none" else None,
-        keep_logs_s=parse_keep(told.get("keep_logs", "30d")),
-        max_kept_bytes=_whole(told.get("max_kept_bytes", str(10 << 30)), "SHOAL_MAX_KEPT_BYTES"),
-        max_cache_bytes=_whole(told.get("max_cache_bytes", str(50 << 30)), "SHOAL_MAX_CACHE_BYTES"),
+        database_url=merged.get("database_url", ""),
+        demo=parse_demo(merged.get("demo", "none")),
+        tls_cert=Path(merged["tls_cert"]).absolute() if merged.get("tls_cert") else None,
+        tls_key=Path(merged["tls_key"]).absolute() if merged.get("tls_key") else None,
+        is_behind_proxy=merged.get("behind_proxy", "").lower() in ("1", "true", "yes", "on"),
+        allowed_hosts=tuple(_parts(merged.get("allowed_hosts", ""))),
+        mount_roots=tuple(Path(part) for part in _parts(merged.get("mount_roots", ""))),
+        queues=tuple(dict.fromkeys((DEFAULT_QUEUE, *_parts(merged.get("queues", ""))))),
+        policy=Path(merged["policy"]).absolute() if merged.get("policy", "none") != "none" else None,
+        keep_logs_s=parse_retention(merged.get("keep_logs", "30d")),
+        max_kept_bytes=_whole(merged.get("max_kept_bytes", str(10 << 30)), "SHOAL_MAX_KEPT_BYTES"),
+        max_cache_bytes=_whole(merged.get("max_cache_bytes", str(50 << 30)), "SHOAL_MAX_CACHE_BYTES"),
         serve_host=serve_on[0],
         serve_port=serve_on[1],
-        data_plane=parse_data_plane(told.get("data_plane", DATA_PLANES[0])),
-        serve_processes=_whole(told.get("serve_processes", "1"), "SHOAL_SERVE_PROCESSES"),
-        shared=Path(told["shared"]).absolute() if told.get("shared", "none") != "none" else None,
+        data_plane=parse_data_plane(merged.get("data_plane", DATA_PLANES[0])),
+        serve_processes=_whole(merged.get("serve_processes", "1"), "SHOAL_SERVE_PROCESSES"),
+        shared=Path(merged["shared"]).absolute() if merged.get("shared", "none") != "none" else None,
         anchor_copy=(
-            Path(told["anchor_copy"]).absolute() if told.get("anchor_copy", "none") != "none" else None
+            Path(merged["anchor_copy"]).absolute() if merged.get("anchor_copy", "none") != "none" else None
         ),
-        engine=told.get("engine", "local"),
+        engine=merged.get("engine", "local"),
         nodes_host=nodes_on[0],
         nodes_port=nodes_on[1],
-        nodes_urls=tuple(_parts(told.get("nodes_urls", ""))),
+        nodes_urls=tuple(_parts(merged.get("nodes_urls", ""))),
         limits=ServerLimits(**limits),
     )
 
 
 def parse_listen(text: str) -> tuple[str, int]:
-    """`HOST:PORT`, `:PORT`, `[::1]:PORT` or `PORT`."""
+    """Parse `HOST:PORT`, `:PORT`, `[::1]:PORT` or `PORT`."""
     match = re.fullmatch(r"(?:(?:\[([0-9a-fA-F:]+)\]|([^:\[\]]*)):)?(\d{1,5})", text)
     if not match or int(match[3]) > 65535:
         raise SpecError(
@@ -278,8 +281,8 @@ def parse_data_plane(text: str) -> str:
     return text
 
 
-def parse_keep(text: str) -> float:
-    """`30d` or `12h`, in seconds."""
+def parse_retention(text: str) -> float:
+    """Parse `30d` or `12h` into seconds."""
     match = re.fullmatch(r"(\d{1,6})([dh])", text)
     if not match or int(match[1]) == 0:
         raise SpecError(
@@ -289,7 +292,7 @@ def parse_keep(text: str) -> float:
 
 
 def parse_demo(text: str) -> DemoNodes | None:
-    """`16x8`; `none` takes them away again."""
+    """Parse `16x8`. `none` removes the simulated nodes."""
     if text == "none":
         return None
     match = re.fullmatch(r"(\d{1,9})x(\d{1,9})", text)
@@ -312,60 +315,60 @@ def _whole(text: str, name: str) -> int:
 
 
 def _problems(settings: Settings) -> list[str]:
-    found = []
+    problems = []
     if (settings.tls_cert is None) != (settings.tls_key is None):
-        found.append("TLS needs both files: give `--tls-cert` and `--tls-key`")
+        problems.append("TLS needs both files: give `--tls-cert` and `--tls-key`")
     hosts = (settings.host, settings.serve_host)
     for host in dict.fromkeys(one for one in hosts if one not in LOOPBACK):
         if settings.tls_cert is not None or settings.is_behind_proxy:
             break
-        found.append(
+        problems.append(
             f"refusing to listen on {host} without TLS: give `--tls-cert` and `--tls-key`, "
             "or `--behind-proxy` where a proxy on the way does TLS"
         )
     if not 1 <= settings.serve_processes <= MAX_SERVE_PROCESSES:
-        found.append(f"{settings.serve_processes} data plane processes are not 1 to {MAX_SERVE_PROCESSES}")
+        problems.append(f"{settings.serve_processes} data plane processes are not 1 to {MAX_SERVE_PROCESSES}")
     if settings.nodes_host in EVERYWHERE:
-        found.append(
+        problems.append(
             f"nodes cannot find a control plane at {settings.nodes_host}: give the address they reach it by, "
             "such as `SHOAL_NODES_ON=10.0.0.1:7464`"
         )
-    found += [
+    problems += [
         f"`{url}` is no address for nodes: write https://HOST:PORT"
         for url in settings.nodes_urls
         if not re.fullmatch(r"https://(?:\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}", url)
     ]
     if settings.database_url and not settings.database_url.startswith(("sqlite:///", "postgresql")):
         scheme = settings.database_url.split(":", 1)[0]
-        found.append(f"database scheme `{scheme}` is not `sqlite:///PATH` or `postgresql://...`")
+        problems.append(f"database scheme `{scheme}` is not `sqlite:///PATH` or `postgresql://...`")
     if settings.shared is not None:
-        found += _problems_of_sharing(settings, settings.shared)
-    found += [
+        problems += _sharing_problems(settings, settings.shared)
+    problems += [
         f"queue `{name}` is not a name of up to {MAX_QUEUE_NAME} letters, digits and `._-`"
         for name in settings.queues
         if not QUEUE_NAME.fullmatch(name)
     ]
-    found += [
+    problems += [
         f"mount root `{root}` is not an absolute path"
         for root in settings.mount_roots
         if not root.is_absolute()
     ]
-    return found
+    return problems
 
 
-def _problems_of_sharing(settings: Settings, shared: Path) -> list[str]:
-    found = []
+def _sharing_problems(settings: Settings, shared: Path) -> list[str]:
+    problems = []
     if not settings.database_url.startswith("postgresql"):
         kind = settings.database_url.split(":", 1)[0] or "sqlite"
-        found.append(
+        problems.append(
             f"`--shared {shared}` is for several control planes on one PostgreSQL, and the database is "
             f"`{kind}`: give `--database postgresql://...`"
         )
     if shared == settings.home:
-        found.append(f"`--shared {shared}` is this control plane's own SHOAL_HOME: give another directory")
+        problems.append(f"`--shared {shared}` is this control plane's own SHOAL_HOME: give another directory")
     if settings.host in EVERYWHERE:
-        found.append(
+        problems.append(
             f"other control planes cannot name {settings.host} to anybody: give the address that this one is "
             "reached by, such as `--listen 10.0.0.5:7462`"
         )
-    return found
+    return problems

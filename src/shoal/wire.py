@@ -1,7 +1,7 @@
-"""What the control plane and a supervisor say to each other.
+"""The messages between the control plane, node agents and supervisors.
 
-A leaf: workers install it without the control plane, so it imports nothing of ours and no pydantic.
-Unknown fields are ignored on both sides, so that either may be upgraded first.
+Workers install this module without the control plane, so it imports nothing else of Shoal but `curve`, and no
+pydantic. Both sides ignore unknown fields, so either side may be upgraded first.
 """
 
 from __future__ import annotations
@@ -11,48 +11,48 @@ from typing import Annotated
 
 import msgspec
 
-from shoal.samples import Samples
+from shoal.curve import Samples
 
 MAX_OUTCOME_MESSAGE = 2000
-MAX_EARLY = 2
-"""After so many groups of ranks in a row that were killed within seconds, another in place would not help."""
+MAX_EARLY_ENDS = 2
+"""After this many rank groups in a row that ended within seconds, another restart in place would not help."""
 
 
 class RuleAction(StrEnum):
-    """What a matching log line means for what comes after this attempt."""
+    """What a matching log line changes about the next attempt."""
 
     EXCLUDE_NODE = "exclude_node"
     STOP_RETRIES = "stop_retries"
 
 
 class LogRule(msgspec.Struct, frozen=True, kw_only=True):
-    """`match` is searched in every log line; the first hit of each rule is reported in the outcome."""
+    """Search `match` in every log line. The outcome reports the first hit of each rule."""
 
     match: str
     action: RuleAction
 
 
 class LeftBehind(msgspec.Struct, frozen=True, kw_only=True):
-    """Files of the folder that a job was submitted from which did not travel with it; not always all."""
+    """Files of the submitted folder that did not travel with the job. The list may be incomplete."""
 
     folder: str = ""
     """On the submitter's machine."""
     ignored: tuple[str, ...] = ()
-    """By git, or because nobody ever wants them; a folder that stayed as a whole ends with `/`."""
+    """Ignored by git or by default. A folder that stayed as a whole ends with `/`."""
     excluded: tuple[str, ...] = ()
-    """By the job's `exclude`."""
+    """Excluded by the job's `exclude`."""
 
 
 class Mount(msgspec.Struct, frozen=True, kw_only=True):
-    """A directory of the node, seen by the ranks at `target`."""
+    """A directory of the node that the ranks see at `target`."""
 
     source: str
     target: str
     is_read_only: bool = False
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What the ranks on one node may use together. None: no limit but the machine's."""
+class TaskLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What the ranks on one node may use together. None: only the machine's own limit holds."""
 
     cpus: float
     memory_bytes: int | None = None
@@ -60,58 +60,59 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_log_bytes: int = 256 << 20
 
 
-class Probe(msgspec.Struct, frozen=True, kw_only=True):
-    """How to find out whether a server that runs as a replica of a service can be given requests."""
+class ProbeSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """How to probe whether the server of a replica can take requests."""
 
     port: int | None = None
-    """Where it listens; None: the supervisor gives it a port that nobody else has."""
+    """The port on which it listens. None: the supervisor assigns an unused port."""
     is_socket: bool = False
-    """It listens on a Unix socket that the supervisor names, and on no port."""
+    """The server listens on a Unix socket that the supervisor names, and on no port."""
     has_own_network: bool = False
-    """Its ports are in a network of its own, which is reached through a door and reaches nobody."""
+    """The server has a network namespace of its own. It is reached through a socket broker and reaches no
+    other host."""
     is_public: bool = False
-    """`Authorization` is between its callers and the program: nothing of ours stands there."""
+    """Shoal does not use the header `Authorization`: it is between the callers and the program."""
     service_path: str = ""
-    """The part of the path in front of what the program sees, as `/default/chat`."""
+    """The prefix that the data plane removes from the path, as `/default/chat`."""
     path: str = "/"
     interval_s: float = 1.0
     timeout_s: float = 2.0
     failures: int = 3
-    """In a row, and it is not ready any more."""
+    """After this many failures in a row the replica is no longer ready."""
     dead_after_s: float = 60.0
-    """One that was ready and is not for so long is ended."""
+    """A replica that was ready and has not been ready for this long is ended."""
     within_s: float = 600.0
-    """So is one that was not ready so long after its start."""
+    """A replica that is not ready this long after its start is ended."""
     can_sleep: bool = False
-    """The server has the paths that put it to sleep and wake it: see `runtime/sleeping.py`."""
+    """The server has the paths that put it to sleep and wake it: see `runtime/replica/probe.py`."""
 
 
-class Serving(msgspec.Struct, frozen=True, kw_only=True):
-    """What a supervisor knows of the replica it runs. Said with every message."""
+class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The supervisor's view of the replica that it runs. Every message carries it."""
 
     address: str
-    """`10.0.0.7:8000`, as every node can reach it; `unix:/PATH` or `door:/PATH` on this one; `tls:HOST:PORT`,
-    where a porch stands before it."""
+    """`10.0.0.7:8000` if every node can reach it, `unix:/PATH` or `door:/PATH` on this node only,
+    `tls:HOST:PORT` behind a sidecar."""
     is_ready: bool = False
     at: float = 0.0
-    """Since when it is, or is not."""
+    """When `is_ready` last changed."""
     because: str = ""
-    """How the last question was not answered, while it is not ready."""
+    """Why the last probe failed. Empty while the replica is ready."""
     is_asleep: bool = False
-    """It was told to sleep and does: it is well, and cannot be given requests."""
+    """The server sleeps because it was told to. It is healthy and cannot take requests."""
 
 
 class GpuHandle(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU of a share, by each of its three names; they need not agree."""
+    """One GPU of a task under each of its three names. The numbers may differ."""
 
     index: int
     minor: int | None = None
-    """N of /dev/nvidiaN. None: nobody knows, and no device file is handed over."""
+    """N of /dev/nvidiaN. None: unknown, so the ranks get no device file."""
     uuid: str = ""
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything one supervisor needs to run its share of one attempt. Holds no secret.
+class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that one supervisor needs to run its task of one attempt. Holds no secret.
 
     Secrets and the supervisor's own credential travel beside it on a pipe, never on disk.
     """
@@ -123,7 +124,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     job_name: str
     project: str
     owner: str = ""
-    """The name of the user whose job it is: an engine may run it under that user's own account."""
+    """The user who owns the job. An engine may run the job under that user's own account."""
     node: str
     node_rank: int
     nodes: tuple[str, ...]
@@ -132,21 +133,21 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     gpus: tuple[GpuHandle, ...] = ()
     """The same devices as `gpu_ids`, with the names the kernel and CUDA know them by."""
     gpu_milli: int = 1000
-    """Thousandths of its one GPU that are its own; below 1000 others use the device beside it."""
+    """Thousandths of the task's one GPU. Below 1000 the task shares the device with others."""
     are_gpus_simulated: bool = False
-    are_gpus_chosen_there: bool = False
-    """The cluster that starts the share chose them, and keeps it from all others: `gpus` know no minors."""
+    are_gpus_chosen_by_cluster: bool = False
+    """The cluster that starts the task has chosen its GPUs and hides all others, so `gpus` have no minors."""
     run: str
     setup: str | None = None
     env: dict[str, str] = {}
     mounts: tuple[Mount, ...] = ()
     mount_roots: tuple[str, ...] | None = None
-    """Where the sources of mounts must really lie, links followed; None: nobody has said."""
+    """The directories that must contain the sources of mounts after links are resolved. None: no rule."""
     archive_digest: str | None = None
     left_behind: LeftBehind | None = None
-    limits: Limits
+    limits: TaskLimits
     require: dict[str, str] = {}
-    """Labels that the job asked its nodes to have: a cluster below may have to be asked for these, too."""
+    """Labels that the job requires of its nodes. An engine may have to pass them on to its cluster."""
     log_rules: tuple[LogRule, ...] = ()
     time_limit_s: float | None = None
     grace_s: float = 30.0
@@ -154,45 +155,46 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     renew_s: float = 5.0
     control_url: str | None = None
     control_urls: tuple[str, ...] = ()
-    """All control planes of the cluster, tried in turn: any of them may be the one that leads. Empty:
-    `control_url` alone."""
+    """All control planes of the cluster. Supervisors try them in turn, because any of them may be the leader.
+    Empty: `control_url` alone."""
     array_index: int | None = None
     array_size: int | None = None
     uid: int | None = None
-    """Run the ranks as this user; None: as whoever runs the supervisor."""
+    """Run the ranks as this user. None: as the supervisor's own user."""
     master_addr: str = "127.0.0.1"
-    """Where rank 0 listens, as every node of the attempt can reach it; chosen by the engine."""
+    """The address of rank 0 that every node of the attempt can reach. The engine chooses it."""
     master_port: int = 29500
-    incarnation: int = 0
-    """The group of ranks that this share was begun for: 0, unless it replaces a lost one in a running
-    attempt. Who carries another one than the control plane has recorded for the node may not run."""
+    replacement: int = 0
+    """The replacement number of this task: 0, unless the task replaces a lost one in a running attempt. A
+    supervisor may not run if the control plane has recorded another number for the node."""
     max_restarts: int = 0
-    """How often ranks that failed may be started anew on the same nodes, before the attempt is over."""
+    """How often failed ranks may be restarted on the same nodes before the attempt ends."""
     has_standby: bool = False
-    """Whether each node of several keeps a supervisor in waiting beside the one that works."""
+    """Whether each node of several keeps a standby supervisor beside the active one."""
     checkpoint_dir: str | None = None
-    """The job's own directory on the node, there before the supervisor is and the same for every attempt."""
+    """The job's own directory on the node. It exists before the supervisor starts and is the same for every
+    attempt."""
     checkpoint_path: str | None = None
-    """Where the ranks also find it: relative, a link in their work directory; absolute, a mount."""
+    """Where the ranks also find it: a link in their work directory if relative, a mount if absolute."""
     checkpoint_interval_s: float | None = None
-    """How often to save; None: as the program finds best."""
+    """Seconds between saves. None: the program chooses."""
     has_shared_folder: bool = False
-    """Whether all its nodes work in one folder, which is in `checkpoint_dir`."""
+    """Whether all nodes of the job work in one folder, which is in `checkpoint_dir`."""
     cache_max_bytes: int = 0
-    """How much its project's caches may hold on each node; 0: there are none."""
+    """The most that the project's caches may hold on each node. 0: there are no caches."""
     model_dir: str | None = None
-    """The checkpoint of another job that a replica serves, read-only."""
+    """The checkpoint of another job that the replica serves. The ranks see it read-only."""
     has_open_network: bool = False
     """Programs of other projects may connect to its ports: its owner wrote `network: open`."""
     may_split_world: bool = False
-    """Whether process groups that do not span all ranks are what the job wants."""
-    probe: Probe | None = None
-    """It is a replica of a service: the first rank of the first node listens, and is asked so."""
+    """Whether the job allows process groups that do not span all ranks (`world: any`)."""
+    probe: ProbeSpec | None = None
+    """Set for a replica of a service: how to probe the first rank of the first node, which listens."""
     confinement: tuple[str, ...] | None = None
-    """Use only these of the ways to confine (`shoal nodes` prints their names); None: all that work here."""
+    """Use only these confinements (`shoal nodes` prints their names). None: all that work on the node."""
     stays_in_cgroup: bool = False
-    """Whether its ranks must be in the cgroup that its supervisor was started in, or below where that is of
-    version 1: the cluster which made it looks there for what a job has left, and nowhere else."""
+    """Whether the ranks must stay in the cgroup in which the supervisor was started, or below it for
+    version 1. The cluster that made the cgroup looks for a job's leftovers there and nowhere else."""
 
     @property
     def world_size(self) -> int:
@@ -200,9 +202,9 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gpu_minors(self) -> tuple[int, ...]:
-        """Device files of this machine the share may open; none for simulated GPUs."""
-        given = () if self.are_gpus_simulated else self.gpus
-        return tuple(gpu.minor for gpu in given if gpu.minor is not None)
+        """Device files of this machine that the task may open; none for simulated GPUs."""
+        gpus = () if self.are_gpus_simulated else self.gpus
+        return tuple(gpu.minor for gpu in gpus if gpu.minor is not None)
 
 
 class World(msgspec.Struct, frozen=True, kw_only=True):
@@ -212,18 +214,19 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     ranks: int
     """How many ranks the job has."""
     is_whole: bool
-    """It has at least as many members, and not all of them are one rank's own, or on one node of several."""
+    """The group has at least as many members as the job has ranks, and its members are not all in one
+    rank, or on one node of several."""
 
 
 class EndKind(StrEnum):
-    """How one node's share of an attempt ended, as seen by whoever has evidence."""
+    """How one node's task of an attempt ended, according to the process that has the evidence."""
 
     SUCCEEDED = "succeeded"
     """Every rank exited 0."""
     EXITED = "exited"
     """A rank exited with another code; `exit_code` and `rank` say which, first in time."""
     SIGNALED = "signaled"
-    """A rank was killed by `signal`, not by us."""
+    """A rank was killed by `signal`, and Shoal did not send it."""
     OUT_OF_MEMORY = "out_of_memory"
     """The memory limit was hit and the kernel killed a rank."""
     SPLIT_WORLD = "split_world"
@@ -231,30 +234,30 @@ class EndKind(StrEnum):
     SETUP_FAILED = "setup_failed"
     """Unpacking, mounting or the `setup` command failed; no rank was started."""
     TIME_LIMIT = "time_limit"
-    """Our own time limit stopped it."""
+    """The supervisor stopped the task at its time limit."""
     STOPPED = "stopped"
-    """We were asked to stop it and did."""
+    """The supervisor was asked to stop the task and did."""
     FENCED = "fenced"
     """The supervisor could not renew its lease for `fence_s` and stopped its ranks itself."""
     LOST = "lost"
-    """No outcome was written, and there is evidence that nothing of it runs any more."""
+    """No outcome was written, and there is evidence that no process of the task runs any more."""
 
 
-class Written(msgspec.Struct, frozen=True, kw_only=True):
+class WrittenFiles(msgspec.Struct, frozen=True, kw_only=True):
     """Files that the ranks wrote below their work directory, which is removed with the attempt."""
 
     num_files: int
     num_bytes: int
     names: tuple[str, ...] = ()
     """The largest."""
-    is_more: bool = False
-    """Not all of it was looked at."""
+    is_truncated: bool = False
+    """The count stopped at its limit: there are more files."""
     folder: str = ""
-    """The one folder that all of them are in, if nothing else is there; empty: there is none such."""
+    """The one folder that holds all of them and nothing else. Empty: there is no such folder."""
 
 
-class NodeOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of one node's share: written durably by the supervisor before it exits."""
+class TaskOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of one node's task. The supervisor writes it durably before it exits."""
 
     attempt_id: str
     epoch: int
@@ -266,129 +269,129 @@ class NodeOutcome(msgspec.Struct, frozen=True, kw_only=True):
     rank: int | None = None
     """The first rank that failed, in the attempt's numbering."""
     failed_at: float | None = None
-    """When that was: the others may take their time to stop."""
+    """When that rank failed. The others may stop later."""
     message: str = ""
     is_hang: bool = False
-    """That rank did not move, and was killed for it."""
+    """The rank made no progress, and the hang detector killed it."""
     rules_hit: tuple[RuleAction, ...] = ()
     started_at: float | None = None
     """When the ranks were started; None if they never were."""
     cpu_s: float | None = None
     """CPU seconds used by the whole tree, where the kernel counts them."""
     restarts: int = 0
-    """How often the ranks were started anew in place."""
-    written: Written | None = None
-    """Of what ended for good: what is lost with it."""
-    incarnation: int = 0
-    """Of the share that ended: see `Order`."""
+    """How often the ranks were restarted in place."""
+    written_files: WrittenFiles | None = None
+    """Files that are lost with the attempt. Set when the attempt has ended for good."""
+    replacement: int = 0
+    """The replacement number of the task: see `TaskSpec`."""
     world: World | None = None
-    """The largest process group that its ranks formed; None: they told of none."""
-    is_unasked: bool = False
-    """It was stopped by a signal, of the cluster's or of somebody's on the node, before we asked for that."""
+    """The largest process group that the ranks formed. None: they reported none."""
+    is_external_stop: bool = False
+    """A signal from the cluster, or from a person on the node, stopped it before Shoal asked for that."""
     gives_up: bool = False
-    """The program ended by itself soon after its start: starting it again in place would burn a retry."""
+    """The program ended by itself soon after its start, so a restart in place would waste a retry."""
     num_early: int = 0
-    """How many groups of ranks in a row, this one included, ended within seconds of their start."""
+    """How many rank groups in a row, including this one, ended within seconds of their start."""
 
 
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):
-    """How one node came from a failure to its next step. Seconds count from when it was noticed there."""
+    """How one node got from a failure to its next step. Seconds count from when it noticed the failure."""
 
-    generation: int
-    """The group that followed."""
+    rendezvous_round: int
+    """The round that followed the failure."""
     node: str
     failed_at: float
-    kept: int
-    """Ranks that lived on."""
-    spares: int
-    """Ranks that a waiting process became; the rest were started."""
+    surviving_ranks: int
+    """Ranks that survived."""
+    spare_ranks: int
+    """Ranks that a spare process became. The others were started."""
     formed_s: float
-    """Until every rank of the node was told or started."""
+    """Until every rank of the node had its assignment or was started."""
     joined_s: float | None = None
-    """Until all of them had met; None: the program does not say."""
+    """Until all of them had joined the group. None: the program does not report it."""
     stepped_s: float | None = None
     """Until all of them had made a step."""
     steps_lost: int | None = None
-    """Complete steps that were done again."""
+    """Complete steps that were repeated."""
     first_step: int | None = None
-    """How many steps were complete after the first one it made."""
+    """How many steps were complete after the first step of the new round."""
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the ranks of one node are, as a program that uses `shoal.runtime` says it."""
+    """How far the ranks of one node are, as a program that uses `shoal.runtime` reports it."""
 
-    generation: int
+    rendezvous_round: int
     step: int
     """Complete steps."""
     at: float
-    """When that was so."""
+    """When the ranks had completed that step."""
     step_s: float | None = None
-    """How long a step of this group took lately."""
+    """How long a recent step of this round took."""
 
 
-class Signs(msgspec.Struct, frozen=True, kw_only=True):
-    """What the newest group of ranks shows of itself on one node, whatever program it runs.
+class ActivitySigns(msgspec.Struct, frozen=True, kw_only=True):
+    """Signs of activity of the newest rank group on one node, for any program.
 
     Times are of the node's wall clock.
     """
 
-    generation: int
+    rendezvous_round: int
     started_at: float
-    """When the processes of its ranks were started."""
+    """When the processes of the ranks were started."""
     printed_at: float | None = None
     """When the first of them wrote a line."""
     worked_at: float | None = None
-    """When it was first seen that they had used a processor."""
+    """When the supervisor first saw that they had used a processor."""
 
     @property
     def ran_at(self) -> float:
-        """When they ran again, by the best of these signs."""
+        """When the ranks ran again, according to the best of these signs."""
         return self.printed_at or self.worked_at or self.started_at
 
 
 class DrillAct(StrEnum):
-    """What a drill has one supervisor do."""
+    """What a drill makes one supervisor do."""
 
     KILL_RANK = "kill_rank"
     KILL_RANKS = "kill_ranks"
     """Every rank of the node."""
     KILL_NODE = "kill_node"
-    """The ranks and the supervisor itself: what is left when a machine is lost."""
+    """The ranks and the supervisor itself, as if the machine were lost."""
     HANG_RANK = "hang_rank"
-    """Stopped, and continued after `for_s` if nobody has ended it by then."""
+    """The rank is stopped, and continued after `for_s` if it has not been ended by then."""
     CUT_OFF = "cut_off"
-    """The supervisor says nothing to the control plane and hears nothing from it for `for_s`."""
+    """The supervisor sends nothing to the control plane and receives nothing from it for `for_s`."""
     CORRUPT = "corrupt"
-    """The ranks are stopped, so that they save no more, and bytes of the newest checkpoint are changed."""
+    """The ranks are stopped, so that they save no more, and bytes of the newest checkpoint are altered."""
 
 
-class DrillOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """May be heard often; done once."""
+class DrillCommand(msgspec.Struct, frozen=True, kw_only=True):
+    """An order to run a drill. The supervisor may receive it often and runs it once."""
 
     drill_id: str
     act: DrillAct
     rank: int | None = None
     for_s: float = 0.0
-    generation: int | None = None
-    """The group of ranks that it is meant for: no other is harmed. None: nobody has said."""
+    rendezvous_round: int | None = None
+    """The round that the drill is meant for. No other round is harmed. None: unspecified."""
 
 
-class Drilled(msgspec.Struct, frozen=True, kw_only=True):
-    """What a supervisor did for a drill. Said with every message from then on."""
+class DrillResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a supervisor did for a drill. Every later message carries it."""
 
     drill_id: str
     act: DrillAct
     at: float
     step: int | None = None
-    """Complete steps at that moment; None: the program does not say."""
+    """Complete steps at that moment. None: the program does not report them."""
     step_s: float | None = None
     refusal: str = ""
-    """Why it was not done."""
-    told: str = ""
+    """Why the supervisor did not run the drill."""
+    detail: str = ""
 
 
-class Phase(StrEnum):
-    """Where a living supervisor is."""
+class TaskPhase(StrEnum):
+    """The phase of a task whose supervisor is alive."""
 
     PREPARING = "preparing"
     RUNNING = "running"
@@ -397,73 +400,74 @@ class Phase(StrEnum):
 
 
 class Renewal(msgspec.Struct, frozen=True, kw_only=True):
-    """A supervisor's heartbeat: `I am alive, this is where I am`. May be repeated or lost."""
+    """A supervisor's heartbeat: it is alive, and this is its state. A renewal may be repeated or lost."""
 
     attempt_id: str
     epoch: int
     node: str
-    incarnation: int = 0
-    phase: Phase
+    replacement: int = 0
+    phase: TaskPhase
     started_at: float | None = None
-    outcome: NodeOutcome | None = None
-    """Set once, with phase `ended`; the control plane's answer means it is safely recorded."""
+    outcome: TaskOutcome | None = None
+    """Set once, with phase `ended`. The control plane's reply means that the outcome is safely recorded."""
     saved_s: float | None = None
-    """How long ago the job last saved its work, as seen on this node; None: nobody has seen it."""
-    generation: int = 0
-    """Which group of ranks runs here."""
+    """How long ago the job last saved its work, as seen on this node. None: no save was seen."""
+    rendezvous_round: int = 0
+    """The round of the ranks that run here."""
     master_port: int | None = None
-    """Where that group meets, as far as this node knows; the first node alone decides it."""
-    failure: NodeOutcome | None = None
-    """How this group ended here: may another follow in the same place? From the only node of an attempt, how
-    the one before ended: it does not ask."""
+    """The rendezvous port of that round, if this node knows it. Only the first node decides it."""
+    failure: TaskOutcome | None = None
+    """How this rank group ended on this node. With it the supervisor asks whether another may follow in
+    place. The only node of an attempt does not ask: there it is how the group before ended."""
     recovery: Recovery | None = None
-    """The newest one here."""
+    """The newest recovery on this node."""
     metrics: tuple[Samples, ...] = ()
-    """Told again until an answer comes: the same points twice change nothing."""
+    """Repeated until a reply comes. The same points twice change nothing."""
     progress: Progress | None = None
-    signs: Signs | None = None
+    signs: ActivitySigns | None = None
     world: World | None = None
-    """The largest process group that the ranks which run now have formed, as far as they told."""
-    drilled: Drilled | None = None
-    """The newest one here."""
-    serving: Serving | None = None
-    """Of a replica, once its server was started."""
+    """The largest process group that the current ranks have reported."""
+    drill_result: DrillResult | None = None
+    """The newest drill on this node."""
+    replica_status: ReplicaStatus | None = None
+    """Set for a replica once its server was started."""
     wait_s: float = 0.0
-    """How long the answer may wait for something new to say."""
+    """How long the control plane may hold the reply until it has news."""
     nonce: str = ""
-    """New in every message: an answer to another message proves nothing about this one."""
+    """New in every message, so that a reply to another message proves nothing about this one."""
     proof_version: int = 1
-    """Up to which version the asker knows what a proof is made of (see `shoal.proof`)."""
+    """The newest version of the proof that the supervisor knows (see `shoal.proof`)."""
 
 
-class RenewalAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """`should_stop` is an order: stop the ranks within `grace_s`, then report.
+class RenewalReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The control plane's reply to a renewal. `should_stop`: stop the ranks within `grace_s`, then report.
 
-    Without a valid `proof` (see `shoal.proof`) it is nobody's answer and counts for nothing.
+    A reply without a valid `proof` (see `shoal.proof`) is ignored.
     """
 
     should_stop: bool = False
     grace_s: float = 30.0
     because: str = ""
     is_stale: bool = False
-    """This attempt is not, or no longer, the one that may run: stop at once, whatever the grace."""
-    generation: int = 0
-    """The group of ranks there should be: a supervisor with an older one clears it and starts this."""
+    """This attempt may not run, or may no longer run: stop at once, whatever the grace."""
+    rendezvous_round: int = 0
+    """The round that should run. A supervisor with an older round ends its ranks and starts this one."""
     master_port: int | None = None
-    """Where that group meets; None: its first node has not said yet."""
+    """The rendezvous port of that round. None: the first node has not reported it yet."""
     is_after_hang: bool = False
-    """The group before is ended for a hang: who has ranks of it keeps their stacks."""
-    drill: DrillOrder | None = None
+    """The round before is ended for a hang. A node that has ranks of it saves their stacks."""
+    drill: DrillCommand | None = None
     should_sleep: bool | None = None
-    """Whether the server of a replica should sleep; None: as it does."""
+    """Whether the server of a replica should sleep. None: no change."""
     control_urls: tuple[str, ...] = ()
-    """All control planes known now, this one first: where to ask when it does not answer any more."""
+    """All control planes known now, this one first. The supervisor asks the others when this one is
+    silent."""
     proof: str = ""
 
 
-class Papers(msgspec.Struct, frozen=True, kw_only=True):
-    """By which one end of a porch proves itself: a certificate with its key, and the authority that the other
-    end must be certified by. All PEM.
+class TlsIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """The TLS identity of one end of a sidecar connection: a certificate, its key, and the authority that
+    must have certified the other end. All PEM.
     """
 
     certificate: str
@@ -471,112 +475,114 @@ class Papers(msgspec.Struct, frozen=True, kw_only=True):
     authority: str
 
 
-class Credentials(msgspec.Struct, frozen=True, kw_only=True):
-    """What travels on the supervisor's standard input instead of on disk."""
+class TaskCredentials(msgspec.Struct, frozen=True, kw_only=True):
+    """The secrets of a task. They travel on the supervisor's standard input and are never on disk."""
 
     replica_secret: str = ""
-    """What a data plane sends with every request for this replica; the program has it as
-    SHOAL_REPLICA_KEY."""
+    """Sent by data planes with every request for this replica. The program has it as SHOAL_REPLICA_KEY."""
     proof_key: str = ""
-    """Signs what the supervisor says, and tells the control plane's answers from others; never sent."""
+    """Signs the supervisor's messages and verifies the control plane's replies. The key itself is never
+    sent."""
     job_token: str | None = None
     secrets: dict[str, str] = {}
-    porch: Papers | None = None
-    """Data planes are on other machines: the replica is reached through a porch, which shows these."""
+    sidecar: TlsIdentity | None = None
+    """Set where data planes are on other machines: the replica's sidecar shows this identity."""
 
 
-KEEPER_PATIENCE_S = 300.0
-KEEPER_PING_S = 5.0
-"""How often a keeper says something, at the least."""
-KEEPER_ASK_S = 4.0
-"""For how long one control plane may keep a keeper from asking the next: to connect, and to answer where no
-piece of a log is on its way. How long one that lives may be quiet follows from both."""
+AGENT_PATIENCE_S = 300.0
+AGENT_PING_S = 5.0
+"""A node agent sends a message at least this often."""
+AGENT_CONTACT_S = 4.0
+"""How long a node agent waits for one control plane before it asks the next: to connect, and to answer where
+no piece of a log is in transit. How long a living node agent may be quiet follows from both numbers."""
 
-KEEPER_WAIT_S = 20.0
-"""For how long a keeper waits for the answer to one question for its order, or about a piece of its log. Who
-answers later answers nobody, and has to be asked again."""
+AGENT_REPLY_S = 20.0
+"""How long a node agent waits for the reply to one request for its task spec, or to one piece of its log. A
+later reply is lost, and the node agent has to ask again."""
 
 
-class Summons(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine hands a supervisor on another machine, on its standard input: where its order is, and
-    the right to fetch it once. A secret while nobody has.
+class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine hands a node agent on its standard input: where the task spec is, and the right to fetch
+    it once. It is a secret until a process has fetched the spec.
     """
 
     attempt_id: str
     urls: tuple[str, ...]
-    """Of the control planes, tried in turn: any of them may be the one that leads."""
+    """The control planes, tried in turn, because any of them may be the leader."""
     ca: str
-    """The certificate of the cluster's own authority (PEM): whoever cannot show one of its is nobody."""
-    ticket: str
-    incarnation: int = 0
+    """The certificate of the cluster's own authority (PEM). A server must show a certificate by it."""
+    bootstrap_token: str
+    replacement: int = 0
     spool: str = ""
-    """A directory on the node's own disk, this user's or, as /tmp is, for all; empty: /tmp."""
-    devices_from: str = ""
-    """The variable in which the cluster says which devices it gave; empty: those of the order."""
-    patience_s: float = KEEPER_PATIENCE_S
-    """How long to try to get the order."""
+    """A directory on the node's own disk that belongs to this user or, like /tmp, to all. Empty: /tmp."""
+    devices_variable: str = ""
+    """The variable in which the cluster names the devices that it gave. Empty: those of the task spec."""
+    patience_s: float = AGENT_PATIENCE_S
+    """How long to try to get the task spec."""
     time_limit_s: float | None = None
-    """What an order with a time limit has at most, counted from when its keeper began: the cluster ends all
-    of it soon after. None: as long as the order says."""
-    can_follow: bool = False
-    """Whether a keeper whose supervisor was lost may take the order for the share in its place: the cluster
-    has given it room on the node, which another would have to wait for."""
+    """The most that a task spec with a time limit gets, counted from the start of its node agent. The cluster
+    ends all of the task soon after. None: the time limit of the task spec holds."""
+    can_replace: bool = False
+    """Whether a node agent whose supervisor was lost may fetch the spec of the task that replaces it. The
+    agent already has room on the node, for which another would have to wait."""
     process: str = ""
-    """The name of the process that gets this, where who starts it has to know it again; empty: it makes its
-    own."""
+    """The name of the process that gets this request, if the engine must recognize the process later. Empty:
+    the process makes its own name."""
 
 
 ProcessName = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
-"""Random, made by the process itself or by who starts it. Looked at when it is read from somebody."""
+"""A random name that the process itself, or the engine that starts it, makes. Checked when it is received."""
 
 
-class Fetch(msgspec.Struct, frozen=True, kw_only=True):
-    """A supervisor asks for its order. Repeated by the same process it is one; another process gets none."""
+class TaskSpecRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A node agent's request for its task spec. The same process may repeat it; another process gets none."""
 
     attempt_id: str
     node: str
-    incarnation: int = 0
-    """The one that the asker was started for."""
+    replacement: int = 0
+    """The replacement number that the process was started for."""
     process: ProcessName
-    """Of the one that asks."""
-    after: int | None = None
-    """The incarnation that a keeper which is still there had before: it asks for whichever follows."""
+    """The name of the requesting process."""
+    previous_replacement: int | None = None
+    """The replacement number of the lost task, from a node agent that is still alive and asks for the
+    next."""
 
 
-class Assignment(msgspec.Struct, frozen=True, kw_only=True):
-    """The order of one share with what must not be on disk. Given to one process, once."""
+class TaskAssignment(msgspec.Struct, frozen=True, kw_only=True):
+    """The spec of one task with its secrets. It is given to one process, once."""
 
-    order: Order
-    credentials: Credentials
+    task_spec: TaskSpec
+    credentials: TaskCredentials
     has_archive: bool = False
 
 
-class Dispatch(msgspec.Struct, frozen=True, kw_only=True):
-    """What the keeper of a share tells the desk; bytes of the share's log follow. May be repeated."""
+class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A node agent's report about its task. Bytes of the task's log follow it. May be repeated."""
 
     attempt_id: str
     epoch: int
     node: str
-    incarnation: int = 0
+    replacement: int = 0
     process: ProcessName
-    """The one that fetched the order."""
+    """The process that fetched the task spec."""
     offset: int = 0
-    """Where in the share's log the bytes that follow begin."""
+    """The offset in the task's log at which the bytes that follow begin."""
     started_at: float | None = None
-    outcome: NodeOutcome | None = None
-    """Sent once the desk has the whole log."""
-    left: str = ""
-    """The supervisor is dead, and what it left does not die: how that looks, in words."""
-    will_follow: bool = False
-    """With an outcome: this keeper asks for the order of the share in place of the lost one."""
+    outcome: TaskOutcome | None = None
+    """Sent once the control plane has the whole log."""
+    leftovers: str = ""
+    """A description of processes that do not die although the supervisor is dead. Empty: there are none."""
+    will_replace: bool = False
+    """Set with an outcome: this node agent asks for the spec of the task that replaces the lost one."""
 
 
-class DispatchAnswer(msgspec.Struct, frozen=True, kw_only=True):
+class StatusReply(msgspec.Struct, frozen=True, kw_only=True):
     size: int = 0
-    """How many bytes of the share's log the desk has: what to send next begins there."""
+    """How many bytes of the task's log the control plane has. The next piece begins there."""
     stop_grace_s: float | None = None
-    """Set when the share is to end."""
+    """Set when the task has to end."""
     is_recorded: bool = False
-    """The outcome is on the control plane's disk: nobody needs the share's files any more."""
+    """The outcome is on the control plane's disk, so the task's files are no longer needed."""
     control_urls: tuple[str, ...] = ()
-    """All control planes known now, as in `RenewalAnswer`: here the TLS of who answers vouches for them."""
+    """All control planes known now, as in `RenewalReply`. Here the server's TLS certificate vouches for
+    them."""

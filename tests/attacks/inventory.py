@@ -1,6 +1,6 @@
-"""The route table, and a request for every row of it that would do something if it were allowed.
+"""The route table, and for every row of it a request that would do something if it were allowed.
 
-Made from what the application declares: a new route is attacked without an edit here. One that takes a
+Made from what the application declares: a new route is attacked without an edit here. A route that takes a
 body needs a row in `BODIES` before the role matrix can say what it answers.
 """
 
@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 
 from shoal.api.app import declared_routes
-from shoal.api.routing import Declared
+from shoal.api.routing import RouteDeclaration
 from tests.support.archives import tar_of
-from tests.support.world import World
+from tests.support.planes.world import ApiWorld
 
 TABLE = declared_routes()
 GUARDED = tuple(row for row in TABLE if row.permission is not None)
@@ -51,8 +51,8 @@ BODIES: dict[str, Any] = {
     "POST /v1/services/{service_id}/stop": {},
     "POST /v1/serving/reports": {"process_id": "prc_0", "version": 1},
     "POST /v1/supervisor/renew": {"attempt_id": "att_0", "epoch": 1, "node": "node-1", "phase": "running"},
-    "POST /v1/desk/fetch": {"attempt_id": "att_0", "node": "node-1", "process": "0" * 32},
-    "POST /v1/desk/archive": {"attempt_id": "att_0", "node": "node-1", "process": "0" * 32},
+    "POST /v1/mailbox/fetch": {"attempt_id": "att_0", "node": "node-1", "process": "0" * 32},
+    "POST /v1/mailbox/archive": {"attempt_id": "att_0", "node": "node-1", "process": "0" * 32},
 }
 
 
@@ -66,20 +66,22 @@ class Shot(msgspec.Struct, frozen=True):
     headers: tuple[tuple[str, str], ...] = ()
 
 
-def title(row: Declared) -> str:
+def title(row: RouteDeclaration) -> str:
     return f"{row.method} {row.path}"
 
 
-def bare(row: Declared, values: dict[str, str] | None = None) -> Shot:
-    """The row with every placeholder filled by a plausible value; `values` overrides by name."""
+def bare(row: RouteDeclaration, values: dict[str, str] | None = None) -> Shot:
+    """Return the row with every placeholder filled by a plausible value; `values` overrides by name."""
     filled = re.sub(r"\{(\w+)\}", lambda m: (values or {}).get(m[1], UNKNOWN_ID), row.path)
     if row.path.startswith("/v1/archives/"):
         return _archive(row, filled)
     return Shot(row.method, filled, data=BODIES.get(title(row)))
 
 
-def aimed(world: World, row: Declared) -> Shot:
-    """The row aimed at things that exist in project `vision`, fresh ones where it would use them up."""
+def aimed(world: ApiWorld, row: RouteDeclaration) -> Shot:
+    """Return the row aimed at things that exist in project `vision`, fresh ones if the request would use them
+    up.
+    """
     name = title(row)
     values = {"name": "vision", "job_id": world.jobs["vision"], "digest": hashlib.sha256(ARCHIVE).hexdigest()}
     data = BODIES.get(name)
@@ -109,24 +111,24 @@ def aimed(world: World, row: Declared) -> Shot:
     if name in ("POST /v1/users", "POST /v1/projects"):
         data = {"name": f"new-{next(_serial)}"}
     if name == "POST /v1/supervisor/renew":
-        attempt = world.newest(world.jobs["vision"])
+        attempt = world.newest_attempt(world.jobs["vision"])
         data = {**BODIES[name], "attempt_id": attempt.attempt_id, "node": attempt.node_names[0]}
-    if "/desk/" in row.path:
+    if "/mailbox/" in row.path:
         return _at_the_desk(world, row)
     return msgspec.structs.replace(bare(row, values), data=data)
 
 
-def _at_the_desk(world: World, row: Declared) -> Shot:
-    attempt = world.newest(world.jobs["vision"])
-    who = {"attempt_id": attempt.attempt_id, "node": attempt.node_names[0], "process": "0" * 32}
+def _at_the_desk(world: ApiWorld, row: RouteDeclaration) -> Shot:
+    attempt = world.newest_attempt(world.jobs["vision"])
+    task_request = {"attempt_id": attempt.attempt_id, "node": attempt.node_names[0], "process": "0" * 32}
     if title(row) in BODIES:
-        return msgspec.structs.replace(bare(row), data={**BODIES[title(row)], **who})
-    body = msgspec.json.encode({**who, "epoch": attempt.epoch}) + b"\n" + b"a line\n"
+        return msgspec.structs.replace(bare(row), data={**BODIES[title(row)], **task_request})
+    body = msgspec.json.encode({**task_request, "epoch": attempt.epoch}) + b"\n" + b"a line\n"
     return Shot(row.method, row.path, body=body, headers=(("content-type", "application/octet-stream"),))
 
 
-def fire(world: World, shot: Shot, role: str | None) -> int:
-    """The status it is answered with; a stream is closed once it began."""
+def fire(world: ApiWorld, shot: Shot, role: str | None) -> int:
+    """Send the request and return its status. A stream is closed once it began."""
     if shot.target.partition("?")[0].endswith("/stream") and role is not None:
         with world.stream(shot.target, role=role) as stream:
             while stream.status is None:
@@ -147,7 +149,7 @@ async def _pause() -> None:
     """Let the server's tasks run."""
 
 
-def _archive(row: Declared, filled: str) -> Shot:
+def _archive(row: RouteDeclaration, filled: str) -> Shot:
     target = filled.replace(UNKNOWN_ID, "0" * 64)
     if row.method != "PUT":
         return Shot(row.method, target)
@@ -155,7 +157,7 @@ def _archive(row: Declared, filled: str) -> Shot:
     return Shot(row.method, f"{target}?project=vision", body=ARCHIVE, headers=headers)
 
 
-def new_user(world: World, project: str | None = None) -> str:
+def new_user(world: ApiWorld, project: str | None = None) -> str:
     name = f"user-{next(_serial)}"
     assert world.call("POST", "/v1/users", role="admin", data={"name": name}).status == 201
     if project is not None:
@@ -166,37 +168,37 @@ def new_user(world: World, project: str | None = None) -> str:
     return name
 
 
-def _new_token(world: World) -> str:
-    made = world.call("POST", "/v1/tokens", role="member", data={"label": "to be revoked"})
-    assert made.status == 201
-    return str(made.json()["id"])
+def _new_token(world: ApiWorld) -> str:
+    created = world.call("POST", "/v1/tokens", role="member", data={"label": "to be revoked"})
+    assert created.status == 201
+    return str(created.json()["id"])
 
 
 def _next_window() -> dict[str, Any]:
-    """One that overlaps none before it."""
+    """Return a window that overlaps none before it."""
     begins = time.time() + 3600.0 * next(_serial)
     return {"kind": "maintenance", "nodes": ["node-2"], "from_at": begins, "duration_s": 60.0}
 
 
-def _new_window(world: World) -> str:
-    made = world.call("POST", "/v1/windows", role="operator", data=_next_window())
-    assert made.status == 201, made.body
-    return str(made.json()["id"])
+def _new_window(world: ApiWorld) -> str:
+    created = world.call("POST", "/v1/windows", role="operator", data=_next_window())
+    assert created.status == 201, created.body
+    return str(created.json()["id"])
 
 
 def _service() -> dict[str, Any]:
-    """One that there is not."""
+    """Return a service that does not exist."""
     return {"spec": {"name": f"hello-{next(_serial)}", "run": "sleep 1000"}, "project": "vision"}
 
 
-def _new_service(world: World) -> str:
-    made = world.call("POST", "/v1/services", role="member", data=_service())
-    assert made.status == 201, made.body
-    return str(made.json()["id"])
+def _new_service(world: ApiWorld) -> str:
+    created = world.call("POST", "/v1/services", role="member", data=_service())
+    assert created.status == 201, created.body
+    return str(created.json()["id"])
 
 
-def _new_array(world: World) -> str:
+def _new_array(world: ApiWorld) -> str:
     spec = {"run": "sleep 1000", "array": 2}
-    made = world.call("POST", "/v1/jobs", role="member", data={"spec": spec, "project": "vision"})
-    assert made.status == 201, made.body
-    return str(made.json()["array_id"])
+    created = world.call("POST", "/v1/jobs", role="member", data={"spec": spec, "project": "vision"})
+    assert created.status == 201, created.body
+    return str(created.json()["array_id"])

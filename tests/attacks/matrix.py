@@ -1,9 +1,10 @@
 """What every caller gets from every route. Literal, so that a change of rights is a change of this page.
 
-`y` allowed · `401` not known · `403` known, not allowed · `404` may not even know that it exists.
-A ticket, and a keeper's dispatch, find no desk here: the engine's nodes are this machine.
-The last four columns are further tokens of ada's (see `world`): of less scope, or of one project.
-The aim is always a thing of project `vision`; ben (`member`) owns it, bea (`other`) is a member too.
+`y` allowed · `401` unknown caller · `403` known, not allowed · `404` may not even know that it exists.
+Requests with a bootstrap token, and the status reports of node agents, find no mailbox here: the engine's
+nodes are this machine. The last four columns are further tokens of ada's (see `world`): of less scope, or of
+one project. The aim is always a thing of project `vision`; ben (`member`) owns it, bea (`other`) is a member
+too.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ CALLERS = (
     *("reader", "submitter", "bound", "bound_elsewhere"),
 )
 LIKE_NOBODY = ("service", "expired", "orphan", "ended_job")
-"""Tokens that are good for nothing here: of one service, or of a life that is over."""
+"""Tokens that are not valid here: one of one service, and one that has expired."""
 
 _TABLE = """
 GET    /healthz                           y   y   y   y   y   y   y   y   y   y   y   y   y   y   y   y
@@ -23,9 +24,9 @@ GET    /v1/me                             401 y   y   y   y   y   y   y   403 40
 GET    /v1/status                         401 y   y   y   y   y   y   y   403 403 403 403 y   y   y   y
 GET    /v1/self                           401 403 403 403 403 403 403 403 y   403 403 403 403 403 403 403
 POST   /v1/supervisor/renew               401 403 403 403 403 403 403 403 403 y   403 403 403 403 403 403
-POST   /v1/desk/fetch                     401 403 403 403 403 403 403 403 403 403 403 404 403 403 403 403
-POST   /v1/desk/archive                   401 403 403 403 403 403 403 403 403 403 403 404 403 403 403 403
-POST   /v1/desk/dispatch                  401 403 403 403 403 403 403 403 403 404 403 403 403 403 403 403
+POST   /v1/mailbox/fetch                  401 403 403 403 403 403 403 403 403 403 403 404 403 403 403 403
+POST   /v1/mailbox/archive                401 403 403 403 403 403 403 403 403 403 403 404 403 403 403 403
+POST   /v1/mailbox/dispatch               401 403 403 403 403 403 403 403 403 404 403 403 403 403 403 403
 GET    /v1/jobs                           401 y   y   y   y   y   y   y   403 403 403 403 y   y   y   y
 POST   /v1/jobs                           401 403 y   y   y   404 y   y   403 403 403 403 403 y   y   404
 GET    /v1/jobs/{job_id}                  401 y   y   y   y   404 y   y   y   403 403 403 y   y   y   404

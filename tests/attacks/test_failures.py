@@ -1,4 +1,4 @@
-"""Row 13 and the last line of the list: what breaks inside is told by an id, never by its insides."""
+"""Row 13 and the last line of the list: an internal failure is reported by an id, never by its details."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from shoal.api.routing import Declared
+from shoal.api.routing import RouteDeclaration
 from shoal.errors import StoreUnavailable
 from tests.attacks.inventory import GUARDED, aimed, title
-from tests.support.world import World, open_world
+from tests.support.planes.world import ApiWorld, open_world
 
 LEAK = "/srv/shoal/keys/signing.key at 0x7f3a2b1c postgres://u:p@db"
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """Its own: the control plane's loops meet the broken store too, and say so at `/healthz`."""
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
+    """A world of its own: the control plane's loops meet the broken store too, and say so at `/healthz`."""
     with open_world(tmp_path_factory.mktemp("broken")) as opened:
         yield opened
 
@@ -26,13 +26,13 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 @pytest.mark.parametrize("row", GUARDED, ids=title)
 @pytest.mark.parametrize("error,status", [(RuntimeError(LEAK), 500), (StoreUnavailable("disk full"), 503)])
 def test_a_broken_store_is_a_problem_document_without_insides(
-    world: World, row: Declared, error: Exception, status: int, monkeypatch: pytest.MonkeyPatch
+    world: ApiWorld, row: RouteDeclaration, error: Exception, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without = ("me.read", "schema.read", "lease.renew", "archive.write", "table.read", "table.report")
     if row.permission in without:
         return  # they need not read the store once the caller is known
-    if row.path.startswith("/v1/desk/"):
-        return  # for supervisors and tickets alone: others are refused before anything is read
+    if row.path.startswith("/v1/mailbox/"):
+        return  # for supervisors and bootstrap tokens only: other callers are refused before anything is read
     role = "job" if row.permission == "job.self" else "admin"
     shot = aimed(world, row)
     world.call("GET", "/v1/me", role="admin")
@@ -56,14 +56,14 @@ def test_a_broken_store_is_a_problem_document_without_insides(
         assert word not in got.body.decode()
 
 
-def test_no_token_reaches_the_log(world: World, monkeypatch: pytest.MonkeyPatch, log_file: Path) -> None:
+def test_no_token_reaches_the_log(world: ApiWorld, monkeypatch: pytest.MonkeyPatch, log_file: Path) -> None:
     async def broken(*_: Any) -> Any:
         raise RuntimeError(f"while serving {world.tokens['operator']}")
 
     world.call("GET", "/v1/me", role="operator")
     monkeypatch.setattr(world.plane.core.store, "read", broken)
     failed = world.call("GET", "/v1/nodes", role="operator").json()["request_id"]
-    told = log_file.read_text()
-    assert failed in told
-    assert "while serving" in told
-    assert world.tokens["operator"].rsplit("_", 1)[1] not in told
+    logged = log_file.read_text()
+    assert failed in logged
+    assert "while serving" in logged
+    assert world.tokens["operator"].rsplit("_", 1)[1] not in logged

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from shoal.api.routing import Declared
+from shoal.api.routing import RouteDeclaration
 from tests.attacks.inventory import GUARDED, bare, title
-from tests.support import asgi
-from tests.support.world import World
+from tests.support.planes import asgi
+from tests.support.planes.world import ApiWorld
 
 JSON = [("content-type", "application/json")]
 TRAVERSALS = (
@@ -60,7 +60,7 @@ WITH_NAME = [row for row in GUARDED if "{" in row.path]
 
 
 @pytest.mark.parametrize("row", WITH_NAME, ids=title)
-def test_no_name_in_a_path_leads_out_of_it(world: World, row: Declared) -> None:
+def test_no_name_in_a_path_leads_out_of_it(world: ApiWorld, row: RouteDeclaration) -> None:
     names = [part[1:-1] for part in row.path.split("/") if part.startswith("{")]
     for payload in TRAVERSALS:
         shot = bare(row, dict.fromkeys(names, payload))
@@ -74,7 +74,7 @@ def test_no_name_in_a_path_leads_out_of_it(world: World, row: Declared) -> None:
 
 
 @pytest.mark.parametrize("payload", TRAVERSALS)
-def test_no_project_name_leads_an_upload_out_of_its_directory(world: World, payload: str) -> None:
+def test_no_project_name_leads_an_upload_out_of_its_directory(world: ApiWorld, payload: str) -> None:
     target = f"/v1/archives/{'0' * 64}?project={payload.replace('#', '%23')}"
     got = world.call("PUT", target, role="admin", body=b"x", headers=[("content-type", "application/x-tar")])
     assert got.status in (400, 404, 422)
@@ -84,7 +84,7 @@ def test_no_project_name_leads_an_upload_out_of_its_directory(world: World, payl
 @pytest.mark.parametrize(
     "field", ["project", "status", "name", "owner", "array", "ref", "cursor", "sort", "order_by"]
 )
-def test_filters_of_jobs_match_literally_or_not_at_all(world: World, field: str) -> None:
+def test_filters_of_jobs_match_literally_or_not_at_all(world: ApiWorld, field: str) -> None:
     for payload in INJECTIONS:
         got = world.call("GET", f"/v1/jobs?{field}={_quoted(payload)}", role="stranger")
         assert got.status in (200, 404, 422), (payload, got.body)
@@ -93,7 +93,7 @@ def test_filters_of_jobs_match_literally_or_not_at_all(world: World, field: str)
 
 
 @pytest.mark.parametrize("field", ["project", "job", "node", "kind", "after", "limit"])
-def test_filters_of_events_match_literally_or_not_at_all(world: World, field: str) -> None:
+def test_filters_of_events_match_literally_or_not_at_all(world: ApiWorld, field: str) -> None:
     for payload in INJECTIONS:
         got = world.call("GET", f"/v1/events?{field}={_quoted(payload)}", role="stranger")
         assert got.status in (200, 404, 422), (payload, got.body)
@@ -103,7 +103,7 @@ def test_filters_of_events_match_literally_or_not_at_all(world: World, field: st
 
 @pytest.mark.parametrize("number", NUMBERS)
 @pytest.mark.parametrize("field", ["gpus", "nodes", "cpus", "memory"])
-def test_absurd_amounts_are_refused(world: World, field: str, number: str) -> None:
+def test_absurd_amounts_are_refused(world: ApiWorld, field: str, number: str) -> None:
     raw = f'{{"spec": {{"run": "true", "resources": {{"{field}": {number}}}}}, "project": "vision"}}'
     got = world.call("POST", "/v1/jobs", role="member", body=raw.encode(), headers=JSON)
     if (field, number) in {
@@ -119,7 +119,7 @@ def test_absurd_amounts_are_refused(world: World, field: str, number: str) -> No
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("array", [10**9, "0..999999999", [1] * 20_000, -1, "0-9%0", {"indices": "x"}])
-def test_absurd_arrays_are_refused_quickly(world: World, array: Any) -> None:
+def test_absurd_arrays_are_refused_quickly(world: ApiWorld, array: Any) -> None:
     body = {"spec": {"run": "true", "array": array}, "project": "vision"}
     assert world.call("POST", "/v1/jobs", role="member", data=body).status == 422
 
@@ -148,10 +148,10 @@ def bombs() -> dict[str, bytes]:
     }
 
 
-@pytest.mark.timeout(60)  # one that blows up takes minutes
+@pytest.mark.timeout(60)  # a pattern that blows up takes minutes
 @pytest.mark.parametrize("name,body", bombs().items(), ids=bombs().keys())
 def test_a_hostile_document_is_refused_in_bounded_time_and_memory(
-    world: World, name: str, body: bytes
+    world: ApiWorld, name: str, body: bytes
 ) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     got = world.call("POST", "/v1/jobs", role="member", body=body, headers=JSON)
@@ -160,7 +160,7 @@ def test_a_hostile_document_is_refused_in_bounded_time_and_memory(
     assert len(got.body) < 70_000
 
 
-def test_a_body_over_the_limit_is_refused_whether_or_not_it_says_so(world: World) -> None:
+def test_a_body_over_the_limit_is_refused_whether_or_not_it_says_so(world: ApiWorld) -> None:
     limit = world.plane.settings.limits.max_body_bytes
     assert world.call("POST", "/v1/jobs", role="member", body=b"x" * (limit + 1), headers=JSON).status == 413
     lied = [*JSON, ("transfer-encoding", "chunked")]
@@ -169,7 +169,7 @@ def test_a_body_over_the_limit_is_refused_whether_or_not_it_says_so(world: World
     assert got == 413
 
 
-async def _chunked(world: World, body: bytes, headers: list[tuple[str, str]]) -> int:
+async def _chunked(world: ApiWorld, body: bytes, headers: list[tuple[str, str]]) -> int:
     sent = [("host", "localhost"), ("authorization", f"Bearer {world.tokens['member']}"), *headers]
     return (await asgi.request(world.app, "POST", "/v1/jobs", headers=sent, body=body)).status
 
@@ -177,13 +177,13 @@ async def _chunked(world: World, body: bytes, headers: list[tuple[str, str]]) ->
 @pytest.mark.parametrize(
     "kind", ["application/x-python-pickle", "application/octet-stream", "text/yaml", "application/x-yaml", ""]
 )
-def test_only_json_is_read_where_json_is_expected(world: World, kind: str) -> None:
+def test_only_json_is_read_where_json_is_expected(world: ApiWorld, kind: str) -> None:
     body = pickle.dumps({"spec": {"run": "true"}})
     headers = [("content-type", kind)] if kind else []
     assert world.call("POST", "/v1/jobs", role="member", body=body, headers=headers).status == 415
 
 
-def test_the_server_unpickles_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_server_unpickles_nothing(world: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> Any:
         raise AssertionError("something was unpickled")
 

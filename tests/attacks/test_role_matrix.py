@@ -1,13 +1,15 @@
-"""Rows 20 and 21: who gets what from which route, cell by cell, and nobody learns what they may not see."""
+"""Rows 20 and 21: what each caller gets from each route, cell by cell. No caller learns what it
+may not see.
+"""
 
 from __future__ import annotations
 
 import pytest
 
-from shoal.api.routing import Declared
+from shoal.api.routing import RouteDeclaration
 from tests.attacks.inventory import GUARDED, TABLE, UNKNOWN_ID, Shot, aimed, bare, fire, title
 from tests.attacks.matrix import CALLERS, LIKE_NOBODY, expected
-from tests.support.world import World
+from tests.support.planes.world import ApiWorld
 
 MATRIX = expected()
 WITH_ID = [row for row in GUARDED if "{" in row.path and not row.path.startswith("/v1/nodes/")]
@@ -18,7 +20,7 @@ def test_every_route_has_a_row_in_the_matrix_and_every_row_a_route() -> None:
 
 
 @pytest.mark.parametrize("row", TABLE, ids=title)
-def test_every_caller_gets_what_the_matrix_says(world: World, row: Declared) -> None:
+def test_every_caller_gets_what_the_matrix_says(world: ApiWorld, row: RouteDeclaration) -> None:
     seen = {}
     for caller in (*CALLERS, *LIKE_NOBODY):
         status = fire(world, aimed(world, row), None if caller == "nobody" else caller)
@@ -29,7 +31,7 @@ def test_every_caller_gets_what_the_matrix_says(world: World, row: Declared) -> 
 
 
 @pytest.mark.parametrize("row", WITH_ID, ids=title)
-def test_a_stranger_cannot_tell_what_exists_from_what_does_not(world: World, row: Declared) -> None:
+def test_caller_without_rights_cannot_tell_what_exists(world: ApiWorld, row: RouteDeclaration) -> None:
     def answer(shot: Shot) -> tuple[int, dict[str, object]]:
         got = world.call(
             shot.method, shot.target, role="stranger", data=shot.data, body=shot.body, headers=shot.headers

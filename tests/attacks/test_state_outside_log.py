@@ -1,4 +1,4 @@
-"""Row 59: what was changed in the database without an event is named, whichever table it is in."""
+"""Row 59: a change in the database without an event is named, whichever table it is in."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from shoal.control.policy import declare_policy
-from shoal.loopback import FIRST_PROJECT_UID
+from shoal.control.commands.policy import declare_policy
+from shoal.local_sockets import FIRST_PROJECT_UID
 from shoal.settings import ServerLimits
-from tests.support.world import World, open_world
+from tests.support.planes.world import ApiWorld, open_world
 
 Tamper = Callable[[sqlite3.Connection], object]
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
+def world(tmp_path: Path) -> Iterator[ApiWorld]:
     with open_world(tmp_path, is_durable=True, limits=ServerLimits()) as opened:
         yield opened
 
@@ -119,8 +119,8 @@ CASES: dict[str, tuple[Tamper, str, str, str, str]] = {
 }
 
 
-def prepare(world: World) -> None:
-    """Somebody closed, somebody who left, a narrow token, and one that was revoked with its parent."""
+def prepare(world: ApiWorld) -> None:
+    """Prepare a deactivated user, one who left, a narrow token, and one that was revoked with its parent."""
 
     def call(method: str, path: str, **data: Any) -> Any:
         answer = world.call(method, path, role="admin", data=data)
@@ -143,29 +143,31 @@ def prepare(world: World) -> None:
     call("DELETE", f"/v1/tokens/{above['id']}")
 
 
-def verify(world: World) -> Any:
+def verify(world: ApiWorld) -> Any:
     return world.call("GET", "/v1/audit/verify", role="operator").json()
 
 
-def test_each_change_without_an_event_is_named_and_nothing_else(world: World, tmp_path: Path) -> None:
-    """In one world: each case is put back before the next."""
+def test_each_change_without_an_event_is_named_and_nothing_else(world: ApiWorld, tmp_path: Path) -> None:
+    """All cases share one world: each is put back before the next."""
     prepare(world)
-    told = verify(world)
-    assert told["is_intact"], told
+    verdict = verify(world)
+    assert verdict["is_intact"], verdict
     for name, (tamper, table, field, in_table, in_log) in CASES.items():
         before = sqlite3.connect(":memory:")
         with sqlite3.connect(tmp_path / "shoal.db") as file:
             file.backup(before)
             tamper(file)
-        told = verify(world)
-        assert (told["is_intact"], told["first_bad"]) == (False, None), name
-        found = {(one["table"], one["field"]): one for one in told["differences"]}
-        assert (table, field) in found, (name, told)
-        one = found[table, field]
-        assert one["in_table"] == in_table or not in_table, (name, one)
-        assert one["in_log"] == in_log or not in_log, (name, one)
-        assert {one["table"] for one in told["differences"]} == {table}, name
-        assert one["because"] == told["because"] or len(told["differences"]) > 1
+        verdict = verify(world)
+        assert (verdict["is_intact"], verdict["first_bad"]) == (False, None), name
+        differences = {
+            (difference["table"], difference["field"]): difference for difference in verdict["differences"]
+        }
+        assert (table, field) in differences, (name, verdict)
+        difference = differences[table, field]
+        assert difference["in_table"] == in_table or not in_table, (name, difference)
+        assert difference["in_log"] == in_log or not in_log, (name, difference)
+        assert {difference["table"] for difference in verdict["differences"]} == {table}, name
+        assert difference["because"] == verdict["because"] or len(verdict["differences"]) > 1
         with sqlite3.connect(tmp_path / "shoal.db") as file:
             for row in ("users", "projects", "memberships", "tokens", "meta"):
                 file.execute(f"delete from {row}")
@@ -175,8 +177,8 @@ def test_each_change_without_an_event_is_named_and_nothing_else(world: World, tm
         assert verify(world)["is_intact"], name
 
 
-def test_no_event_shows_what_opens_anything(world: World) -> None:
-    """The hash of a token's secret is what data planes know its owner by, and events are read by many."""
+def test_no_event_shows_a_token_or_its_hash(world: ApiWorld) -> None:
+    """Data planes know a token's owner by the hash of its secret, and many people read events."""
     prepare(world)
     shown = world.call("GET", "/v1/events?limit=1000", role="admin").body.decode()
     for token in world.read(lambda tx: tx.tokens.all()):

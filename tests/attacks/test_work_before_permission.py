@@ -1,4 +1,4 @@
-"""Row 54: nothing of a body is parsed for a caller who will be refused. Made from the route table.
+"""Row 54: no part of a body is parsed for a caller who will be refused. Made from the route table.
 
 Parsing is counted, not timed: JSON decoded, models validated, specs read, patterns compiled.
 """
@@ -17,14 +17,14 @@ import pytest
 from starlette.requests import Request
 
 import shoal
-from shoal.api import bodies, submissions
-from shoal.api.denials import SCOPE_KEY
-from shoal.api.routes import desk, services, serving, supervisor
-from shoal.api.routing import Declared
+from shoal.api.http import bodies
+from shoal.api.http.limits import SCOPE_KEY
+from shoal.api.routes import internal, services
+from shoal.api.routing import RouteDeclaration
 from shoal.errors import Bug
 from tests.attacks.inventory import GUARDED, bare, title
 from tests.attacks.matrix import CALLERS, expected
-from tests.support.world import World
+from tests.support.planes.world import ApiWorld
 
 JSON = [("content-type", "application/json")]
 WRITES = [row for row in GUARDED if row.method in ("POST", "PUT", "PATCH", "DELETE")]
@@ -39,12 +39,9 @@ COSTLY = {
     },
 }
 PARSERS = {
-    bodies: ("decode_strictly", "validate"),
-    submissions: ("decode_strictly", "validate", "_spec_of"),
+    bodies: ("decode_strictly", "validate", "_spec_of"),
     services: ("decode_strictly", "validate", "parse_service"),
-    serving: ("decode_strictly",),
-    supervisor: ("decode_strictly",),
-    desk: ("decode_strictly",),
+    internal: ("decode_strictly",),
 }
 REFUSED = [
     (row, caller)
@@ -52,12 +49,12 @@ REFUSED = [
     for caller in CALLERS
     if expected()[title(row)][caller] in ("401", "403", "404") and caller not in ("supervisor", "ticket")
 ]
-"""A supervisor and a ticket are refused for what their own signed body says."""
+"""A supervisor and a node agent are refused because of what their own signed body says."""
 
 
 @pytest.fixture
 def parsed(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often each parser ran."""
+    """Return how often each parser ran."""
     counts: Counter[str] = Counter()
 
     def counted(name: str, parser: Callable[..., Any]) -> Callable[..., Any]:
@@ -78,14 +75,14 @@ def test_every_parser_of_a_body_is_counted() -> None:
     folder = Path(shoal.__file__).parent / "api"
     for path in folder.rglob("*.py"):
         names = {node.id for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Name)}
-        found = names & {"decode_strictly", "parse_service", "parse_job"}
-        module = next((one for one in PARSERS if one.__file__ == str(path)), None)
-        assert not found or module is not None, path
+        parsers = names & {"decode_strictly", "parse_service", "parse_job"}
+        module = next((parser for parser in PARSERS if parser.__file__ == str(path)), None)
+        assert not parsers or module is not None, path
 
 
 @pytest.mark.parametrize("row,caller", REFUSED, ids=[f"{title(row)}-{caller}" for row, caller in REFUSED])
 def test_nothing_is_parsed_for_a_caller_who_is_refused(
-    world: World, parsed: Counter[str], row: Declared, caller: str
+    world: ApiWorld, parsed: Counter[str], row: RouteDeclaration, caller: str
 ) -> None:
     values = {"job_id": world.jobs["vision"], "name": "vision", "user": "cy"}
     shot = bare(row, values)
@@ -97,7 +94,9 @@ def test_nothing_is_parsed_for_a_caller_who_is_refused(
 
 
 @pytest.mark.parametrize("path", ["/v1/jobs", "/v1/services"])
-def test_a_body_without_end_is_not_read_for_a_caller_who_may_submit_nowhere(world: World, path: str) -> None:
+def test_a_body_without_end_is_not_read_for_a_caller_who_may_submit_nowhere(
+    world: ApiWorld, path: str
+) -> None:
     assert world.call("POST", path, role="viewer", body=b"[" * 3_000_000, headers=JSON).status == 403
 
 
@@ -109,12 +108,12 @@ def test_a_body_without_end_is_not_read_for_a_caller_who_may_submit_nowhere(worl
     ],
     ids=["said twice", "said in the spec"],
 )
-def test_the_project_that_is_asked_about_is_the_one_that_is_used(world: World, body: bytes) -> None:
+def test_the_project_that_is_asked_about_is_the_one_that_is_used(world: ApiWorld, body: bytes) -> None:
     """dora may submit to `speech` alone."""
     assert world.call("POST", "/v1/jobs", role="stranger", body=body, headers=JSON).status in (404, 422)
 
 
-def test_a_body_that_says_for_whom_it_is_must_be_small(world: World) -> None:
+def test_a_body_that_says_for_whom_it_is_must_be_small(world: ApiWorld) -> None:
     got = world.call("POST", "/v1/tokens", role="viewer", data={"label": "x" * bodies.MAX_SMALL})
     assert got.status == 413
 

@@ -7,26 +7,27 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.cluster_cuts import CutOff, cutting_off
-from tests.contract.cluster_survival import Bereft, bereaving
-from tests.support import deaf_disk, slurm_accounting, slurm_rest
-from tests.support.cluster_plane import ClusterPlane
-from tests.support.deaf_disk import DeafDisk
-from tests.support.host import PATH
-from tests.support.owners_plane import reachable_folder
-from tests.support.real_plane import Gate, open_gate
-from tests.support.shares import Start, shares_in
-from tests.support.slurm_lab import Shape, SlurmLab, slurm_lab, what_is_missing
+from tests.contract.cluster.partitions import CutOffJob, cut_off_job
+from tests.contract.cluster.survival import OrphanedJob, orphan_job
+from tests.support.faults import hung_disk
+from tests.support.faults.hung_disk import HungDisk
+from tests.support.host.processes import PATH
+from tests.support.planes.cluster_plane import ClusterPlane
+from tests.support.planes.real import RankGate, open_gate
+from tests.support.runtime.tasks import StartTask, tasks_in
+from tests.support.slurm import daemons
+from tests.support.slurm.owners_plane import reachable_folder
+from tests.support.slurm.real_slurm import SlurmLab, SlurmShape, slurm_lab, what_is_missing
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    with shares_in(tmp_path / "home") as make:
+def start(tmp_path: Path) -> Iterator[StartTask]:
+    with tasks_in(tmp_path / "home") as make:
         yield make
 
 
 @pytest.fixture
-def gate() -> Iterator[Gate]:
+def gate() -> Iterator[RankGate]:
     with open_gate() as opened:
         yield opened
 
@@ -34,10 +35,10 @@ def gate() -> Iterator[Gate]:
 @pytest.fixture(scope="session")
 def site() -> Iterator[SlurmLab]:
     """One Slurm for all files: three nodes, accounting, REST, in a folder that every user reaches."""
-    missing = what_is_missing() or slurm_rest.what_is_missing(PATH) or slurm_accounting.what_is_missing(PATH)
+    missing = what_is_missing() or daemons.missing_for_rest(PATH) or daemons.missing_for_accounting(PATH)
     if missing is not None:
         pytest.skip(missing)
-    shape = Shape(slurmd_timeout_s=300, has_accounting=True, has_rest=True)
+    shape = SlurmShape(slurmd_timeout_s=300, has_accounting=True, has_rest=True)
     with reachable_folder() as folder, slurm_lab(folder / "slurm", shape) as lab:
         yield lab
 
@@ -45,38 +46,38 @@ def site() -> Iterator[SlurmLab]:
 @pytest.fixture(scope="module")
 def slurm(site: SlurmLab) -> SlurmLab:
     """Nothing of the file before is left there."""
-    site.clear()
+    site.reset()
     return site
 
 
 @pytest.fixture(scope="module")
-def cut_off(plane: ClusterPlane) -> Iterator[CutOff]:
+def cut_off(plane: ClusterPlane) -> Iterator[CutOffJob]:
     """From before the first test of a file until its last."""
-    with cutting_off(plane) as cut:
+    with cut_off_job(plane) as cut:
         yield cut
 
 
 @pytest.fixture(scope="module")
-def bereft(plane: ClusterPlane, cut_off: CutOff) -> Bereft:
+def bereft(plane: ClusterPlane, cut_off: CutOffJob) -> OrphanedJob:
     """Before the first test of a file."""
-    return bereaving(plane)
+    return orphan_job(plane)
 
 
 @pytest.fixture
-def cleared(plane: ClusterPlane, cut_off: CutOff, bereft: Bereft) -> Iterator[None]:
+def cleared(plane: ClusterPlane, cut_off: CutOffJob, bereft: OrphanedJob) -> Iterator[None]:
     """What a test submitted has ended afterwards, and nothing but the one node is cut off."""
     before = list(plane.submissions)
     yield
     for name in plane.lab.others(cut_off.node):
         plane.lab.heal(name)
-    plane.end_all_but(before)
+    plane.stop_all_except(before)
 
 
 @pytest.fixture
-def disk(plane: ClusterPlane) -> Iterator[DeafDisk]:
+def disk(plane: ClusterPlane) -> Iterator[HungDisk]:
     """Where ranks of `witness` get stuck; afterwards nobody is."""
-    missing = deaf_disk.what_is_missing()
+    missing = hung_disk.what_is_missing()
     if missing is not None:
         pytest.skip(missing)
-    with deaf_disk.deaf_disk(plane.witness.deaf) as made:
+    with hung_disk.hung_disk(plane.witness.hung_dir) as made:
         yield made

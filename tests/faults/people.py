@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from shoal.client.credentials import Endpoint, find_endpoint
 from tests.soak.cluster import SoakCluster
-from tests.support.patience import pause_s
+from tests.support.host.processes import pause_s
 
 T = TypeVar("T")
 LIMIT_S = 90.0
@@ -145,7 +145,7 @@ def running(root: Path, **options: Any) -> Iterator[Person]:
         person.close()
     finally:
         cluster.close()
-        for pid in cluster.found().everything():
+        for pid in cluster.find_processes().all_of_jobs():
             cluster.kill(pid)
 
 

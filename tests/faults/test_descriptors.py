@@ -74,8 +74,8 @@ def test_without_descriptors_nothing_is_acknowledged_falsely_and_all_comes_back(
             assert set(answers) <= {0, 503, *TAKEN}
             assert not set(answers) <= set(TAKEN), "there were descriptors to spare"
             person.let_go("ends-meanwhile")
-            until(lambda: len(cluster.found().ranks) <= 2, "one job has ended")
-            assert cluster.found().ranks, "the crowd ended a job that runs"
+            until(lambda: len(cluster.find_processes().ranks) <= 2, "one job has ended")
+            assert cluster.find_processes().ranks, "the crowd ended a job that runs"
         assert person.wait_for(ends_meanwhile, "succeeded")["epoch"] == 1
         person.wait_for(runs_on, "running")
         person.let_go("runs-on")
@@ -86,4 +86,4 @@ def test_without_descriptors_nothing_is_acknowledged_falsely_and_all_comes_back(
             person.wait_for(job_id, "succeeded")
         assert len(person.jobs()) == len(person.acknowledged)
         assert person.is_log_intact()
-        assert cluster.starts == 1, f"the control plane died:\n{cluster.last_words()}"
+        assert cluster.starts == 1, f"the control plane died:\n{cluster.last_output()}"

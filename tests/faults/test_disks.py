@@ -99,18 +99,18 @@ def test_disk_that_takes_nothing_is_never_acknowledged_and_costs_nothing(
         disk.spoil()
         refuse_enough(person)
         person.let_go("ends-meanwhile")
-        until(lambda: len(cluster.found().ranks) <= 2, "one job has ended")
+        until(lambda: len(cluster.find_processes().ranks) <= 2, "one job has ended")
         refuse_enough(person)
         assert person.ask("GET", "/healthz")[1]["status"] == "degraded"
-        assert cluster.found().ranks, "the disk's trouble ended a job that runs"
-        assert cluster.starts == 1, f"the control plane died:\n{cluster.last_words()}"
+        assert cluster.find_processes().ranks, "the disk's trouble ended a job that runs"
+        assert cluster.starts == 1, f"the control plane died:\n{cluster.last_output()}"
         disk.mend()
         assert person.wait_for(ends_meanwhile, "succeeded")["epoch"] == 1
         person.wait_for(runs_on, "running")
         person.let_go("runs-on")
         assert person.wait_for(runs_on, "succeeded")["epoch"] == 1
         everything_was_as_told(person)
-        assert cluster.starts == 1, f"the control plane died:\n{cluster.last_words()}"
+        assert cluster.starts == 1, f"the control plane died:\n{cluster.last_output()}"
 
 
 def test_disk_gone_read_only_for_good_loses_nothing_over_a_repair(root: Path) -> None:
@@ -127,11 +127,11 @@ def test_disk_gone_read_only_for_good_loses_nothing_over_a_repair(root: Path) ->
             job_id = person.start("runs-on")
             trigger.write_text("1")
             refuse_enough(person)
-            assert person.cluster.found().ranks, "the disk's trouble ended a job that runs"
+            assert person.cluster.find_processes().ranks, "the disk's trouble ended a job that runs"
             person.let_go("runs-on")
-            until(lambda: not person.cluster.found().ranks, "the job has ended")
+            until(lambda: not person.cluster.find_processes().ranks, "the job has ended")
             person.cluster.close()
-            for pid in person.cluster.found().everything():
+            for pid in person.cluster.find_processes().all_of_jobs():
                 person.cluster.kill(pid)
             until(lambda: not person.cluster.leftovers(), "nobody uses the disk any more")
             call("umount", str(home))

@@ -2,9 +2,9 @@
 
     python -m tests.fuzz.framing [--seconds 60] [--seed 0]
 
-Starts from the messages at the edge of HTTP, changes and joins them, and keeps what reaches new lines of code
-in a new order. Each input must end in requests or in a refusal, the same ones however it is cut into pieces,
-and leave nothing counted behind.
+It starts from messages at the edge of HTTP, mutates and joins them, and keeps inputs that reach new lines of
+code, or lines in a new order. Each input must end in requests or in a refusal, the same for any cutting into
+pieces, and must leave every counter at 0.
 """
 
 from __future__ import annotations
@@ -19,14 +19,25 @@ from types import FrameType
 from typing import Any
 
 import shoal.serving
-from shoal.serving.answer import BadAnswer, parse_answer
-from tests.support.framing import pieces, taken
-from tests.support.http_cases import all_cases
+from shoal.serving.proxy.reply import BadProxyReply, parse_reply
+from tests.support.faults.http_cases import all_cases
+from tests.support.serving.framing import parse_requests, split_at
 
-ROOM = str(Path(shoal.serving.__file__).parent)
+SERVING_FOLDER = str(Path(shoal.serving.__file__).parent)
 WATCHED = frozenset(
-    f"{ROOM}/{name}.py" for name in ("alike", "answer", "chunks", "downstream", "exchange", "head", "route")
+    f"{SERVING_FOLDER}/{name}.py"
+    for name in (
+        *(
+            "admission/head_templates",
+            "admission/routes",
+            "proxy/chunks",
+            "proxy/downstream",
+            "proxy/exchange",
+        ),
+        *("proxy/reply", "proxy/request_head"),
+    )
 )
+assert all(Path(name).is_file() for name in WATCHED), WATCHED
 TOKENS = (
     b"\r\n", b"\n", b"\r", b"\0", b" ", b"\t", b":", b";", b",", b"0\r\n\r\n", b"chunked", b"Host: a\r\n",
     b"Content-Length: 5\r\n", b"Transfer-Encoding: chunked\r\n", b"Connection: close\r\n", b"HTTP/1.1",
@@ -41,14 +52,14 @@ ANSWERS = (
 
 
 class Coverage:
-    """Pairs of lines that ran one after the other in the files watched."""
+    """Pairs of lines that ran one after the other in the watched files."""
 
     def __init__(self) -> None:
         self.seen: set[tuple[str, int, int]] = set()
         self._new = 0
 
     def run(self, raw: bytes) -> tuple[Any, int]:
-        """What became of the input, and how many pairs nobody had seen before."""
+        """Return the result for the input, and the number of new pairs."""
         self._new = 0
         sys.settrace(self._enter)
         try:
@@ -77,13 +88,13 @@ class Coverage:
 def outcome(raw: bytes) -> Any:
     if raw.startswith(b"HTTP/"):
         try:
-            return parse_answer(raw[: raw.find(b"\r\n\r\n") + 4])
-        except BadAnswer:
+            return parse_reply(raw[: raw.find(b"\r\n\r\n") + 4])
+        except BadProxyReply:
             return None
-    return asyncio.run(taken([raw]))
+    return asyncio.run(parse_requests([raw]))
 
 
-def changed(source: random.Random, corpus: list[bytes]) -> bytes:
+def mutate(source: random.Random, corpus: list[bytes]) -> bytes:
     raw = bytearray(source.choice(corpus))
     for _ in range(source.randint(1, 4)):
         at = source.randint(0, len(raw))
@@ -104,7 +115,10 @@ def changed(source: random.Random, corpus: list[bytes]) -> bytes:
 
 
 def fuzz(seconds: float, seed: int) -> tuple[int, int, int]:
-    """Inputs tried, inputs kept, pairs of lines reached. Fails on the first treated unequally."""
+    """Return inputs tried, inputs kept, pairs of lines reached. Fails on the first input with unequal
+    results.
+    """
+
     source = random.Random(seed)
     coverage = Coverage()
     corpus = [case.raw.replace(b"{path}", b"/p/s/") for case in all_cases() if len(case.raw) < 2000]
@@ -113,15 +127,15 @@ def fuzz(seconds: float, seed: int) -> tuple[int, int, int]:
         coverage.run(raw)
     tried, until = 0, time.monotonic() + seconds
     while time.monotonic() < until:
-        raw = changed(source, corpus)
+        raw = mutate(source, corpus)
         tried += 1
         whole, new = coverage.run(raw)
         if new:
             corpus.append(raw)
         if isinstance(whole, tuple):
-            parts = pieces(raw, [source.randrange(1 << 16) for _ in range(source.randint(1, 6))])
-            cut = asyncio.run(taken(parts))
-            alike = [one for one in cut[0] if one[2]] == [one for one in whole[0] if one[2]]
+            parts = split_at(raw, [source.randrange(1 << 16) for _ in range(source.randint(1, 6))])
+            cut = asyncio.run(parse_requests(parts))
+            alike = [event for event in cut[0] if event[2]] == [event for event in whole[0] if event[2]]
             assert alike, (raw, parts)
             assert cut[1][:10] == whole[1][:10], (raw, parts)
     return tried, len(corpus), len(coverage.seen)
@@ -131,8 +145,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
-    tried, kept, reached = fuzz(asked.seconds, asked.seed)
+    options = parser.parse_args()
+    tried, kept, reached = fuzz(options.seconds, options.seed)
     print(f"{tried:,} inputs, {kept:,} kept for reaching something new, {reached:,} pairs of lines reached")
 
 

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from shoal.cli import queue as queue_command
-from shoal.cli import status as status_command
-from tests.support.cli import Shell
-from tests.support.fake_server import FakeServer, job_view, running_fake
+from shoal.cli.control_plane import status as status_command
+from shoal.cli.jobs import queue as queue_command
+from tests.support.fakes.api_server import FakeApiServer, Shell, job_view, running_fake
 
 FILES = Path(__file__).parent / "cli"
 NOW = 1_800_007_500.0
@@ -110,25 +109,29 @@ def windows() -> list[dict[str, Any]]:
 
 def life_of_a_job() -> list[dict[str, Any]]:
     """What the event log has about one that failed once, was stopped and refused, and a few other things."""
-    words = "rank 3 exited with code 1\nRuntimeError: NCCL error: unhandled system error"
+    arguments = "rank 3 exited with code 1\nRuntimeError: NCCL error: unhandled system error"
     share = {"node": "node-02", "gpu_ids": [0, 1], "cpus": 8.0}
-    outcome = {"kind": "exited", "node": "node-02", "epoch": 1, "message": words, "exit_code": 1}
+    outcome = {"kind": "exited", "node": "node-02", "epoch": 1, "message": arguments, "exit_code": 1}
     moves: list[tuple[str, str, dict[str, Any]]] = [
         ("job.submitted", "user:ana", {"name": "train-7b", "number": 17, "spec": "{}"}),
-        ("attempt.placed", "shoal", {"type": "Placed", "allocation": [share, {**share, "node": "node-03"}]}),
-        ("attempt.noted", "shoal", {"type": "Accepted", "native_id": "local:att_1"}),
-        ("attempt.running", "shoal", {"type": "Started", "node": "node-02"}),
-        ("attempt.ended", "shoal", {"type": "NodeEnded", "outcome": outcome}),
+        (
+            "attempt.placed",
+            "shoal",
+            {"type": "AttemptPlaced", "allocation": [share, {**share, "node": "node-03"}]},
+        ),
+        ("attempt.noted", "shoal", {"type": "SubmissionAccepted", "native_id": "local:att_1"}),
+        ("attempt.running", "shoal", {"type": "TaskStarted", "node": "node-02"}),
+        ("attempt.ended", "shoal", {"type": "TaskEnded", "outcome": outcome}),
         ("job.retrying", "shoal", {"reason": "exit", "epoch": 2, "backoff_s": 5.0}),
-        ("attempt.ended", "shoal", {"type": "NodeEnded", "outcome": {**outcome, "message": "", "epoch": 2}}),
+        ("attempt.ended", "shoal", {"type": "TaskEnded", "outcome": {**outcome, "message": "", "epoch": 2}}),
         (
             "attempt.stopping",
             "user:ana",
-            {"type": "StopAsked", "reason": "cancelled", "by": "ana", "because": ""},
+            {"type": "StopRequested", "reason": "cancelled", "by": "ana", "because": ""},
         ),
-        ("attempt.ended", "shoal", {"type": "Refused", "message": "no such image"}),
-        ("attempt.ended", "shoal", {"type": "FencePassed"}),
-        ("job.ended", "shoal", {"outcome": "failed", "because": f"node-02: {words}"}),
+        ("attempt.ended", "shoal", {"type": "SubmissionRefused", "message": "no such image"}),
+        ("attempt.ended", "shoal", {"type": "FenceExpired"}),
+        ("job.ended", "shoal", {"outcome": "failed", "because": f"node-02: {arguments}"}),
         ("job.ended", "shoal", {"outcome": "succeeded", "because": ""}),
     ]
     seen = [
@@ -182,7 +185,7 @@ def servers() -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeApiServer]:
     for module in (queue_command, status_command):
         monkeypatch.setattr(module.time, "time", lambda: NOW)
     jobs = [
@@ -236,11 +239,11 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
 
 @pytest.fixture
 def shell(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fake: FakeServer
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fake: FakeApiServer
 ) -> Shell:
-    made = Shell(tmp_path, monkeypatch, capsys)
-    made.talk_to(fake)
-    return made
+    new_shell = Shell(tmp_path, monkeypatch, capsys)
+    new_shell.connect_to(fake)
+    return new_shell
 
 
 @pytest.mark.parametrize(
@@ -265,7 +268,9 @@ def shell(
         ("help-run", ("run", "--help")),
     ],
 )
-def test_screen_looks_as_recorded(shell: Shell, fake: FakeServer, name: str, argv: tuple[str, ...]) -> None:
+def test_screen_looks_as_recorded(
+    shell: Shell, fake: FakeApiServer, name: str, argv: tuple[str, ...]
+) -> None:
     result = shell(*argv)
     assert result.code == 0, result.err
     text = result.out.replace(fake.url, "http://127.0.0.1:7462")

@@ -27,33 +27,49 @@ SUITES: dict[str, tuple[str, ...]] = {
     "control": (*PYTEST, "tests/unit/control"),
     "store": (
         *PYTEST,
-        "tests/unit/test_store_chain.py",
-        "tests/unit/test_store_writer.py",
-        "tests/unit/test_store_durability.py",
-        "tests/unit/test_store_sqlite_file.py",
-        "tests/contract/test_store_memory.py",
-        "tests/contract/test_store_sqlite.py",
+        "tests/unit/store/test_chain.py",
+        "tests/unit/store/test_writer.py",
+        "tests/unit/store/test_durability.py",
+        "tests/unit/store/test_sqlite_file.py",
+        "tests/contract/stores/test_memory.py",
+        "tests/contract/stores/test_sqlite.py",
     ),
-    "spool": (*PYTEST, "tests/unit/runtime/test_spool.py", "tests/unit/runtime/test_tree.py"),
-    "burial": (*PYTEST, "tests/unit/runtime/test_burial.py", "tests/unit/runtime/test_places.py"),
-    "renewal": (*PYTEST, "tests/unit/runtime/test_renewal.py", "tests/unit/runtime/test_names.py"),
+    "spool": (*PYTEST, "tests/unit/runtime/files/test_spool.py", "tests/unit/runtime/process/test_tree.py"),
+    "reaping": (
+        *PYTEST,
+        "tests/unit/runtime/agent/test_reaping.py",
+        "tests/unit/runtime/agent/test_places.py",
+    ),
+    "renewal": (
+        *PYTEST,
+        "tests/unit/runtime/lease/test_renewal.py",
+        "tests/unit/runtime/lease/test_resolver.py",
+    ),
     "moves": (*PYTEST, "tests/property/test_moves.py"),
-    "keeper": (*PYTEST, "tests/unit/runtime/test_keeper.py", "tests/unit/runtime/test_kept.py"),
+    "node agent": (
+        *PYTEST,
+        "tests/unit/runtime/agent/test_node_agent.py",
+        "tests/unit/runtime/lease/test_agent_archive.py",
+    ),
     "supervisor": (
         *PYTEST,
-        "tests/e2e/test_supervisor_claims.py",
-        "tests/e2e/test_supervisor_ends.py",
-        "tests/e2e/test_supervisor_lease.py",
-        "tests/unit/runtime/test_reasons.py",
-        "tests/unit/runtime/test_share.py",
+        "tests/e2e/supervisor/test_claims.py",
+        "tests/e2e/supervisor/test_ends.py",
+        "tests/e2e/supervisor/test_lease.py",
+        "tests/unit/runtime/lease/test_reasons.py",
+        "tests/unit/runtime/supervisor/test_task_run.py",
     ),
-    "farewell": (*PYTEST, "tests/unit/runtime/test_farewell.py", "tests/e2e/test_farewell.py"),
-    "engine": (*PYTEST, "tests/unit/engines", "tests/contract/test_engine_local.py"),
+    "graceful stop": (
+        *PYTEST,
+        "tests/unit/runtime/rank/test_graceful_stop.py",
+        "tests/e2e/supervisor/test_graceful_stop.py",
+    ),
+    "engine": (*PYTEST, "tests/unit/engines", "tests/contract/engines/test_local.py"),
     "serving": (
         *PYTEST,
         "tests/unit/serving",
-        "tests/contract/test_data_planes.py",
-        "tests/contract/test_balancers.py",
+        "tests/contract/data_plane/test_data_planes.py",
+        "tests/contract/data_plane/test_balancers.py",
         "tests/property/test_rollout.py",
         "tests/property/test_serving_framing.py",
     ),
@@ -64,7 +80,7 @@ FAILED = 1
 """What a suite that found something exits with; anything else is its own trouble."""
 
 
-class Verdict(NamedTuple):
+class MutantVerdict(NamedTuple):
     is_caught: bool
     by: str
     seconds: float
@@ -108,7 +124,7 @@ def copy_tree(target: Path) -> None:
     shutil.copy(REPO / "pyproject.toml", target)
 
 
-def try_mutant(mutant: Mutant, scratch: Path) -> Verdict:
+def try_mutant(mutant: Mutant, scratch: Path) -> MutantVerdict:
     tree = scratch / mutant.name
     copy_tree(tree)
     plant(tree, mutant)
@@ -118,12 +134,12 @@ def try_mutant(mutant: Mutant, scratch: Path) -> Verdict:
         for suite in mutant.suites:
             code = run_suite(tree, suite)
             if code == FAILED:
-                return Verdict(is_caught=True, by=suite, seconds=time.monotonic() - began)
+                return MutantVerdict(is_caught=True, by=suite, seconds=time.monotonic() - began)
             if code is None:
-                return Verdict(is_caught=True, by=f"{suite} (hangs)", seconds=time.monotonic() - began)
+                return MutantVerdict(is_caught=True, by=f"{suite} (hangs)", seconds=time.monotonic() - began)
             if code != 0:
                 troubles.append(f"{suite} exited with {code}")
-        return Verdict(is_caught=False, by="; ".join(troubles), seconds=time.monotonic() - began)
+        return MutantVerdict(is_caught=False, by="; ".join(troubles), seconds=time.monotonic() - began)
     finally:
         shutil.rmtree(tree, ignore_errors=True)
 

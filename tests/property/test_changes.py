@@ -1,4 +1,4 @@
-"""A change that is told starts the job when it is made, and is one."""
+"""A change that is offered really starts the job, and is really a change."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import msgspec
 from hypothesis import given
 
 from shoal.scheduler import Candidate, Holding, Planner, Policy, Snapshot
-from shoal.scheduler.ahead import look_ahead
-from shoal.scheduler.changes import MOST_TOLD, changes
-from shoal.scheduler.rehearsal import resubmitted
-from shoal.scheduler.sooner import sooner
+from shoal.scheduler.prediction.changes import MAX_CHANGES_SHOWN, changes_starting_now, resubmitted
+from shoal.scheduler.prediction.scenarios import look_ahead
+from shoal.scheduler.prediction.sooner import changes_starting_sooner
 from tests.property.test_predict import expect
 from tests.property.test_scheduler_plans import NOW, snapshots
 
@@ -17,28 +16,30 @@ POLICY = Policy()
 
 
 @given(snapshots())
-def test_change_that_is_told_starts_the_job_in_a_planner_that_never_saw_the_rehearsal(
+def test_offered_change_starts_the_job_in_a_fresh_planner(
     snapshot: Snapshot,
 ) -> None:
     for waiting in snapshot.candidates:
-        found = changes(snapshot, POLICY, NOW, waiting.attempt_id)
-        assert len(found) <= MOST_TOLD
-        assert len({change.setting for change in found}) == len(found)
-        assert found == changes(snapshot, POLICY, NOW, waiting.attempt_id)
-        for change in found:
+        changes = changes_starting_now(snapshot, POLICY, NOW, waiting.attempt_id)
+        assert len(changes) <= MAX_CHANGES_SHOWN
+        assert len({change.setting for change in changes}) == len(changes)
+        assert changes == changes_starting_now(snapshot, POLICY, NOW, waiting.attempt_id)
+        for change in changes:
             assert change.request != waiting.request
-            again = resubmitted(waiting, change.request, NOW, 1000)
-            assert waiting.attempt_id in _starting(_with(snapshot, again))
-        if found:
+            changed = resubmitted(waiting, change.request, NOW, 1000)
+            assert waiting.attempt_id in _starting(_with(snapshot, changed))
+        if changes:
             assert waiting.attempt_id not in _starting(snapshot)
 
 
 def _with(snapshot: Snapshot, candidate: object) -> Snapshot:
-    """What it was does not wait any more."""
+    """Replace the candidate's former version."""
     first = Planner.of(snapshot, POLICY)
     first.plan(NOW)
     facts = first.snapshot()
-    others = [one for one in facts.candidates if one.attempt_id != getattr(candidate, "attempt_id", None)]
+    others = [
+        other for other in facts.candidates if other.attempt_id != getattr(candidate, "attempt_id", None)
+    ]
     return msgspec.structs.replace(facts, candidates=(*others, candidate))
 
 
@@ -47,7 +48,7 @@ def _starting(snapshot: Snapshot) -> set[str]:
 
 
 @given(snapshots())
-def test_change_that_is_told_to_start_the_job_sooner_does_so_in_the_same_future(snapshot: Snapshot) -> None:
+def test_change_offered_to_start_sooner_does_so_in_the_same_future(snapshot: Snapshot) -> None:
     def run_time(work: Candidate | Holding) -> float:
         return expect(work).quantile(0.5, elapsed_s=elapsed_s(work))
 
@@ -56,12 +57,12 @@ def test_change_that_is_told_to_start_the_job_sooner_does_so_in_the_same_future(
             continue
         wanted = (waiting.attempt_id,)
         before = look_ahead(snapshot, POLICY, NOW, wanted, run_time, 1000).starts
-        for change in sooner(snapshot, POLICY, NOW, waiting, expect, MOST_TOLD):
-            others = [one for one in snapshot.candidates if one is not waiting]
-            again = resubmitted(
-                waiting, change.request, NOW, max(one.order for one in snapshot.candidates) + 1
+        for change in changes_starting_sooner(snapshot, POLICY, NOW, waiting, expect, MAX_CHANGES_SHOWN):
+            others = [other for other in snapshot.candidates if other is not waiting]
+            resubmission = resubmitted(
+                waiting, change.request, NOW, max(other.order for other in snapshot.candidates) + 1
             )
-            changed = msgspec.structs.replace(snapshot, candidates=(*others, again))
+            changed = msgspec.structs.replace(snapshot, candidates=(*others, resubmission))
             after = look_ahead(changed, POLICY, NOW, wanted, run_time, 1000).starts
             assert after[waiting.attempt_id] == change.starts_at
             assert after[waiting.attempt_id] < before[waiting.attempt_id]

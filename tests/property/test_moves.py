@@ -1,4 +1,4 @@
-"""What holds for an attempt whatever happens to it, in whatever order and however often."""
+"""Invariants of an attempt, whatever happens to it, in whatever order and however often."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from shoal.errors import Bug
-from shoal.model.attempt import HOLDING, Attempt, AttemptState, EndReason, NodeShare
+from shoal.model.attempt import HOLDING, Attempt, AttemptState, EndReason, NodeTask
 from shoal.model.moves import (
     TABLE,
-    Accepted,
     AttemptEvent,
+    AttemptPlaced,
     Effect,
-    FencePassed,
-    NodeEnded,
+    FenceExpired,
     OrphanCleared,
-    Orphaned,
-    Placed,
-    Refused,
-    Started,
-    StopAsked,
+    StopRequested,
+    SubmissionAccepted,
+    SubmissionRefused,
+    TaskEnded,
+    TaskOrphaned,
+    TaskStarted,
     step,
 )
-from shoal.wire import EndKind, NodeOutcome
+from shoal.wire import EndKind, TaskOutcome
 
 NAMES = ("n1", "n2", "n3")
 EPOCH = 7
@@ -36,10 +36,10 @@ STOPS = st.sampled_from(
     [EndReason.CANCELLED, EndReason.PREEMPTED, EndReason.TIME_LIMIT, EndReason.DEPENDENCY]
 )
 ALLOCATIONS = st.integers(1, len(NAMES)).map(
-    lambda count: tuple(NodeShare(node=name, cpus=1.0, memory_bytes=1) for name in NAMES[:count])
+    lambda count: tuple(NodeTask(node=name, cpus=1.0, memory_bytes=1) for name in NAMES[:count])
 )
 OUTCOMES = st.builds(
-    NodeOutcome,
+    TaskOutcome,
     attempt_id=st.just("att"),
     epoch=st.sampled_from([EPOCH, EPOCH, EPOCH, EPOCH - 1]),
     node=NODES,
@@ -50,17 +50,17 @@ OUTCOMES = st.builds(
 )
 BOOLS = st.booleans()
 EVENTS: st.SearchStrategy[AttemptEvent] = st.one_of(
-    st.builds(Placed, ALLOCATIONS),
-    st.builds(Accepted, st.sampled_from(["native-1", "native-2"])),
-    st.builds(Refused, st.just("no such image")),
-    st.builds(Started, NODES),
-    st.builds(Started, NODES),
-    st.builds(NodeEnded, OUTCOMES),
-    st.builds(NodeEnded, OUTCOMES),
-    st.builds(Orphaned, NODES, st.just("it does not die"), is_to_stop=BOOLS, is_hearsay=BOOLS),
+    st.builds(AttemptPlaced, ALLOCATIONS),
+    st.builds(SubmissionAccepted, st.sampled_from(["native-1", "native-2"])),
+    st.builds(SubmissionRefused, st.just("no such image")),
+    st.builds(TaskStarted, NODES),
+    st.builds(TaskStarted, NODES),
+    st.builds(TaskEnded, OUTCOMES),
+    st.builds(TaskEnded, OUTCOMES),
+    st.builds(TaskOrphaned, NODES, st.just("it does not die"), is_to_stop=BOOLS, is_hearsay=BOOLS),
     st.builds(OrphanCleared, NODES, is_hearsay=BOOLS),
-    st.builds(StopAsked, STOPS, st.just("ana")),
-    st.builds(FencePassed),
+    st.builds(StopRequested, STOPS, st.just("ana")),
+    st.builds(FenceExpired),
 )
 
 Recorded = list[tuple[Attempt, AttemptEvent, Attempt, tuple[Effect, ...]]]
@@ -68,10 +68,10 @@ Recorded = list[tuple[Attempt, AttemptEvent, Attempt, tuple[Effect, ...]]]
 
 @st.composite
 def lives(draw: st.DrawFn) -> Recorded:
-    """What one attempt went through: before, event, after and effects, for every event that could happen."""
+    """Record one attempt: before, event, after and effects, for every event that could happen."""
     attempt = QUEUED
     recorded: Recorded = []
-    first: list[AttemptEvent] = [Placed(draw(ALLOCATIONS))] if draw(st.integers(0, 9)) else []
+    first: list[AttemptEvent] = [AttemptPlaced(draw(ALLOCATIONS))] if draw(st.integers(0, 9)) else []
     for event in first + draw(st.lists(EVENTS, max_size=14)):
         if TABLE[attempt.state, type(event)] is None:
             continue
@@ -87,7 +87,7 @@ def test_the_table_has_an_answer_for_every_state_and_event() -> None:
 
 
 @given(lives(), EVENTS)
-def test_a_move_the_table_lacks_is_a_bug_that_tells_the_history(life: Recorded, event: AttemptEvent) -> None:
+def test_a_move_missing_from_the_table_is_a_bug_with_the_history(life: Recorded, event: AttemptEvent) -> None:
     attempt = life[-1][2] if life else QUEUED
     assume(TABLE[attempt.state, type(event)] is None)
     with pytest.raises(Bug) as raised:
@@ -104,7 +104,7 @@ def test_the_version_grows_by_one_with_every_change_and_only_then(life: Recorded
 
 
 @given(lives())
-def test_who_it_is_never_changes(life: Recorded) -> None:
+def test_identity_of_an_attempt_never_changes(life: Recorded) -> None:
     for _, _, after, _ in life:
         assert (after.attempt_id, after.job_id, after.project) == ("att", "job", "p")
         assert (after.epoch, after.queued_at) == (EPOCH, 1.0)
@@ -113,7 +113,7 @@ def test_who_it_is_never_changes(life: Recorded) -> None:
 @given(lives())
 def test_the_allocation_is_fixed_once_it_is_placed(life: Recorded) -> None:
     for before, event, after, _ in life:
-        if isinstance(event, Placed):
+        if isinstance(event, AttemptPlaced):
             assert after.allocation == event.allocation
         else:
             assert after.allocation == before.allocation
@@ -169,13 +169,13 @@ def test_running_means_that_every_node_started(life: Recorded) -> None:
 def test_effects_belong_to_the_moves_that_need_them(life: Recorded) -> None:
     for before, event, after, effects in life:
         has_moved = before.state is not after.state
-        assert (Effect.SUBMIT in effects) == isinstance(event, Placed)
+        assert (Effect.SUBMIT in effects) == isinstance(event, AttemptPlaced)
         assert (Effect.CANCEL in effects) == (has_moved and after.state is AttemptState.STOPPING)
         assert (Effect.CLOSE in effects) == (has_moved and after.state is AttemptState.ENDED)
 
 
 @given(lives())
-def test_success_is_the_success_of_every_node(life: Recorded) -> None:
+def test_an_attempt_succeeds_only_if_every_node_succeeded(life: Recorded) -> None:
     for _, _, after, _ in life:
         if after.reason is EndReason.SUCCEEDED:
             assert {outcome.kind for outcome in after.outcomes} == {EndKind.SUCCEEDED}
@@ -195,38 +195,42 @@ def test_a_gang_is_stopped_when_one_node_of_it_fails(life: Recorded) -> None:
 
 
 @given(lives())
-def test_a_stop_we_asked_for_is_the_reason_unless_every_node_succeeded(life: Recorded) -> None:
+def test_a_requested_stop_is_the_reason_unless_every_node_succeeded(life: Recorded) -> None:
     for before, event, after, _ in life:
         has_ended = after.state is AttemptState.ENDED and before.state is not AttemptState.ENDED
-        if has_ended and isinstance(event, NodeEnded) and before.stop_reason is not None:
+        if has_ended and isinstance(event, TaskEnded) and before.stop_reason is not None:
             assert after.reason in {before.stop_reason, EndReason.SUCCEEDED}
 
 
-def test_a_lost_node_explains_the_failure_of_its_peers_whichever_was_heard_of_first() -> None:
-    """A peer of a dead node exits at once and says so; that its supervisor is gone is noticed later."""
-    shares = tuple(NodeShare(node=name, cpus=1.0, memory_bytes=1) for name in NAMES[:2])
-    gang, effects = step(QUEUED, Placed(shares), 1.0)
+def test_a_lost_node_explains_the_failure_of_its_peers_in_any_order_of_reports() -> None:
+    """A peer of a dead node exits at once and reports it. The loss of the dead node's supervisor is noticed
+    later.
+    """
+    tasks = tuple(NodeTask(node=name, cpus=1.0, memory_bytes=1) for name in NAMES[:2])
+    gang, effects = step(QUEUED, AttemptPlaced(tasks), 1.0)
     for node, kind in (("n2", EndKind.EXITED), ("n1", EndKind.LOST)):
-        outcome = NodeOutcome(attempt_id="att", epoch=EPOCH, node=node, kind=kind, ended_at=2.0, exit_code=1)
-        gang, effects = step(gang, NodeEnded(outcome), 2.0)
+        outcome = TaskOutcome(attempt_id="att", epoch=EPOCH, node=node, kind=kind, ended_at=2.0, exit_code=1)
+        gang, effects = step(gang, TaskEnded(outcome), 2.0)
     assert (gang.reason, effects) == (EndReason.LOST, (Effect.CLOSE,))
 
 
 def end_of_gang(*ends: tuple[EndKind, int | None, bool]) -> EndReason | None:
-    """Why a gang ended whose nodes did so, heard in this order: kind, signal, and whether it was unasked."""
-    shares = tuple(NodeShare(node=f"n{number}", cpus=1.0, memory_bytes=1) for number in range(len(ends)))
-    gang, _ = step(QUEUED, Placed(shares), 1.0)
+    """Return why a gang ended whose nodes reported these ends in this order: kind, signal, and whether it was
+    unrequested.
+    """
+    tasks = tuple(NodeTask(node=f"n{number}", cpus=1.0, memory_bytes=1) for number in range(len(ends)))
+    gang, _ = step(QUEUED, AttemptPlaced(tasks), 1.0)
     for number, (kind, killed_by, is_unasked) in enumerate(ends):
-        outcome = NodeOutcome(
+        outcome = TaskOutcome(
             attempt_id="att",
             epoch=EPOCH,
             node=f"n{number}",
             kind=kind,
             ended_at=2.0,
             signal=killed_by,
-            is_unasked=is_unasked,
+            is_external_stop=is_unasked,
         )
-        gang, _ = step(gang, NodeEnded(outcome), 2.0)
+        gang, _ = step(gang, TaskEnded(outcome), 2.0)
     return gang.reason
 
 
@@ -240,7 +244,7 @@ UNASKED, ASKED = (EndKind.STOPPED, None, True), (EndKind.STOPPED, None, False)
 def test_a_signal_to_all_nodes_explains_the_ranks_that_it_ended_first(
     failed: tuple[EndKind, int | None, bool],
 ) -> None:
-    """Whichever was heard of first; then the others may have been stopped by us before it came to them."""
+    """Whichever was reported first. Shoal may have stopped the others before the signal reached them."""
     assert end_of_gang(UNASKED, UNASKED, failed) is EndReason.LOST
     assert end_of_gang(failed, ASKED, UNASKED) is EndReason.LOST
 
@@ -259,24 +263,24 @@ def test_a_signal_to_all_nodes_does_not_hide_what_it_cannot_have_caused(
     assert end_of_gang(UNASKED, failed) is reason
 
 
-def test_peers_that_we_stopped_do_not_explain_the_rank_that_was_killed_first() -> None:
+def test_peers_that_shoal_stopped_do_not_explain_the_rank_that_was_killed_first() -> None:
     assert end_of_gang((EndKind.SIGNALED, 15, False), ASKED) is EndReason.SIGNAL
     assert end_of_gang((EndKind.SIGNALED, 9, False), ASKED) is EndReason.SIGNAL
 
 
 @given(lives())
-def test_no_fence_passes_where_nobody_is_left_to_keep_it(life: Recorded) -> None:
+def test_no_fence_passes_if_no_supervisor_is_left_to_enforce_it(life: Recorded) -> None:
     for before, event, after, _ in life:
-        if isinstance(event, FencePassed) and before.orphans_left:
+        if isinstance(event, FenceExpired) and before.orphans_left:
             assert after is before
 
 
 @given(lives())
-def test_an_orphan_is_held_until_somebody_vouches_for_it_and_moves_nothing_by_itself(life: Recorded) -> None:
+def test_an_orphan_is_held_until_it_is_confirmed_and_changes_no_state_by_itself(life: Recorded) -> None:
     for before, event, after, effects in life:
-        if isinstance(event, OrphanCleared) or (isinstance(event, Orphaned) and not event.is_to_stop):
+        if isinstance(event, OrphanCleared) or (isinstance(event, TaskOrphaned) and not event.is_to_stop):
             assert (after.state, effects) == (before.state, ())
-        if isinstance(event, Orphaned) and event.is_to_stop and after.state is not before.state:
+        if isinstance(event, TaskOrphaned) and event.is_to_stop and after.state is not before.state:
             assert (after.state, effects) == (AttemptState.STOPPING, (Effect.CANCEL,))
             assert event.node in after.orphans_left
         assert set(after.doubted_nodes) <= set(after.orphaned_nodes)

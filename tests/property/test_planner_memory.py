@@ -1,8 +1,8 @@
-"""A planner that followed every change plans like one that is told the facts today; promises are kept.
+"""A planner that followed every change plans like one made from the present facts, and promises are kept.
 
-Lives have all that plans are made of: projects with limits and quotas, windows, power caps, jobs that were
-evicted before, and jobs that go on with more nodes. To make one that fails smaller takes minutes: that, and
-many more lives, is for `make lives`, which begins with those that failed here.
+The generated lives have all that plans are made from: projects with limits and quotas, windows, power caps,
+jobs that were evicted before, and jobs that grow. Shrinking a failing life takes minutes. `make lives` does
+that and plays many more lives; it begins with those that failed here.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import msgspec
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from shoal.model.people import Devices
-from shoal.model.window import Window, WindowKind
-from shoal.scheduler import Candidate, Holding, NodeView, Plan, Planner, Policy, Promise, Snapshot
-from shoal.scheduler.classes import CLASSES, PriorityClass
-from shoal.scheduler.devices import ProjectView
+from shoal.model.node import Window, WindowKind
+from shoal.model.people import DeviceAmounts
+from shoal.scheduler import Candidate, Holding, NodeInfo, Plan, Planner, Policy, Promise, Snapshot
+from shoal.scheduler.facts.amounts import ProjectInfo
+from shoal.scheduler.facts.policy import DEFAULT_CLASSES, PriorityClass
 from tests.property.test_scheduler_plans import NOW, candidates, node_views, snapshots
 
 NUM_LIVES = os.environ.get("SHOAL_LIVES")
@@ -34,8 +34,8 @@ CHANGES = st.lists(st.tuples(st.sampled_from((*COMMON, *RARE)), st.integers(0, 9
 
 @st.composite
 def windows(draw: st.DrawFn) -> list[Window]:
-    """On each of some nodes one after another, in no order."""
-    made: list[Window] = []
+    """On each of some nodes, one after another, in no order."""
+    result: list[Window] = []
     for name in draw(st.sets(st.sampled_from(["n0", "n1", "n2", "n3"]))):
         begins = NOW - 100.0
         for _ in range(draw(st.integers(1, 2))):
@@ -43,8 +43,8 @@ def windows(draw: st.DrawFn) -> list[Window]:
             until = begins + draw(st.sampled_from([30.0, 600.0, 2000.0]))
             project = draw(st.sampled_from([None, "vision", "speech"]))
             kind = WindowKind.MAINTENANCE if project is None else WindowKind.RESERVATION
-            window_id = f"w{len(made)}"
-            made.append(
+            window_id = f"w{len(result)}"
+            result.append(
                 Window(
                     window_id=window_id,
                     kind=kind,
@@ -55,20 +55,20 @@ def windows(draw: st.DrawFn) -> list[Window]:
                 )
             )
             begins = until
-    return draw(st.permutations(made))
+    return draw(st.permutations(result))
 
 
-SOME = (None, None, None, Devices(gpus=2), Devices(cpus=3.0), Devices(gpus=4, cpus=6.0))
-QUOTAS = st.sampled_from((*SOME, Devices(gpus=4), Devices(gpus=2, cpus=4.0)))
+SOME = (None, None, None, DeviceAmounts(gpus=2), DeviceAmounts(cpus=3.0), DeviceAmounts(gpus=4, cpus=6.0))
+QUOTAS = st.sampled_from((*SOME, DeviceAmounts(gpus=4), DeviceAmounts(gpus=2, cpus=4.0)))
 LIMITS = st.sampled_from((*SOME, None, None, None))
 
 
 @st.composite
-def project_views(draw: st.DrawFn) -> tuple[ProjectView, ...]:
-    """Two that jobs are of, perhaps below a third."""
+def project_views(draw: st.DrawFn) -> tuple[ProjectInfo, ...]:
+    """Two projects that have jobs, perhaps below a third."""
     parent = draw(st.sampled_from([None, "lab"]))
     return tuple(
-        ProjectView(
+        ProjectInfo(
             name=name,
             parent=parent if name != "lab" else None,
             quota=draw(QUOTAS),
@@ -91,13 +91,13 @@ CAPS = st.sampled_from([{}, {}, {"r1": 400.0}, {"r1": 250.0, "r2": 900.0}])
 
 
 @st.composite
-def powered_views(draw: st.DrawFn, name: str) -> NodeView:
+def powered_views(draw: st.DrawFn, name: str) -> NodeInfo:
     view = draw(node_views(name))
     return msgspec.structs.replace(view, labels={**view.labels, **draw(WATTS)})
 
 
 class Life:
-    """A planner, what was done to it, and the clock."""
+    """A planner, the changes made to it, and the clock."""
 
     def __init__(self, draw: st.DrawFn, policy: Policy) -> None:
         self.draw = draw
@@ -106,9 +106,9 @@ class Life:
         self.num = 0
         self.made = Plan()
 
-    def happen(self, what: str, which: int) -> None:
+    def happen(self, kind: str, which: int) -> None:
         planner, snapshot = self.planner, self.planner.snapshot()
-        if what == "add":
+        if kind == "add":
             self.num += 1
             new = self.draw(candidates(self.num, "job"))
             expected = self.draw(st.sampled_from([None, 5.0, 60.0, 4000.0]))
@@ -119,38 +119,40 @@ class Life:
             fields["queue"] = self.draw(st.sampled_from(["default", "default", "night"]))
             fields["num_evicted"] = self.draw(st.sampled_from([0, 0, 1, 2]))
             planner.add(msgspec.structs.replace(new, **fields))
-        elif what == "drop" and snapshot.candidates:
+        elif kind == "drop" and snapshot.candidates:
             planner.drop(snapshot.candidates[which % len(snapshot.candidates)].attempt_id)
-        elif what == "end" and snapshot.holdings:
+        elif kind == "end" and snapshot.holdings:
             planner.release(snapshot.holdings[which % len(snapshot.holdings)].attempt_id, self.now)
-        elif what == "node":
+        elif kind == "node":
             planner.set_node(self.draw(powered_views(f"n{which % 5}")))
-        elif what == "lose":
+        elif kind == "lose":
             planner.drop_node(f"n{which % 5}")
-        elif what == "wait":
+        elif kind == "wait":
             self.now += self.draw(st.sampled_from([0.5, 40.0, 700.0, 4000.0, -300.0]))
-        elif what == "leave" and snapshot.holdings:
-            one = snapshot.holdings[which % len(snapshot.holdings)]
-            planner.hold(msgspec.structs.replace(one, is_leaving=True))
-        elif what == "save" and snapshot.holdings:
+        elif kind == "leave" and snapshot.holdings:
+            holding = snapshot.holdings[which % len(snapshot.holdings)]
+            planner.hold(msgspec.structs.replace(holding, is_stopping=True))
+        elif kind == "save" and snapshot.holdings:
             planner.save(snapshot.holdings[which % len(snapshot.holdings)].attempt_id, self.now - which)
-        elif what == "undo" and snapshot.holdings:
+        elif kind == "undo" and snapshot.holdings:
             planner.undo(snapshot.holdings[which % len(snapshot.holdings)].attempt_id)
-        elif what == "windows":
+        elif kind == "windows":
             planner.set_windows(self.draw(windows()))
-        elif what == "projects":
+        elif kind == "projects":
             planner.set_projects(self.draw(project_views()))
-        elif what == "carry":
+        elif kind == "carry":
             self._carry_out(self.made)
-        elif what == "quiet":
+        elif kind == "quiet":
             self._fall_quiet()
-        elif what == "grow" and snapshot.holdings:
-            one = snapshot.holdings[which % len(snapshot.holdings)]
+        elif kind == "grow" and snapshot.holdings:
+            holding = snapshot.holdings[which % len(snapshot.holdings)]
             more = 1 + which % 3
-            planner.hold(msgspec.structs.replace(one, is_leaving=True, grows_to=len(one.allocation) + more))
+            planner.hold(
+                msgspec.structs.replace(holding, is_stopping=True, grows_to=len(holding.allocation) + more)
+            )
 
     def _fall_quiet(self) -> None:
-        """Nobody waits any more, and everybody has saved after a while: then some may grow."""
+        """No job waits any more, and every job has saved after a while, so some may grow."""
         facts = self.planner.snapshot()
         for waiting in facts.candidates:
             self.planner.drop(waiting.attempt_id)
@@ -158,23 +160,25 @@ class Life:
         for held in facts.holdings:
             self.planner.save(held.attempt_id, self.now - 10.0)
 
-    def _carry_out(self, made: Plan) -> None:
-        """As control does: starts are confirmed, who was asked to stop is stopping."""
-        held = {one.attempt_id: one for one in self.planner.snapshot().holdings}
-        for start in made.starts:
+    def _carry_out(self, plan_made: Plan) -> None:
+        """Carry out the plan like the control plane: starts are confirmed, and evicted jobs are stopping."""
+        held = {holding.attempt_id: holding for holding in self.planner.snapshot().holdings}
+        for start in plan_made.starts:
             if start.attempt_id in held:
                 self.planner.hold(held[start.attempt_id])
-        for eviction in made.evictions:
-            one = held.get(eviction.attempt_id)
-            if one is not None:
-                leaving = msgspec.structs.replace(one, is_leaving=True, grows_to=eviction.num_nodes)
-                self.planner.hold(leaving)
+        for eviction in plan_made.evictions:
+            holding = held.get(eviction.attempt_id)
+            if holding is not None:
+                stopping = msgspec.structs.replace(holding, is_stopping=True, grows_to=eviction.num_nodes)
+                self.planner.hold(stopping)
 
 
 @st.composite
 def lives(draw: st.DrawFn) -> tuple[Life, list[Change]]:
     patience_s = draw(st.sampled_from([0.0, 600.0, inf]))
-    classes = draw(st.sampled_from([CLASSES, (PriorityClass(name="all", value=-1, can_preempt=True),)]))
+    classes = draw(
+        st.sampled_from([DEFAULT_CLASSES, (PriorityClass(name="all", value=-1, can_preempt=True),)])
+    )
     policy = Policy(
         patience_s=patience_s,
         classes=classes,
@@ -192,14 +196,14 @@ def lives(draw: st.DrawFn) -> tuple[Life, list[Change]]:
 
 
 def _plans(life: Life, changes: list[Change]) -> Iterator[tuple[Planner, Plan]]:
-    """Each plan, and a planner that was made of the same facts just before it."""
-    for what, which in [*changes, ("plan", 0)]:
-        if what == "plan":
+    """Yield each plan, and a planner that was made from the same facts just before it."""
+    for kind, which in [*changes, ("plan", 0)]:
+        if kind == "plan":
             fresh = Planner.of(life.planner.snapshot(), life.planner.policy)
             life.made = life.planner.plan(life.now)
             yield fresh, life.made
         else:
-            life.happen(what, which)
+            life.happen(kind, which)
 
 
 @BUDGET
@@ -208,16 +212,22 @@ def test_planner_that_followed_every_change_plans_like_one_that_did_not(
     case: tuple[Life, list[Change]],
 ) -> None:
     life, changes = case
-    for fresh, made in _plans(life, changes):
-        again = fresh.plan(life.now)
-        assert (made.starts, made.promises, made.evictions) == (again.starts, again.promises, again.evictions)
+    for fresh, result in _plans(life, changes):
+        fresh_plan = fresh.plan(life.now)
+        assert (result.starts, result.promises, result.evictions) == (
+            fresh_plan.starts,
+            fresh_plan.promises,
+            fresh_plan.evictions,
+        )
         for waiting in life.planner.snapshot().candidates:
-            told = life.planner.explain(waiting.attempt_id, life.now)
-            assert told == fresh.explain(waiting.attempt_id, life.now)
+            explanation = life.planner.explain(waiting.attempt_id, life.now)
+            assert explanation == fresh.explain(waiting.attempt_id, life.now)
 
 
-def _turn(views: tuple[NodeView, ...], holdings: tuple[Holding, ...], head: Candidate) -> Promise | None:
-    """What the head would be promised if nobody else waited."""
+def _promise_alone(
+    views: tuple[NodeInfo, ...], holdings: tuple[Holding, ...], head: Candidate
+) -> Promise | None:
+    """Return what the head would be promised if no other job waited."""
     planner = Planner(Policy(patience_s=0.0, patience_factor=0.0))
     for view in views:
         planner.set_node(view)
@@ -229,16 +239,16 @@ def _turn(views: tuple[NodeView, ...], holdings: tuple[Holding, ...], head: Cand
 
 @BUDGET
 @given(lives())
-def test_nobody_starts_who_may_meet_a_window_of_others(case: tuple[Life, list[Change]]) -> None:
-    """So a window is never late because of somebody who started after it was declared."""
+def test_no_job_starts_that_may_meet_a_window_of_others(case: tuple[Life, list[Change]]) -> None:
+    """So no job that started after the declaration of a window delays the window."""
     life, changes = case
-    for _, made in _plans(life, changes):
+    for _, result in _plans(life, changes):
         facts = life.planner.snapshot()
         holdings = {holding.attempt_id: holding for holding in facts.holdings}
-        for start in made.starts:
+        for start in result.starts:
             held = holdings[start.attempt_id]
             ends_at = inf if held.time_limit_s is None else life.now + held.time_limit_s
-            names = {share.node for share in start.allocation}
+            names = {task.node for task in start.allocation}
             for window in facts.windows:
                 if names.isdisjoint(window.nodes) or window.project == held.project:
                     continue
@@ -249,10 +259,10 @@ def test_nobody_starts_who_may_meet_a_window_of_others(case: tuple[Life, list[Ch
 @given(lives())
 def test_promised_start_meets_no_window(case: tuple[Life, list[Change]]) -> None:
     life, changes = case
-    for fresh, made in _plans(life, changes):
+    for fresh, result in _plans(life, changes):
         facts = fresh.snapshot()
         waiting = {candidate.attempt_id: candidate for candidate in facts.candidates}
-        for promise in made.promises:
+        for promise in result.promises:
             if promise.at is None:
                 continue
             head = waiting[promise.attempt_id]
@@ -265,16 +275,16 @@ def test_promised_start_meets_no_window(case: tuple[Life, list[Change]]) -> None
 
 
 @given(snapshots())
-def test_who_starts_beside_a_promise_does_not_delay_it(snapshot: Snapshot) -> None:
-    """By the limits of everybody who runs then: nobody is taken to end before they must."""
+def test_backfill_does_not_delay_a_promise(snapshot: Snapshot) -> None:
+    """By the limits of all jobs that run then: no job counts as ended before it must have ended."""
     planner = Planner.of(snapshot, Policy())
-    made = planner.plan(NOW)
+    result = planner.plan(NOW)
     after = planner.snapshot()
     by_id = {candidate.attempt_id: candidate for candidate in snapshot.candidates}
-    for promise in made.promises[:1]:
+    for promise in result.promises[:1]:
         if promise.at is None or by_id[promise.attempt_id].array_id is not None:
-            continue  # elements of an array ask alike, which these do not
-        again = _turn(after.nodes, after.holdings, by_id[promise.attempt_id])
-        assert again is not None
-        assert again.at is not None
-        assert again.at <= promise.at
+            continue  # elements of an array have equal requests, which these have not
+        fresh_plan = _promise_alone(after.nodes, after.holdings, by_id[promise.attempt_id])
+        assert fresh_plan is not None
+        assert fresh_plan.at is not None
+        assert fresh_plan.at <= promise.at

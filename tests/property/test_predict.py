@@ -1,4 +1,4 @@
-"""Spans are in order, never in the past, and the same whenever they are asked for."""
+"""Spans are ordered, never in the past, and the same whenever they are computed."""
 
 from __future__ import annotations
 
@@ -6,41 +6,41 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.scheduler import Candidate, Holding, Policy, Snapshot
-from shoal.scheduler.calibration import Calibration
-from shoal.scheduler.expectation import Spread
-from shoal.scheduler.outlook import outlooks
-from shoal.scheduler.predict import Span, predict
+from shoal.scheduler.prediction.calibration import Calibration
+from shoal.scheduler.prediction.forecast import RunTimeSpread
+from shoal.scheduler.prediction.outlook import outlooks
+from shoal.scheduler.prediction.scenarios import StartSpan, predict
 from tests.property.test_scheduler_plans import NOW, snapshots
 
 LENGTHS = (5.0, 60.0, 600.0, 4000.0)
 
 
-def expect(work: Candidate | Holding) -> Spread:
+def expect(work: Candidate | Holding) -> RunTimeSpread:
     limit_s = work.time_limit_s if isinstance(work, Holding) else work.request.time_limit_s
-    return Spread(expected_s=600.0, limit_s=limit_s, runs=LENGTHS)
+    return RunTimeSpread(expected_s=600.0, limit_s=limit_s, runs=LENGTHS)
 
 
-def foresee(snapshot: Snapshot) -> dict[str, Span]:
-    wanted = [one.attempt_id for one in snapshot.candidates]
+def foresee(snapshot: Snapshot) -> dict[str, StartSpan]:
+    wanted = [candidate.attempt_id for candidate in snapshot.candidates]
     return predict(snapshot, Policy(), NOW, wanted, expect)
 
 
 @given(snapshots())
 def test_span_is_in_order_and_not_in_the_past(snapshot: Snapshot) -> None:
-    found = foresee(snapshot)
-    assert all(0.0 <= span.low_s <= span.middle_s <= span.high_s for span in found.values())
-    assert found == foresee(snapshot)
+    spans = foresee(snapshot)
+    assert all(0.0 <= span.low_s <= span.middle_s <= span.high_s for span in spans.values())
+    assert spans == foresee(snapshot)
 
 
 @given(snapshots(), st.lists(st.floats(0.0, 1e6), max_size=60))
-def test_interval_is_in_order_whatever_was_learned(snapshot: Snapshot, waits: list[float]) -> None:
+def test_interval_is_ordered_whatever_calibration_learned(snapshot: Snapshot, waits: list[float]) -> None:
     calibration = Calibration()
     for waited_s in waits:
-        span = Span(waited_s / 3, waited_s / 2, 700.0 + waited_s / 2)
+        span = StartSpan(waited_s / 3, waited_s / 2, 700.0 + waited_s / 2)
         calibration.note(span, calibration.interval(span), waited_s)
-    wanted = [one.attempt_id for one in snapshot.candidates]
-    told = outlooks(snapshot, NOW, wanted, foresee(snapshot), (), calibration)
-    assert set(told) == set(wanted)
-    for said in told.values():
-        if said.earliest is not None and said.likely is not None and said.latest is not None:
-            assert NOW <= said.earliest <= said.likely <= said.latest
+    wanted = [candidate.attempt_id for candidate in snapshot.candidates]
+    by_attempt = outlooks(snapshot, NOW, wanted, foresee(snapshot), (), calibration)
+    assert set(by_attempt) == set(wanted)
+    for outlook in by_attempt.values():
+        if outlook.earliest is not None and outlook.likely is not None and outlook.latest is not None:
+            assert NOW <= outlook.earliest <= outlook.likely <= outlook.latest

@@ -1,4 +1,4 @@
-"""What every eviction keeps to, whatever runs and whoever waits."""
+"""Invariants of every eviction, whatever runs and whatever waits."""
 
 from __future__ import annotations
 
@@ -10,34 +10,33 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from shoal.model.people import Devices
-from shoal.model.request import GpuRequest, Request, TopologyRequest
+from shoal.model.job import GpuRequest, ResourceRequest, TopologyRequest
+from shoal.model.people import DeviceAmounts
 from shoal.scheduler import (
     Candidate,
     Eviction,
-    GpuView,
-    Ground,
+    EvictionGround,
+    GpuInfo,
     Holding,
-    NodeView,
+    NodeInfo,
     Plan,
     Planner,
     Policy,
     Snapshot,
-    offers,
     plan,
 )
-from shoal.scheduler.amounts import demand_of
-from shoal.scheduler.classes import PriorityClass
-from shoal.scheduler.devices import ProjectView, asked_by, held_by
-from shoal.scheduler.loss import RESTART_S, lost
-from shoal.scheduler.tree import Tree
+from shoal.scheduler.facts.amounts import ProjectInfo, demand_of, held_devices, minimum_devices
+from shoal.scheduler.facts.policy import PriorityClass
+from shoal.scheduler.order.project_tree import ProjectTree
+from shoal.scheduler.preemption import options
+from shoal.scheduler.preemption.costs import RESTART_S, lost_device_s
 
 NOW = 10_000.0
 
 
-def _asked(nodes: int, gpus: int, **fields: Any) -> Request:
-    asked = GpuRequest(count=gpus, kind=None) if gpus else None
-    return Request(min_nodes=nodes, max_nodes=nodes, cpus=1.0, gpus=asked, **fields)
+def _asked(nodes: int, gpus: int, **fields: Any) -> ResourceRequest:
+    gpu_request = GpuRequest(count=gpus, kind=None) if gpus else None
+    return ResourceRequest(min_nodes=nodes, max_nodes=nodes, cpus=1.0, gpus=gpu_request, **fields)
 
 
 CLASSES = (
@@ -50,10 +49,10 @@ POLICY = Policy(classes=CLASSES, patience_s=inf)
 TWISTS: tuple[dict[str, Any], ...] = ({}, {}, {}, {"array_id": "arr", "array_at_once": 2})
 RUNNING, WAITING = (-1, -1, -1, -1, 0, 1), (-1, -1, 0, 1, 2, 2)
 QUOTAS = st.one_of(
-    st.none(), st.builds(Devices, gpus=st.integers(0, 9), cpus=st.sampled_from([None, 2.0, 9.0]))
+    st.none(), st.builds(DeviceAmounts, gpus=st.integers(0, 9), cpus=st.sampled_from([None, 2.0, 9.0]))
 )
 PARENTS = ((None, None), ("lab", "lab"), (None, "vision"))
-LIMITS = st.one_of(st.none(), st.none(), st.builds(Devices, gpus=st.integers(1, 12)))
+LIMITS = st.one_of(st.none(), st.none(), st.builds(DeviceAmounts, gpus=st.integers(1, 12)))
 NEAR, APART = TopologyRequest(within="rack"), TopologyRequest(spread="rack")
 REQUESTS = (
     *(_asked(1, gpus) for gpus in (1, 1, 2, 3, 4)),
@@ -84,11 +83,11 @@ def jobs(draw: st.DrawFn, number: int, priorities: tuple[int, ...]) -> Candidate
 
 @st.composite
 def contested(draw: st.DrawFn) -> Snapshot:
-    """A small cluster, as full as it gets, in two projects with quotas or without."""
-    gpus = tuple(GpuView(index, "A100") for index in range(4))
+    """A small cluster, as full as it gets, in two projects with or without quotas."""
+    gpus = tuple(GpuInfo(index, "A100") for index in range(4))
     racks = draw(st.lists(st.sampled_from(["r1", "r2"]), min_size=1, max_size=4))
     views = tuple(
-        NodeView(name=f"n{number}", cpus=4.0, memory_bytes=64, gpus=gpus, labels={"rack": rack})
+        NodeInfo(name=f"n{number}", cpus=4.0, memory_bytes=64, gpus=gpus, labels={"rack": rack})
         for number, rack in enumerate(racks)
     )
     running = tuple(draw(jobs(number, RUNNING)) for number in range(draw(st.integers(3, 14))))
@@ -103,91 +102,90 @@ def contested(draw: st.DrawFn) -> Snapshot:
     first.plan(NOW)
     holdings = tuple(
         msgspec.structs.replace(
-            one,
+            item,
             placed_at=NOW - draw(st.sampled_from([0.0, 100.0, 5000.0])),
             checkpoint_at=draw(st.sampled_from([None, NOW - 5.0, NOW - 90.0])),
-            is_leaving=draw(st.sampled_from([False] * 7 + [True])),
+            is_stopping=draw(st.sampled_from([False] * 7 + [True])),
             num_evicted=draw(st.sampled_from([0, 0, 0, 4, 5])),
         )
-        for one in first.snapshot().holdings
+        for item in first.snapshot().holdings
     )
     waiting = tuple(draw(jobs(number, WAITING)) for number in range(20, 20 + draw(st.integers(1, 6))))
     projects = tuple(
-        ProjectView(name=name, parent=parent, quota=draw(QUOTAS), limit=draw(LIMITS))
+        ProjectInfo(name=name, parent=parent, quota=draw(QUOTAS), limit=draw(LIMITS))
         for name, parent in zip(("vision", "speech"), draw(st.sampled_from(PARENTS)), strict=True)
     )
     above = tuple(
-        ProjectView(name="lab", quota=draw(QUOTAS), limit=draw(LIMITS)) for one in projects[:1] if one.parent
+        ProjectInfo(name="lab", quota=draw(QUOTAS), limit=draw(LIMITS))
+        for item in projects[:1]
+        if item.parent
     )
     return Snapshot(nodes=views, holdings=holdings, candidates=waiting, projects=(*projects, *above))
 
 
-def by_head(told: Plan) -> dict[str, list[Eviction]]:
+def by_head(result: Plan) -> dict[str, list[Eviction]]:
     heads: dict[str, list[Eviction]] = {}
-    for eviction in told.evictions:
+    for eviction in result.evictions:
         heads.setdefault(eviction.for_attempt_id, []).append(eviction)
     return heads
 
 
 def starts_without(snapshot: Snapshot, head: Candidate, gone: set[str]) -> bool:
-    """Whether it starts at once where nobody else waits and those do not run."""
-    left = tuple(one for one in snapshot.holdings if one.attempt_id not in gone)
+    """Whether it starts at once if no other job waits and those in `gone` do not run."""
+    left = tuple(item for item in snapshot.holdings if item.attempt_id not in gone)
     alone = msgspec.structs.replace(snapshot, holdings=left, candidates=(head,))
     return bool(plan(alone, POLICY, NOW).starts)
 
 
 @given(contested(), st.booleans())
-def test_who_stops_is_enough_and_nobody_of_them_could_be_spared(snapshot: Snapshot, is_rough: bool) -> None:
-    """For one head alone: others who wait may be in its way for good reason.
-
-    Rough: as where so much was looked at already that whole nodes are emptied first.
-    """
+def test_victims_are_sufficient_and_none_could_be_spared(snapshot: Snapshot, is_rough: bool) -> None:
+    """For one head alone, because other waiting jobs may block it for good reason."""
     with pytest.MonkeyPatch.context() as patch:
         if is_rough:
-            patch.setattr(offers, "NUM_SETS", 0)
+            patch.setattr(options, "NUM_SETS", 0)
         _check_each_alone(snapshot)
 
 
 def _check_each_alone(snapshot: Snapshot) -> None:
-    leaving = {one.attempt_id for one in snapshot.holdings if one.is_leaving}
+    leaving = {item.attempt_id for item in snapshot.holdings if item.is_stopping}
     for head in snapshot.candidates:
         alone = msgspec.structs.replace(snapshot, candidates=(head,))
         stops = {eviction.attempt_id for eviction in plan(alone, POLICY, NOW).evictions}
         if not stops:
             continue
-        event("somebody is evicted")
+        event("a job is evicted")
         assert starts_without(snapshot, head, leaving | stops)
-        for one in stops:
-            assert not starts_without(snapshot, head, leaving | stops - {one})
+        for item in stops:
+            assert not starts_without(snapshot, head, leaving | stops - {item})
 
 
 @given(contested())
-def test_everybody_has_a_bill_and_it_says_all_that_is_lost(snapshot: Snapshot) -> None:
-    told = plan(snapshot, POLICY, NOW)
-    held = {one.attempt_id: one for one in snapshot.holdings}
-    ids = [eviction.attempt_id for eviction in told.evictions]
+def test_every_eviction_has_a_bill_with_the_full_loss(snapshot: Snapshot) -> None:
+    result = plan(snapshot, POLICY, NOW)
+    held = {item.attempt_id: item for item in snapshot.holdings}
+    ids = [eviction.attempt_id for eviction in result.evictions]
     assert len(set(ids)) == len(ids)
-    for eviction in told.evictions:
+    for eviction in result.evictions:
         victim = held[eviction.attempt_id]
-        assert not victim.is_leaving
-        assert eviction.lost_device_s == lost(victim, NOW) > 0
+        assert not victim.is_stopping
+        assert eviction.lost_device_s == lost_device_s(victim, NOW) > 0
         assert eviction.lost_s >= NOW - victim.placed_at + RESTART_S or victim.checkpoint_at is not None
         assert 0 < eviction.likely_device_s <= eviction.lost_device_s
         if victim.checkpoint_at is not None:
             assert eviction.likely_device_s == eviction.lost_device_s
-        assert eviction.for_attempt_id not in {start.attempt_id for start in told.starts}
+        assert eviction.for_attempt_id not in {start.attempt_id for start in result.starts}
 
 
 @given(contested())
-def test_nobody_is_evicted_without_a_right_to_it(snapshot: Snapshot) -> None:
-    told = plan(snapshot, POLICY, NOW)
-    held = {one.attempt_id: one for one in snapshot.holdings}
-    waiting = {one.attempt_id: one for one in snapshot.candidates}
-    for eviction in told.evictions:
+def test_no_job_is_evicted_without_a_ground(snapshot: Snapshot) -> None:
+    result = plan(snapshot, POLICY, NOW)
+    held = {item.attempt_id: item for item in snapshot.holdings}
+    waiting = {item.attempt_id: item for item in snapshot.candidates}
+    for eviction in result.evictions:
         victim, head = held[eviction.attempt_id], waiting[eviction.for_attempt_id]
         assert victim.priority != 0, "a class that is not preemptible"
         assert victim.num_evicted < POLICY.max_evictions
-        if eviction.ground is Ground.PRIORITY:
+        if eviction.ground is EvictionGround.PRIORITY:
             assert head.priority > victim.priority
             assert head.priority >= 1
         else:
@@ -196,127 +194,136 @@ def test_nobody_is_evicted_without_a_right_to_it(snapshot: Snapshot) -> None:
             assert head.project != victim.project
 
 
-def _tree(snapshot: Snapshot, without: set[str]) -> Tree:
-    tree = Tree(snapshot.projects)
-    for one in snapshot.holdings:
-        if one.attempt_id not in without and not one.is_leaving:
-            tree.take(one.project, held_by(one.allocation))
+def _tree(snapshot: Snapshot, without: set[str]) -> ProjectTree:
+    tree = ProjectTree(snapshot.projects)
+    for item in snapshot.holdings:
+        if item.attempt_id not in without and not item.is_stopping:
+            tree.take(item.project, held_devices(item.allocation))
     return tree
 
 
 @given(contested())
-def test_quotas_hold_when_all_of_it_is_done(snapshot: Snapshot) -> None:
-    """Who takes back stays within a quota, and the last of those who give was above theirs until then."""
-    told = plan(snapshot, POLICY, NOW)
-    waiting = {one.attempt_id: one for one in snapshot.candidates}
-    held = {one.attempt_id: one for one in snapshot.holdings}
-    for head_id, evictions in by_head(told).items():
+def test_quotas_hold_after_all_evictions_and_starts(snapshot: Snapshot) -> None:
+    """A project that reclaims stays within a quota, and the last of its victims was above its own quota until
+    then.
+    """
+    result = plan(snapshot, POLICY, NOW)
+    waiting = {item.attempt_id: item for item in snapshot.candidates}
+    held = {item.attempt_id: item for item in snapshot.holdings}
+    for head_id, evictions in by_head(result).items():
         head = waiting[head_id]
-        reclaimed = [eviction.attempt_id for eviction in evictions if eviction.ground is Ground.QUOTA]
-        asked = asked_by(demand_of(head.request))
+        reclaimed = [eviction.attempt_id for eviction in evictions if eviction.ground is EvictionGround.QUOTA]
+        amount = minimum_devices(demand_of(head.request))
         if reclaimed:
-            after = _tree(snapshot, {eviction.attempt_id for eviction in told.evictions})
-            assert any(after.covered(head.project, asked))
-        above = {view.name for view in Tree(snapshot.projects).line(head.project)}
-        # A parent's own jobs have no quota against that of a child: all that they hold may be taken back.
-        for project in {held[one].project for one in reclaimed} - above:
+            after = _tree(snapshot, {eviction.attempt_id for eviction in result.evictions})
+            assert any(after.quota_coverage(head.project, amount))
+        above = {view.name for view in ProjectTree(snapshot.projects).ancestry(head.project)}
+        # A parent's own jobs have no quota against a child's quota: all that they hold may be reclaimed.
+        for project in {held[item].project for item in reclaimed} - above:
             largest = max((held[o] for o in reclaimed if held[o].project == project), key=_size)
-            before = _tree(snapshot, {one for one in reclaimed if one != largest.attempt_id})
+            before = _tree(snapshot, {item for item in reclaimed if item != largest.attempt_id})
             over = before.over_quota(project)
-            assert over.milligpus > 0 if asked.milligpus else over.millicpus > 0
+            assert over.milligpus > 0 if amount.milligpus else over.millicpus > 0
 
 
-def _size(one: Holding) -> tuple[object, str]:
-    return held_by(one.allocation), one.attempt_id
+def _size(holding: Holding) -> tuple[object, str]:
+    return held_devices(holding.allocation), holding.attempt_id
 
 
 @given(contested())
 def test_evictions_come_to_an_end(snapshot: Snapshot) -> None:
-    """Whoever stops waits again, and nothing else happens: soon nobody is evicted any more."""
+    """Each evicted job waits again, and nothing else happens. Evictions must stop soon."""
     planner = Planner.of(snapshot, POLICY)
-    asked = {one.attempt_id: one for one in snapshot.candidates}
+    candidates = {item.attempt_id: item for item in snapshot.candidates}
     now, rounds = NOW, 0
     while True:
-        told = planner.plan(now)
-        if not told.evictions:
+        result = planner.plan(now)
+        if not result.evictions:
             break
         rounds += 1
         assert rounds <= len(snapshot.holdings) + len(snapshot.candidates), "back and forth"
-        held = {one.attempt_id: one for one in planner.snapshot().holdings}
-        for eviction in told.evictions:
+        held = {item.attempt_id: item for item in planner.snapshot().holdings}
+        for eviction in result.evictions:
             planner.release(eviction.attempt_id, now)
-            again = _again(held[eviction.attempt_id], asked.get(eviction.attempt_id))
-            planner.add(again)
-            asked[again.attempt_id] = again
+            resubmitted = _resubmitted(held[eviction.attempt_id], candidates.get(eviction.attempt_id))
+            planner.add(resubmitted)
+            candidates[resubmitted.attempt_id] = resubmitted
         now += 1.0
     event(f"{rounds} rounds")
 
 
-def _again(one: Holding, was: Candidate | None) -> Candidate:
-    """Asks for what it held, due before everybody else."""
-    if was is None:
-        first = one.allocation[0]
-        request = {"min_nodes": len(one.allocation), "max_nodes": len(one.allocation), "cpus": first.cpus,
+def _resubmitted(holding: Holding, candidate: Candidate | None) -> Candidate:
+    """It asks for what it held, and is due before all other jobs."""
+    if candidate is None:
+        first = holding.allocation[0]
+        num_nodes = len(holding.allocation)
+        request = {"min_nodes": num_nodes, "max_nodes": num_nodes, "cpus": first.cpus,
                    "memory_bytes": first.memory_bytes,
                    "gpus": {"count": len(first.gpu_ids)} if first.gpu_ids else None}  # fmt: skip
-        from_holding = {"job_id": one.job_id, "project": one.project, "priority": one.priority, "order": 0}
-        was = msgspec.convert(
-            {"attempt_id": one.attempt_id, "submitted_at": 0.0, "request": request, **from_holding}, Candidate
+        from_holding = {
+            "job_id": holding.job_id,
+            "project": holding.project,
+            "priority": holding.priority,
+            "order": 0,
+        }
+        candidate = msgspec.convert(
+            {"attempt_id": holding.attempt_id, "submitted_at": 0.0, "request": request, **from_holding},
+            Candidate,
         )
-    return msgspec.structs.replace(was, attempt_id=f"{one.attempt_id}+", due_at=0.0)
+    return msgspec.structs.replace(candidate, attempt_id=f"{holding.attempt_id}+", due_at=0.0)
 
 
 ROUND = st.tuples(st.sampled_from([1, 2]), st.sampled_from(REQUESTS), st.integers(0, 3))
-"""The priority of one who comes, what it asks for, and how many end first."""
+"""The priority of a new job, what it asks for, and how many jobs end first."""
 
 
 @given(contested(), st.lists(ROUND, min_size=3, max_size=20), st.integers(0, 3))
-def test_nobody_gives_way_more_often_than_the_policy_says(
-    snapshot: Snapshot, rounds: list[tuple[int, Request, int]], most: int
+def test_no_job_is_evicted_more_often_than_max_evictions(
+    snapshot: Snapshot, rounds: list[tuple[int, ResourceRequest, int]], most: int
 ) -> None:
-    """Whoever comes, and whenever: those who stop wait again and begin anew, with nothing saved."""
+    """Jobs arrive at any time. Evicted jobs wait again and start over, with nothing saved."""
     planner = Planner.of(snapshot, msgspec.structs.replace(POLICY, max_evictions=most))
-    gave_way = {one.job_id: one.num_evicted for one in snapshot.holdings}
-    asked = {one.attempt_id: one for one in snapshot.candidates}
+    num_evicted = {holding.job_id: holding.num_evicted for holding in snapshot.holdings}
+    candidates = {holding.attempt_id: holding for holding in snapshot.candidates}
     now = NOW
     for number, (priority, request, num_ends) in enumerate(rounds, 100):
         urgent = Candidate(
             attempt_id=f"att-{number}", job_id=f"job-{number}", project="vision", priority=priority,
             order=number, submitted_at=now, request=request,
         )  # fmt: skip
-        asked[urgent.attempt_id] = urgent
+        candidates[urgent.attempt_id] = urgent
         planner.add(urgent)
-        for one in sorted(planner.snapshot().holdings, key=lambda one: -one.priority)[:num_ends]:
-            planner.release(one.attempt_id, now)
-        told = planner.plan(now)
-        held = {one.attempt_id: one for one in planner.snapshot().holdings}
-        for eviction in told.evictions:
-            one = held[eviction.attempt_id]
-            gave_way[one.job_id] = gave_way.get(one.job_id, 0) + 1
-            assert gave_way[one.job_id] <= most
-            event(f"gave way {gave_way[one.job_id]} times")
-            again = _again(one, asked.get(one.attempt_id))
-            again = msgspec.structs.replace(again, num_evicted=gave_way[one.job_id])
-            asked[again.attempt_id] = again
-            planner.release(one.attempt_id, now)
-            planner.add(again)
+        for holding in sorted(planner.snapshot().holdings, key=lambda holding: -holding.priority)[:num_ends]:
+            planner.release(holding.attempt_id, now)
+        result = planner.plan(now)
+        held = {holding.attempt_id: holding for holding in planner.snapshot().holdings}
+        for eviction in result.evictions:
+            holding = held[eviction.attempt_id]
+            num_evicted[holding.job_id] = num_evicted.get(holding.job_id, 0) + 1
+            assert num_evicted[holding.job_id] <= most
+            event(f"gave way {num_evicted[holding.job_id]} times")
+            resubmitted = _resubmitted(holding, candidates.get(holding.attempt_id))
+            resubmitted = msgspec.structs.replace(resubmitted, num_evicted=num_evicted[holding.job_id])
+            candidates[resubmitted.attempt_id] = resubmitted
+            planner.release(holding.attempt_id, now)
+            planner.add(resubmitted)
         planner.plan(now)
         now += 60.0
 
 
 @given(st.data())
 def test_quota_below_a_limit_that_a_sibling_filled_is_served(data: st.DataObject) -> None:
-    """Quotas of siblings together are within the limit above them; nodes there are enough."""
+    """The quotas of siblings together are within the limit above them, and there are enough nodes."""
     limit = data.draw(st.integers(2, 12))
     quota = data.draw(st.integers(1, limit))
     rest = data.draw(st.integers(0, limit - quota))
     views = (
-        ProjectView(name="lab", limit=Devices(gpus=limit)),
-        ProjectView(name="vision", parent="lab", quota=Devices(gpus=quota)),
-        ProjectView(name="speech", parent="lab", quota=Devices(gpus=rest)),
+        ProjectInfo(name="lab", limit=DeviceAmounts(gpus=limit)),
+        ProjectInfo(name="vision", parent="lab", quota=DeviceAmounts(gpus=quota)),
+        ProjectInfo(name="speech", parent="lab", quota=DeviceAmounts(gpus=rest)),
     )
-    gpus = tuple(GpuView(index, "A100") for index in range(4))
-    nodes = tuple(NodeView(name=f"n{n:02}", cpus=4.0, memory_bytes=64, gpus=gpus) for n in range(16))
+    gpus = tuple(GpuInfo(index, "A100") for index in range(4))
+    nodes = tuple(NodeInfo(name=f"n{n:02}", cpus=4.0, memory_bytes=64, gpus=gpus) for n in range(16))
     sizes = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=12))
     planner = Planner(POLICY)
     planner.set_projects(views)
@@ -329,12 +336,12 @@ def test_quota_below_a_limit_that_a_sibling_filled_is_served(data: st.DataObject
     planner.add(head)
     at_once = planner.plan(NOW + 1)
     assert not at_once.evictions
-    told = planner.plan(NOW + POLICY.settle_s)
-    for eviction in told.evictions:
+    result = planner.plan(NOW + POLICY.settle_s)
+    for eviction in result.evictions:
         event("a limit is taken back")
         planner.release(eviction.attempt_id, NOW + POLICY.settle_s)
     later = planner.plan(NOW + POLICY.settle_s + 1)
-    starts = (*at_once.starts, *told.starts, *later.starts)
+    starts = (*at_once.starts, *result.starts, *later.starts)
     assert head.attempt_id in {start.attempt_id for start in starts}
 
 

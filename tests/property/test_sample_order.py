@@ -16,8 +16,7 @@ pytest.importorskip("torch")
 from torch.utils.data import DataLoader, Dataset
 
 from shoal.errors import SpecError
-from shoal.runtime.rank.permutation import permute
-from shoal.runtime.rank.sampler import Sampler
+from shoal.runtime.rank.sampler import Sampler, permute
 
 sizes = st.integers(1, 500)
 seeds = st.integers(0, 2**64 - 1)
@@ -45,7 +44,7 @@ def at(rank: int, world: int) -> Iterator[None]:
 
 
 def global_batches(make: Sampler, world: int, count: int) -> list[list[int]]:
-    """The first batches as all ranks together see them, each rank with a sampler of its own."""
+    """Return the first batches as all ranks together see them, each rank with its own sampler."""
     parts = []
     for rank in range(world):
         sampler = Sampler(make.size, global_batch=make.global_batch, seed=make.seed)
@@ -64,7 +63,7 @@ def test_an_epoch_holds_each_sample_exactly_once(size: int, seed: int, epoch: in
 
 @given(size=st.integers(2**40, 2**60), seed=seeds)
 def test_positions_of_a_huge_set_stay_inside_it_and_apart(size: int, seed: int) -> None:
-    positions = np.array([turn * (size - 1) // 63 for turn in range(64)], dtype=np.uint64)
+    positions = np.array([step * (size - 1) // 63 for step in range(64)], dtype=np.uint64)
     order = permute(positions, size, seed, 0)
     assert int(order.max()) < size
     assert len(set(order.tolist())) == len(set(positions.tolist()))
@@ -103,7 +102,7 @@ def test_batches_that_cross_the_end_of_an_epoch_repeat_and_miss_nothing(
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_position_counts_what_came_out_and_not_what_workers_fetched_ahead(workers: int) -> None:
+def test_the_position_counts_yielded_samples_and_not_prefetched_ones(workers: int) -> None:
     sampler = Sampler(100, global_batch=8, seed=3)
     loader = DataLoader(Numbers(100), batch_size=8, sampler=sampler, num_workers=workers)
     batches = sampler.batches(loader)

@@ -1,4 +1,4 @@
-"""What every plan keeps to, whatever the cluster, the holdings and the queue look like."""
+"""Invariants of every plan, whatever the cluster, the holdings and the queue look like."""
 
 from __future__ import annotations
 
@@ -13,32 +13,31 @@ import msgspec
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from shoal.model.attempt import NodeShare
-from shoal.model.job import DependencyKind
-from shoal.model.request import GpuRequest, Request, TopologyRequest
+from shoal.model.attempt import NodeTask
+from shoal.model.job import DependencyKind, GpuRequest, ResourceRequest, TopologyRequest
 from shoal.scheduler import (
     Candidate,
-    GpuView,
+    GpuInfo,
     Holding,
-    NodeView,
+    NodeInfo,
     Plan,
     Policy,
     Snapshot,
     UnmetDependency,
-    Why,
-    impossible,
+    WaitReason,
+    explain_impossible,
     plan,
 )
 
 NOW = 10_000.0
 
 
-def _devices(*kinds: str) -> tuple[GpuView, ...]:
-    return tuple(GpuView(index, kind) for index, kind in enumerate(kinds))
+def _devices(*kinds: str) -> tuple[GpuInfo, ...]:
+    return tuple(GpuInfo(index, kind) for index, kind in enumerate(kinds))
 
 
-def _view(cpus: float, memory: int, gpus: tuple[GpuView, ...] = ()) -> NodeView:
-    return NodeView(name="", cpus=cpus, memory_bytes=memory, disk_bytes=3, gpus=gpus)
+def _view(cpus: float, memory: int, gpus: tuple[GpuInfo, ...] = ()) -> NodeInfo:
+    return NodeInfo(name="", cpus=cpus, memory_bytes=memory, disk_bytes=3, gpus=gpus)
 
 
 A100, H100 = "A100", "H100"
@@ -50,13 +49,13 @@ SHAPES = (
     _view(4.0, 20),
     _view(0.9, 7),
 )
-"""Alike enough that jobs get in each other's way, and unlike enough that it matters where they go."""
+"""Similar enough that jobs compete for nodes, and different enough that placement matters."""
 
 
-def _asked(nodes: int = 1, most: int = 1, cpus: float = 1.0, gpus: int = 0, **fields: Any) -> Request:
+def _asked(nodes: int = 1, most: int = 1, cpus: float = 1.0, gpus: int = 0, **fields: Any) -> ResourceRequest:
     kind = fields.pop("kind", None)
-    asked = GpuRequest(count=gpus, kind=kind) if gpus else None
-    return Request(min_nodes=nodes, max_nodes=max(nodes, most), cpus=cpus, gpus=asked, **fields)
+    gpu_request = GpuRequest(count=gpus, kind=kind) if gpus else None
+    return ResourceRequest(min_nodes=nodes, max_nodes=max(nodes, most), cpus=cpus, gpus=gpu_request, **fields)
 
 
 NEAR, NEARBY = TopologyRequest(within="rack"), TopologyRequest(within="rack", is_required=False)
@@ -83,7 +82,7 @@ REQUESTS = (
 
 
 @st.composite
-def node_views(draw: st.DrawFn, name: str) -> NodeView:
+def node_views(draw: st.DrawFn, name: str) -> NodeInfo:
     return msgspec.structs.replace(
         draw(st.sampled_from(SHAPES)),
         name=name,
@@ -128,7 +127,7 @@ POLICIES = st.builds(Policy, patience_s=st.sampled_from([0.0, 600.0, inf]))
 
 @st.composite
 def snapshots(draw: st.DrawFn) -> Snapshot:
-    """Holdings come from a plan of their own, so that they are such as a cluster can have."""
+    """Make holdings with a plan of their own, so that a cluster could really have them."""
     views = tuple(draw(node_views(f"n{number}")) for number in range(draw(NUM_NODES)))
     earlier = tuple(draw(candidates(number, "held")) for number in range(draw(st.integers(0, 6))))
     first = plan(Snapshot(nodes=views, holdings=(), candidates=earlier), Policy(), NOW)
@@ -138,7 +137,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     return Snapshot(nodes=views, holdings=holdings, candidates=waiting)
 
 
-def _held(candidate: Candidate, allocation: tuple[NodeShare, ...]) -> Holding:
+def _held(candidate: Candidate, allocation: tuple[NodeTask, ...]) -> Holding:
     return Holding(
         attempt_id=candidate.attempt_id,
         job_id=candidate.job_id,
@@ -151,13 +150,13 @@ def _held(candidate: Candidate, allocation: tuple[NodeShare, ...]) -> Holding:
     )
 
 
-def shares_after(snapshot: Snapshot, told: Plan) -> list[NodeShare]:
-    held = [share for holding in snapshot.holdings for share in holding.allocation]
-    return held + [share for start in told.starts for share in start.allocation]
+def tasks_after(snapshot: Snapshot, result: Plan) -> list[NodeTask]:
+    held = [task for holding in snapshot.holdings for task in holding.allocation]
+    return held + [task for start in result.starts for task in start.allocation]
 
 
-def _place(candidate: Candidate) -> tuple[int, float, int, str]:
-    """Who comes first, where nobody was told when they are due."""
+def _order_key(candidate: Candidate) -> tuple[int, float, int, str]:
+    """Return the order of candidates without due times."""
     return -candidate.priority, candidate.submitted_at, candidate.order, candidate.attempt_id
 
 
@@ -165,47 +164,47 @@ def exact(cpus: float) -> Fraction:
     return Fraction(str(cpus))
 
 
-def can_give(view: NodeView, asked: Request, used: list[NodeShare]) -> bool:
+def can_give(view: NodeInfo, wanted: ResourceRequest, used: list[NodeTask]) -> bool:
     """Whether a node can give a request next to what is used, in exact arithmetic and step by step."""
-    here = [share for share in used if share.node == view.name]
-    taken = {index for share in here for index in share.gpu_ids}
-    kind = asked.gpus.kind if asked.gpus else None
-    count = asked.gpus.count if asked.gpus else 0
-    free = [g for g in view.gpus if g.index not in taken and kind in (None, g.kind)]
+    on_node = [task for task in used if task.node == view.name]
+    gpus_in_use = {index for task in on_node for index in task.gpu_ids}
+    kind = wanted.gpus.kind if wanted.gpus else None
+    count = wanted.gpus.count if wanted.gpus else 0
+    free = [g for g in view.gpus if g.index not in gpus_in_use and kind in (None, g.kind)]
     gpu_share = Fraction(count, len(view.gpus)) if view.gpus else Fraction(0)
-    memory = asked.memory_bytes
+    memory = wanted.memory_bytes
     if memory is None:
-        memory = int(view.memory_bytes * max(exact(asked.cpus) / exact(view.cpus), gpu_share))
+        memory = int(view.memory_bytes * max(exact(wanted.cpus) / exact(view.cpus), gpu_share))
     return (
         count <= len(free)
-        and exact(asked.cpus) + sum(exact(share.cpus) for share in here) <= exact(view.cpus)
-        and memory + sum(share.memory_bytes for share in here) <= view.memory_bytes
-        and asked.disk_bytes + sum(share.disk_bytes for share in here) <= view.disk_bytes
+        and exact(wanted.cpus) + sum(exact(task.cpus) for task in on_node) <= exact(view.cpus)
+        and memory + sum(task.memory_bytes for task in on_node) <= view.memory_bytes
+        and wanted.disk_bytes + sum(task.disk_bytes for task in on_node) <= view.disk_bytes
     )
 
 
-def could_run(asked: Request, views: list[NodeView], used: list[NodeShare]) -> bool:
-    """By trying every set of nodes."""
-    able = [view for view in views if can_give(view, asked, used)]
-    gangs = combinations(able, asked.min_nodes)
-    if asked.topology is None or not asked.topology.is_required:
+def could_run(wanted: ResourceRequest, views: list[NodeInfo], used: list[NodeTask]) -> bool:
+    """Try every set of nodes."""
+    suitable = [view for view in views if can_give(view, wanted, used)]
+    gangs = combinations(suitable, wanted.min_nodes)
+    if wanted.topology is None or not wanted.topology.is_required:
         return any(True for _ in gangs)
-    label = asked.topology.within or ""
+    label = wanted.topology.within or ""
     racks = ({view.labels.get(label) for view in gang} for gang in gangs)
     return any(len(rack) == 1 and None not in rack for rack in racks)
 
 
 @given(snapshots(), POLICIES)
 def test_no_node_is_over_committed(snapshot: Snapshot, policy: Policy) -> None:
-    used = shares_after(snapshot, plan(snapshot, policy, NOW))
+    used = tasks_after(snapshot, plan(snapshot, policy, NOW))
     for view in snapshot.nodes:
-        here = [share for share in used if share.node == view.name]
-        assert sum(exact(share.cpus) for share in here) <= exact(view.cpus)
-        assert sum(share.memory_bytes for share in here) <= view.memory_bytes
-        assert sum(share.disk_bytes for share in here) <= view.disk_bytes
+        on_node = [task for task in used if task.node == view.name]
+        assert sum(exact(task.cpus) for task in on_node) <= exact(view.cpus)
+        assert sum(task.memory_bytes for task in on_node) <= view.memory_bytes
+        assert sum(task.disk_bytes for task in on_node) <= view.disk_bytes
         used_milli: Counter[int] = Counter()
-        for share in here:
-            used_milli.update(dict.fromkeys(share.gpu_ids, share.gpu_milli))
+        for task in on_node:
+            used_milli.update(dict.fromkeys(task.gpu_ids, task.gpu_milli))
         assert all(milli <= 1000 for milli in used_milli.values())
         assert set(used_milli) <= {gpu.index for gpu in view.gpus}
 
@@ -216,16 +215,16 @@ def test_gangs_start_whole_and_with_all_they_asked_for(snapshot: Snapshot, polic
     views = {view.name: view for view in snapshot.nodes}
     for start in plan(snapshot, policy, NOW).starts:
         candidate = by_id[start.attempt_id]
-        asked = candidate.request
-        names = [share.node for share in start.allocation]
-        assert asked.min_nodes <= len(set(names)) == len(names) <= asked.max_nodes
-        for share in start.allocation:
-            kinds = [gpu.kind for gpu in views[share.node].gpus if gpu.index in share.gpu_ids]
-            assert share.cpus >= asked.cpus
-            assert share.memory_bytes >= (asked.memory_bytes or 0)
-            assert len(kinds) == (asked.gpus.count if asked.gpus else 0)
-            assert asked.gpus is None or asked.gpus.kind is None or set(kinds) == {asked.gpus.kind}
-        if asked.topology and asked.topology.is_required:
+        wanted = candidate.request
+        names = [task.node for task in start.allocation]
+        assert wanted.min_nodes <= len(set(names)) == len(names) <= wanted.max_nodes
+        for task in start.allocation:
+            kinds = [gpu.kind for gpu in views[task.node].gpus if gpu.index in task.gpu_ids]
+            assert task.cpus >= wanted.cpus
+            assert task.memory_bytes >= (wanted.memory_bytes or 0)
+            assert len(kinds) == (wanted.gpus.count if wanted.gpus else 0)
+            assert wanted.gpus is None or wanted.gpus.kind is None or set(kinds) == {wanted.gpus.kind}
+        if wanted.topology and wanted.topology.is_required:
             assert len({views[name].labels["rack"] for name in names}) == 1
 
 
@@ -234,21 +233,21 @@ def test_closed_and_excluded_nodes_are_never_used(snapshot: Snapshot, policy: Po
     by_id = {candidate.attempt_id: candidate for candidate in snapshot.candidates}
     closed = {view.name for view in snapshot.nodes if view.closed_because is not None}
     for start in plan(snapshot, policy, NOW).starts:
-        names = {share.node for share in start.allocation}
+        names = {task.node for task in start.allocation}
         assert not names & closed
         assert not names & set(by_id[start.attempt_id].excluded_nodes)
 
 
 @given(snapshots(), POLICIES)
 def test_every_candidate_starts_or_is_explained_once(snapshot: Snapshot, policy: Policy) -> None:
-    told = plan(snapshot, policy, NOW)
-    answered = [start.attempt_id for start in told.starts]
-    answered += [said.attempt_id for said in told.explanations]
+    result = plan(snapshot, policy, NOW)
+    answered = [start.attempt_id for start in result.starts]
+    answered += [explanation.attempt_id for explanation in result.explanations]
     assert Counter(answered) == Counter(candidate.attempt_id for candidate in snapshot.candidates)
-    for said in told.explanations:
-        event(said.why)
-        assert said.sentence
-        msgspec.json.encode(said)
+    for explanation in result.explanations:
+        event(explanation.why)
+        assert explanation.sentence
+        msgspec.json.encode(explanation)
 
 
 @given(snapshots(), POLICIES, st.randoms(use_true_random=False))
@@ -273,51 +272,51 @@ def test_the_same_snapshot_gives_the_same_plan_and_stays_as_it_was(
 
 
 @given(snapshots(), POLICIES)
-def test_nobody_waits_behind_a_lower_priority(snapshot: Snapshot, policy: Policy) -> None:
+def test_no_job_waits_behind_a_lower_priority(snapshot: Snapshot, policy: Policy) -> None:
     by_job = {candidate.job_id: candidate for candidate in snapshot.candidates}
-    for said in plan(snapshot, policy, NOW).explanations:
-        if said.why is Why.BEHIND and said.facts["behind_job_id"] is not None:
-            head, waiting = by_job[said.facts["behind_job_id"]], by_job[said.job_id]
+    for result in plan(snapshot, policy, NOW).explanations:
+        if result.why is WaitReason.BEHIND and result.facts["behind_job_id"] is not None:
+            head, waiting = by_job[result.facts["behind_job_id"]], by_job[result.job_id]
             assert head is not waiting
-            # Equal ones of two queues go queue by queue; of one queue, by their ids.
-            assert _place(head)[:-1] <= _place(waiting)[:-1]
+            # Equal jobs of two queues start queue by queue; within a queue, by their ids.
+            assert _order_key(head)[:-1] <= _order_key(waiting)[:-1]
             assert head.project == waiting.project
 
 
 @given(snapshots(), POLICIES)
-def test_never_means_never_and_not_now_means_not_now(snapshot: Snapshot, policy: Policy) -> None:
-    told = plan(snapshot, policy, NOW)
-    used = shares_after(snapshot, told)
+def test_never_fits_and_resources_explanations_are_true(snapshot: Snapshot, policy: Policy) -> None:
+    result = plan(snapshot, policy, NOW)
+    used = tasks_after(snapshot, result)
     by_id = {candidate.attempt_id: candidate for candidate in snapshot.candidates}
     views = list(snapshot.nodes)
-    for said in told.explanations:
-        candidate = by_id[said.attempt_id]
-        asked = candidate.request
+    for explanation in result.explanations:
+        candidate = by_id[explanation.attempt_id]
+        wanted = candidate.request
         allowed = [view for view in views if view.name not in candidate.excluded_nodes]
         is_open = [view for view in allowed if view.closed_because is None]
-        runs_ever = could_run(asked, views, [])
-        runs_allowed = could_run(asked, allowed, [])
-        runs_open = could_run(asked, is_open, [])
-        runs_now = could_run(asked, is_open, used)
-        if said.why is Why.NEVER_FITS:
+        runs_ever = could_run(wanted, views, [])
+        runs_allowed = could_run(wanted, allowed, [])
+        runs_open = could_run(wanted, is_open, [])
+        runs_now = could_run(wanted, is_open, used)
+        if explanation.why is WaitReason.NEVER_FITS:
             assert not runs_ever
-        elif said.why is Why.NODES_EXCLUDED:
+        elif explanation.why is WaitReason.NODES_EXCLUDED:
             assert (runs_ever, runs_allowed) == (True, False)
-        elif said.why is Why.NODES_CLOSED:
+        elif explanation.why is WaitReason.NODES_CLOSED:
             assert (runs_allowed, runs_open) == (True, False)
-        elif said.why in {Why.RESOURCES, Why.TOPOLOGY}:
+        elif explanation.why in {WaitReason.RESOURCES, WaitReason.TOPOLOGY}:
             assert (runs_open, runs_now) == (True, False)
-        elif said.why is Why.BEHIND:
+        elif explanation.why is WaitReason.BEHIND:
             assert runs_now
 
 
 @given(snapshots())
-def test_what_is_refused_at_submit_is_exactly_what_no_empty_cluster_holds(snapshot: Snapshot) -> None:
+def test_submit_refuses_exactly_the_requests_that_no_empty_cluster_holds(snapshot: Snapshot) -> None:
     views = list(snapshot.nodes)
     for candidate in snapshot.candidates:
-        said = impossible(candidate.request, views)
-        assert (said is not None) == (bool(views) and not could_run(candidate.request, views, []))
-        assert said is None or said.why is Why.NEVER_FITS
+        explanation = explain_impossible(candidate.request, views)
+        assert (explanation is not None) == (bool(views) and not could_run(candidate.request, views, []))
+        assert explanation is None or explanation.why is WaitReason.NEVER_FITS
 
 
 @given(snapshots())
@@ -327,16 +326,16 @@ def test_the_first_in_line_always_starts_when_it_fits(snapshot: Snapshot) -> Non
         for c in snapshot.candidates
         if not c.unmet and c.not_before <= NOW and c.array_id is None
     ]
-    told = plan(msgspec.structs.replace(snapshot, candidates=tuple(ready)), Policy(), NOW)
-    first = min(ready, key=_place, default=None)
+    result = plan(msgspec.structs.replace(snapshot, candidates=tuple(ready)), Policy(), NOW)
+    first = min(ready, key=_order_key, default=None)
     if first is not None:
         views = [
             view
             for view in snapshot.nodes
             if view.closed_because is None and view.name not in first.excluded_nodes
         ]
-        held = [share for holding in snapshot.holdings for share in holding.allocation]
-        has_started = bool(told.starts) and told.starts[0].attempt_id == first.attempt_id
+        held = [task for holding in snapshot.holdings for task in holding.allocation]
+        has_started = bool(result.starts) and result.starts[0].attempt_id == first.attempt_id
         assert has_started == could_run(first.request, views, held)
 
 
@@ -349,51 +348,51 @@ def test_arrays_stay_within_their_limit(snapshot: Snapshot, policy: Policy) -> N
 
 
 def naive_starts(snapshot: Snapshot) -> dict[str, list[str]]:
-    """First come, first served over every node, for gangs without topology: slow and obvious."""
-    used = [share for holding in snapshot.holdings for share in holding.allocation]
+    """First come, first served over all nodes, for gangs without topology: slow and obvious."""
+    used = [task for holding in snapshot.holdings for task in holding.allocation]
     started: dict[str, list[str]] = {}
-    for candidate in sorted(snapshot.candidates, key=_place):
-        asked = candidate.request
-        able = [
+    for candidate in sorted(snapshot.candidates, key=_order_key):
+        wanted = candidate.request
+        suitable = [
             view
             for view in snapshot.nodes
             if view.closed_because is None
             and view.name not in candidate.excluded_nodes
-            and can_give(view, asked, used)
+            and can_give(view, wanted, used)
         ]
-        elsewhere = [view for view in able if view.name not in candidate.avoided_nodes]
-        best = elsewhere if len(elsewhere) >= asked.min_nodes else able
-        chosen = sorted(best, key=lambda view: (*_left_over(view, used), view.name))[: asked.max_nodes]
-        if len(chosen) >= asked.min_nodes:
+        unavoided = [view for view in suitable if view.name not in candidate.avoided_nodes]
+        best = unavoided if len(unavoided) >= wanted.min_nodes else suitable
+        chosen = sorted(best, key=lambda view: (*_left_over(view, used), view.name))[: wanted.max_nodes]
+        if len(chosen) >= wanted.min_nodes:
             started[candidate.attempt_id] = [view.name for view in chosen]
-            used += [_naive_share(view, asked, used) for view in chosen]
+            used += [_naive_task(view, wanted, used) for view in chosen]
     return started
 
 
-def _left_over(view: NodeView, used: list[NodeShare]) -> tuple[int, Fraction]:
-    here = [share for share in used if share.node == view.name]
-    num_gpus = len(view.gpus) - sum(len(share.gpu_ids) for share in here)
-    return num_gpus, exact(view.cpus) - sum(exact(share.cpus) for share in here)
+def _left_over(view: NodeInfo, used: list[NodeTask]) -> tuple[int, Fraction]:
+    on_node = [task for task in used if task.node == view.name]
+    num_gpus = len(view.gpus) - sum(len(task.gpu_ids) for task in on_node)
+    return num_gpus, exact(view.cpus) - sum(exact(task.cpus) for task in on_node)
 
 
-def _naive_share(view: NodeView, asked: Request, used: list[NodeShare]) -> NodeShare:
-    taken = {index for share in used if share.node == view.name for index in share.gpu_ids}
-    kind, count = (asked.gpus.kind, asked.gpus.count) if asked.gpus else (None, 0)
-    free = [gpu.index for gpu in view.gpus if gpu.index not in taken and kind in (None, gpu.kind)]
+def _naive_task(view: NodeInfo, wanted: ResourceRequest, used: list[NodeTask]) -> NodeTask:
+    gpus_in_use = {index for task in used if task.node == view.name for index in task.gpu_ids}
+    kind, count = (wanted.gpus.kind, wanted.gpus.count) if wanted.gpus else (None, 0)
+    free = [gpu.index for gpu in view.gpus if gpu.index not in gpus_in_use and kind in (None, gpu.kind)]
     gpu_share = Fraction(count, len(view.gpus)) if view.gpus else Fraction(0)
-    by_share = int(view.memory_bytes * max(exact(asked.cpus) / exact(view.cpus), gpu_share))
-    return NodeShare(
+    by_share = int(view.memory_bytes * max(exact(wanted.cpus) / exact(view.cpus), gpu_share))
+    return NodeTask(
         node=view.name,
-        cpus=asked.cpus,
-        memory_bytes=by_share if asked.memory_bytes is None else asked.memory_bytes,
-        disk_bytes=asked.disk_bytes,
+        cpus=wanted.cpus,
+        memory_bytes=by_share if wanted.memory_bytes is None else wanted.memory_bytes,
+        disk_bytes=wanted.disk_bytes,
         gpu_ids=tuple(free[:count]),
     )
 
 
-def _without_limit(asked: Request) -> Request:
-    """No time can be promised then, and nobody is kept from starting."""
-    return msgspec.structs.replace(asked, topology=None, time_limit_s=None)
+def _without_limit(wanted: ResourceRequest) -> ResourceRequest:
+    """Without a limit no start can be promised, and no job is delayed for a promise."""
+    return msgspec.structs.replace(wanted, topology=None, time_limit_s=None)
 
 
 @given(snapshots())
@@ -405,6 +404,6 @@ def test_plans_are_those_of_a_slow_and_obvious_scheduler(snapshot: Snapshot) -> 
     ]
     holdings = [msgspec.structs.replace(held, time_limit_s=None) for held in snapshot.holdings]
     snapshot = msgspec.structs.replace(snapshot, candidates=tuple(plain), holdings=tuple(holdings))
-    told = plan(snapshot, Policy(patience_s=inf), NOW)
-    nodes = {start.attempt_id: [share.node for share in start.allocation] for start in told.starts}
+    result = plan(snapshot, Policy(patience_s=inf), NOW)
+    nodes = {start.attempt_id: [task.node for task in start.allocation] for start in result.starts}
     assert nodes == naive_starts(snapshot)

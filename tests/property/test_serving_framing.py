@@ -1,4 +1,4 @@
-"""However a stream of bytes is cut into pieces, the same requests come out of it, or the same refusal."""
+"""However a stream of bytes is split, it yields the same requests, or the same refusal."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.serving.chunks import LAST, BadChunk, Chunks
-from shoal.serving.head import parse_head, too_large
-from shoal.serving.problem import Refused
-from tests.support.framing import pieces, taken
-from tests.support.http_cases import TAKEN, all_cases
-from tests.support.serving import get
+from shoal.serving.proxy.chunks import LAST_CHUNK, BadChunk, Chunks
+from shoal.serving.proxy.local_reply import ProxyRefusal
+from shoal.serving.proxy.request_head import parse_head, too_large
+from tests.support.faults.http_cases import ACCEPTED, all_cases
+from tests.support.serving.data_plane_lab import request_bytes
+from tests.support.serving.framing import parse_requests, split_at
 
 CASES = all_cases()
 RAW = {case.name: case.raw.replace(b"{path}", b"/p/s/") for case in CASES}
@@ -23,30 +23,32 @@ CUTS = st.lists(st.integers(min_value=0, max_value=1 << 16), max_size=20)
 
 
 @given(st.lists(st.sampled_from([case.name for case in CASES]), min_size=1, max_size=4), CUTS)
-def test_cuts_change_nothing(names: list[str], cuts: list[int]) -> None:
+def test_splits_change_nothing(names: list[str], cuts: list[int]) -> None:
     raw = b"".join(RAW[name] for name in names)
-    whole, cut = asyncio.run(taken([raw])), asyncio.run(taken(pieces(raw, cuts)))
+    whole, cut = asyncio.run(parse_requests([raw])), asyncio.run(parse_requests(split_at(raw, cuts)))
     done = [request for request in whole[0] if request[2]]
     assert [request for request in cut[0] if request[2]] == done
-    # Which of two faults is seen first may depend on the cuts; that there is one does not.
+    # Which of two faults is found first may depend on the splits, but that one is found does not.
     assert cut[1][:10] == whole[1][:10]
 
 
-def test_request_behind_a_refused_one_ends_where_it_ends_though_more_came_before_its_turn() -> None:
-    raw = b"".join(get(path) for path in ("/p/s/a", "/p/none", "/p/s/b", "/p/s/c"))
+def test_pipelined_request_behind_a_refused_one_ends_at_the_right_byte() -> None:
+    raw = b"".join(request_bytes(path) for path in ("/p/s/a", "/p/none", "/p/s/b", "/p/s/c"))
     at = len(raw) - 10
-    whole, cut = asyncio.run(taken([raw])), asyncio.run(taken([raw[:at], raw[at:]]))
+    whole, cut = asyncio.run(parse_requests([raw])), asyncio.run(parse_requests([raw[:at], raw[at:]]))
     assert [head[:7] for head, _, _ in whole[0]] == [b"GET /a ", b"GET /b ", b"GET /c "]
     assert cut == whole
 
 
 @given(st.lists(st.binary(max_size=40), max_size=8), CUTS)
-def test_chunked_body_ends_where_it_ends_however_it_is_cut(contents: list[bytes], cuts: list[int]) -> None:
+def test_chunked_body_ends_at_the_same_byte_however_it_is_split(
+    contents: list[bytes], cuts: list[int]
+) -> None:
     contents = [content for content in contents if content]
     body = b"".join(b"%x\r\n%b\r\n" % (len(content), content) for content in contents)
-    raw = body + LAST + b"next"
+    raw = body + LAST_CHUNK + b"next"
     chunks, sent, rest, decoded = Chunks(), b"", None, cast("list[bytes]", [])
-    for piece in pieces(raw, cuts):
+    for piece in split_at(raw, cuts):
         if rest is None:
             ready, rest = chunks.feed(piece, decoded)
             sent += ready
@@ -79,8 +81,8 @@ CHUNKY = st.lists(
 
 
 @given(CHUNKY, CUTS)
-def test_bytes_that_may_be_chunks_are_read_alike_however_they_are_cut(raw: bytes, cuts: list[int]) -> None:
-    whole, cut = read_chunks([raw]), read_chunks(pieces(raw, cuts))
+def test_chunked_bytes_are_read_the_same_however_they_are_split(raw: bytes, cuts: list[int]) -> None:
+    whole, cut = read_chunks([raw]), read_chunks(split_at(raw, cuts))
     if whole is None or cut is None:
         assert whole == cut
     else:
@@ -89,17 +91,17 @@ def test_bytes_that_may_be_chunks_are_read_alike_however_they_are_cut(raw: bytes
 
 @given(st.binary(max_size=200))
 def test_any_bytes_for_a_head_are_read_or_refused(noise: bytes) -> None:
-    raw = get().removesuffix(b"\r\n") + noise + b"\r\n\r\n"
+    raw = request_bytes().removesuffix(b"\r\n") + noise + b"\r\n\r\n"
     try:
         head = parse_head(raw[: raw.find(b"\r\n\r\n") + 4])
         seen = 200 if head.method == b"GET" else 0
-    except Refused as refused:
+    except ProxyRefusal as refused:
         seen = refused.status
     assert seen in {200, 400, 405, 413, 414, 417, 431, 501}
 
 
-@given(st.sampled_from([case.name for case in CASES if case.verdict == TAKEN]), st.integers(0, 1 << 16))
-def test_beginning_of_a_good_head_is_not_refused_for_what_is_missing(name: str, cut: int) -> None:
+@given(st.sampled_from([case.name for case in CASES if case.verdict == ACCEPTED]), st.integers(0, 1 << 16))
+def test_incomplete_valid_head_is_not_refused(name: str, cut: int) -> None:
     raw = RAW[name].lstrip(b"\r\n")
     head = raw[: raw.find(b"\r\n\r\n") + 3]
     assert too_large(head[: cut % len(head)]) is None

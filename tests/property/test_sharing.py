@@ -1,4 +1,4 @@
-"""Accounting of projects against what it must equal: everything added up anew, whatever happened before."""
+"""Project accounting equals the sum computed from scratch, whatever happened before."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.model.people import Devices
-from shoal.scheduler.devices import Amount, ProjectView
-from shoal.scheduler.fair import Fair, Usage
-from shoal.scheduler.tree import Tree
+from shoal.model.people import DeviceAmounts
+from shoal.scheduler.facts.amounts import DeviceAmount, ProjectInfo
+from shoal.scheduler.order.fair_share import FairShare, Usage
+from shoal.scheduler.order.project_tree import ProjectTree
 
 NAMES = tuple("abcdef")
-AMOUNTS = st.builds(Amount, st.sampled_from([0, 10, 500, 1000, 4000]), st.integers(0, 8000))
+AMOUNTS = st.builds(DeviceAmount, st.sampled_from([0, 10, 500, 1000, 4000]), st.integers(0, 8000))
 HALF = 1000.0
 
 
 @st.composite
-def devices(draw: st.DrawFn) -> Devices | None:
+def devices(draw: st.DrawFn) -> DeviceAmounts | None:
     gpus = draw(st.none() | st.integers(0, 10))
     cpus = draw(st.none() | st.integers(0, 20).map(float))
-    return None if gpus is None and cpus is None else Devices(gpus=gpus, cpus=cpus)
+    return None if gpus is None and cpus is None else DeviceAmounts(gpus=gpus, cpus=cpus)
 
 
 @st.composite
-def forests(draw: st.DrawFn) -> list[ProjectView]:
-    """Each project's parent comes before it, so there is no circle; the order they are told in is any."""
+def forests(draw: st.DrawFn) -> list[ProjectInfo]:
+    """Each project's parent comes before it, so there is no cycle. The projects are passed in any order."""
     views = []
     for number, name in enumerate(NAMES):
         parent = draw(st.none() | st.sampled_from(NAMES[:number])) if number else None
         views.append(
-            ProjectView(
+            ProjectInfo(
                 name=name,
                 parent=parent,
                 quota=draw(devices()),
@@ -46,25 +46,29 @@ def forests(draw: st.DrawFn) -> list[ProjectView]:
     return draw(st.permutations(views))
 
 
-Holdings = list[tuple[str, Amount]]
+Holdings = list[tuple[str, DeviceAmount]]
 HOLDINGS = st.lists(st.tuples(st.sampled_from((*NAMES, "stranger")), AMOUNTS), max_size=12)
 
 
-def above(views: list[ProjectView], name: str) -> list[ProjectView]:
+def above(views: list[ProjectInfo], name: str) -> list[ProjectInfo]:
     by_name = {view.name: view for view in views}
-    line = [by_name.get(name, ProjectView(name=name))]
+    line = [by_name.get(name, ProjectInfo(name=name))]
     while (parent := line[-1].parent) is not None:
         line.append(by_name[parent])
     return line
 
 
-def total(views: list[ProjectView], held: Holdings, of: str) -> Amount:
+def total(views: list[ProjectInfo], held: Holdings, of: str) -> DeviceAmount:
     inside = [amount for name, amount in held if of in [view.name for view in above(views, name)]]
-    return Amount(sum(one.milligpus for one in inside), sum(one.millicpus for one in inside))
+    return DeviceAmount(
+        sum(project.milligpus for project in inside), sum(project.millicpus for project in inside)
+    )
 
 
-def allows(view: ProjectView, milligpus: int | None, millicpus: int | None) -> bool:
-    """By the definition: at most the limit, and at most the quota and what it may borrow. None: not asked."""
+def allows(view: ProjectInfo, milligpus: int | None, millicpus: int | None) -> bool:
+    """By definition: at most the limit, and at most the quota plus what it may borrow. None: not
+    asked for.
+    """
     for amount, unit in ((milligpus, "gpus"), (millicpus, "cpus")):
         limit, quota, borrow = (
             getattr(bound, unit) if bound is not None else None
@@ -80,29 +84,29 @@ def allows(view: ProjectView, milligpus: int | None, millicpus: int | None) -> b
 
 
 @given(forests(), HOLDINGS, st.randoms(use_true_random=False))
-def test_what_is_held_equals_everything_added_up_anew(
-    views: list[ProjectView], held: Holdings, random: Random
+def test_held_amounts_equal_the_sum_of_all_holdings(
+    views: list[ProjectInfo], held: Holdings, random: Random
 ) -> None:
-    tree = Tree()
-    kept: Holdings = []
+    tree = ProjectTree()
+    remaining: Holdings = []
     for number, (name, amount) in enumerate(held):
         tree.take(name, amount)
-        kept.append((name, amount))
+        remaining.append((name, amount))
         if number == len(held) // 2:
             tree.change(views)
         if random.random() < 0.4:
-            gone = kept.pop(random.randrange(len(kept)))
+            gone = remaining.pop(random.randrange(len(remaining)))
             tree.give(*gone)
     tree.change(views)
     for name in (*NAMES, "stranger"):
-        assert tree.held(name) == total(views, kept, name)
+        assert tree.held(name) == total(views, remaining, name)
 
 
 @given(forests(), HOLDINGS, st.sampled_from((*NAMES, "stranger")), AMOUNTS)
 def test_a_project_is_refused_exactly_where_some_ceiling_would_be_passed(
-    views: list[ProjectView], held: Holdings, name: str, asked: Amount
+    views: list[ProjectInfo], held: Holdings, name: str, amount: DeviceAmount
 ) -> None:
-    tree = Tree(views)
+    tree = ProjectTree(views)
     for holding in held:
         tree.take(*holding)
     refused = [
@@ -110,21 +114,21 @@ def test_a_project_is_refused_exactly_where_some_ceiling_would_be_passed(
         for view in above(views, name)
         if not allows(
             view,
-            total(views, held, view.name).milligpus + asked.milligpus if asked.milligpus else None,
-            total(views, held, view.name).millicpus + asked.millicpus if asked.millicpus else None,
+            total(views, held, view.name).milligpus + amount.milligpus if amount.milligpus else None,
+            total(views, held, view.name).millicpus + amount.millicpus if amount.millicpus else None,
         )
     ]
-    found = tree.refusal(name, asked)
-    assert (found.by if found else None) == (refused[0] if refused else None)
-    if found is not None:
-        assert found.in_use + found.asked > found.allowed
+    refusal = tree.refusal(name, amount)
+    assert (refusal.by if refusal else None) == (refused[0] if refused else None)
+    if refusal is not None:
+        assert refusal.in_use + refusal.requested > refusal.allowed
 
 
 @given(forests(), HOLDINGS)
 def test_starts_that_are_allowed_never_pass_a_limit_anywhere_in_the_tree(
-    views: list[ProjectView], wanted: Holdings
+    views: list[ProjectInfo], wanted: Holdings
 ) -> None:
-    tree = Tree(views)
+    tree = ProjectTree(views)
     for name, amount in wanted:
         if tree.refusal(name, amount) is None:
             tree.take(name, amount)
@@ -133,22 +137,22 @@ def test_starts_that_are_allowed_never_pass_a_limit_anywhere_in_the_tree(
 
 
 @given(forests(), HOLDINGS, AMOUNTS)
-def test_nobody_reclaims_from_themselves_nor_both_ways(
-    views: list[ProjectView], held: Holdings, asked: Amount
+def test_no_project_reclaims_from_itself_or_in_both_directions(
+    views: list[ProjectInfo], held: Holdings, amount: DeviceAmount
 ) -> None:
-    tree = Tree(views)
+    tree = ProjectTree(views)
     for holding in held:
         tree.take(*holding)
-    for one in NAMES:
-        assert not tree.may_reclaim(one, asked, one)
+    for project in NAMES:
+        assert not tree.may_reclaim(project, amount, project)
         for other in NAMES:
-            if tree.may_reclaim(one, asked, other):
-                assert tree.is_within_quota(one, asked)
-                assert not tree.may_reclaim(other, asked, one)
+            if tree.may_reclaim(project, amount, other):
+                assert tree.is_within_quota(project, amount)
+                assert not tree.may_reclaim(other, amount, project)
 
 
-Spell = tuple[str, Amount, float, float]
-"""Who held how much, since when, until when."""
+Spell = tuple[str, DeviceAmount, float, float]
+"""Project, devices, since when, until when."""
 
 
 @st.composite
@@ -160,20 +164,20 @@ def spells(draw: st.DrawFn) -> Spell:
 SPELLS = st.lists(spells(), max_size=10)
 
 
-def charged(views: list[ProjectView], spells: list[Spell]) -> Fair:
-    fair = Fair(Tree(views), HALF)
+def charged(views: list[ProjectInfo], spells: list[Spell]) -> FairShare:
+    fair = FairShare(ProjectTree(views), HALF)
     for name, amount, since, until in spells:
         fair.charge(name, amount, since, until)
     return fair
 
 
-def standings(fair: Fair, now: float) -> list[float]:
+def standings(fair: FairShare, now: float) -> list[float]:
     return [level for name in NAMES for level in fair.standing(name, now)]
 
 
 @given(forests(), SPELLS, st.randoms(use_true_random=False))
 def test_standings_do_not_depend_on_the_order_of_charges(
-    views: list[ProjectView], spells: list[Spell], random: Random
+    views: list[ProjectInfo], spells: list[Spell], random: Random
 ) -> None:
     shuffled = random.sample(spells, len(spells))
     expected = standings(charged(views, spells), 12_000.0)
@@ -181,11 +185,11 @@ def test_standings_do_not_depend_on_the_order_of_charges(
 
 
 @given(forests(), SPELLS, st.randoms(use_true_random=False))
-def test_holding_and_giving_back_comes_to_the_same_as_a_charge_whatever_was_heard_first(
-    views: list[ProjectView], spells: list[Spell], random: Random
+def test_hold_and_release_equal_a_charge_in_any_order_of_reports(
+    views: list[ProjectInfo], spells: list[Spell], random: Random
 ) -> None:
-    fair = Fair(Tree(views), HALF)
-    steps: list[tuple[Callable[[str, Amount, float], None], str, Amount, float]] = []
+    fair = FairShare(ProjectTree(views), HALF)
+    steps: list[tuple[Callable[[str, DeviceAmount, float], None], str, DeviceAmount, float]] = []
     for name, amount, since, until in spells:
         place = random.randint(0, len(steps))
         steps.insert(place, (fair.hold, name, amount, since))
@@ -197,27 +201,27 @@ def test_holding_and_giving_back_comes_to_the_same_as_a_charge_whatever_was_hear
 
 
 @given(st.floats(0.0, 1e6), AMOUNTS, st.floats(0.0, 5000.0), st.floats(0.0, 5000.0))
-def test_decay_composes(value: float, held: Amount, first_s: float, second_s: float) -> None:
-    at_once, in_two = Fair(Tree(), HALF), Fair(Tree(), HALF)
+def test_decay_composes(value: float, held: DeviceAmount, first_s: float, second_s: float) -> None:
+    at_once, in_two = FairShare(ProjectTree(), HALF), FairShare(ProjectTree(), HALF)
     for fair in (at_once, in_two):
-        fair.tell([Usage(project="a", value=value, at=0.0)])
+        fair.load_usages([Usage(project="a", value=value, at=0.0)])
         fair.hold("a", held, since=0.0)
-    in_two.hold("a", Amount(0, 0), since=first_s)
+    in_two.hold("a", DeviceAmount(0, 0), since=first_s)
     end = first_s + second_s
     assert in_two.used("a", end) == pytest.approx(at_once.used("a", end), rel=1e-9, abs=1e-9)
 
 
 @given(forests(), SPELLS, st.lists(st.tuples(st.sampled_from(NAMES), AMOUNTS), max_size=6))
-def test_told_usage_and_holdings_give_the_same_standings_to_the_last_bit(
-    views: list[ProjectView], spells: list[Spell], held: Holdings
+def test_loaded_usage_and_holdings_give_bit_identical_standings(
+    views: list[ProjectInfo], spells: list[Spell], held: Holdings
 ) -> None:
     fair = charged(views, spells)
     since = {(name, n): 100.0 * n for n, (name, _) in enumerate(held)}
     for n, (name, amount) in enumerate(held):
         fair.hold(name, amount, since[name, n])
     carried = msgspec.json.decode(msgspec.json.encode(fair.usages()), type=tuple[Usage, ...])
-    again = Fair(Tree(views), HALF)
-    again.tell(carried)
+    reloaded = FairShare(ProjectTree(views), HALF)
+    reloaded.load_usages(carried)
     for n, (name, amount) in reversed(list(enumerate(held))):
-        again.hold(name, amount, since[name, n])
-    assert standings(again, 13_000.0) == standings(fair, 13_000.0)
+        reloaded.hold(name, amount, since[name, n])
+    assert standings(reloaded, 13_000.0) == standings(fair, 13_000.0)

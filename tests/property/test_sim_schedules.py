@@ -1,4 +1,6 @@
-"""Whatever the jobs: no policy over-commits the machine, starts early, or breaks the order it promises."""
+"""Whatever the jobs: no policy over-commits the machine, starts a job early, or breaks the order it
+promises.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.sim.loop import Events, Schedule, simulate, true_run
-from shoal.sim.machine import Processors
-from shoal.sim.references.easy import Easy
-from shoal.sim.references.order import f1, first_come, shortest, shortest_in_truth, smallest_area
-from shoal.sim.references.windows import KeptHead
-from shoal.sim.traces.job import TraceJob
-from tests.support.traces import job, most_held
+from shoal.sim.loop import EventBatching, Processors, Schedule, simulate, true_run
+from shoal.sim.references.backfilling import (
+    Easy,
+    FixedHead,
+    f1,
+    first_come,
+    shortest,
+    shortest_in_truth,
+    smallest_area,
+)
+from shoal.sim.traces.trace import TraceJob
+from tests.support.sim_jobs import max_held, trace_job
 
 CAPACITY = 8
 Run = Callable[[list[TraceJob]], Schedule]
@@ -28,8 +35,8 @@ def kept_head(*, is_backfilling: bool) -> Run:
     return lambda jobs: simulate(
         jobs,
         Processors(CAPACITY),
-        KeptHead(first_come, is_backfilling=is_backfilling),
-        events=Events.ONE_BY_ONE,
+        FixedHead(first_come, is_backfilling=is_backfilling),
+        events=EventBatching.ONE_BY_ONE,
     )
 
 
@@ -51,7 +58,7 @@ POLICIES: dict[str, Run] = {
 
 one_job = st.tuples(st.integers(0, 60), st.integers(1, 30), st.integers(0, 30), st.integers(1, CAPACITY))
 some_jobs = st.lists(one_job, min_size=1, max_size=25).map(
-    lambda rows: [job(at, run, size, limit_s=run + over) for at, run, over, size in sorted(rows)]
+    lambda rows: [trace_job(at, run, size, limit_s=run + over) for at, run, over, size in sorted(rows)]
 )
 
 
@@ -61,28 +68,29 @@ def test_no_schedule_exceeds_the_machine_or_starts_before_submission(
     policy: str, jobs: list[TraceJob]
 ) -> None:
     schedule = POLICIES[policy](jobs)
-    assert most_held(schedule) <= CAPACITY
-    assert all(start >= one.submitted_at for one, start in zip(jobs, schedule.starts, strict=True))
+    assert max_held(schedule) <= CAPACITY
+    assert all(start >= job.submitted_at for job, start in zip(jobs, schedule.starts, strict=True))
 
 
 @given(jobs=some_jobs)
-def test_first_come_is_first_served_without_backfill(jobs: list[TraceJob]) -> None:
+def test_jobs_start_in_order_of_arrival_without_backfill(jobs: list[TraceJob]) -> None:
     starts = list(POLICIES["fcfs"](jobs).starts)
     assert starts == sorted(starts)
 
 
 @given(jobs=some_jobs)
-def test_without_a_queue_nobody_waits(jobs: list[TraceJob]) -> None:
+def test_without_a_queue_no_job_waits(jobs: list[TraceJob]) -> None:
     apart = [
-        job(one.submitted_at + 1000 * place, one.run_s, one.num_processors) for place, one in enumerate(jobs)
+        trace_job(job.submitted_at + 1000 * place, job.run_s, job.num_processors)
+        for place, job in enumerate(jobs)
     ]
     for run in POLICIES.values():
-        assert run(apart).starts == [one.submitted_at for one in apart]
+        assert run(apart).starts == [job.submitted_at for job in apart]
 
 
 @given(jobs=some_jobs)
-def test_with_true_run_times_backfill_never_delays_the_first_that_waits(jobs: list[TraceJob]) -> None:
-    plain = POLICIES["fcfs"]([job(one.submitted_at, one.run_s, one.num_processors) for one in jobs])
+def test_with_exact_run_times_backfill_never_delays_the_first_waiting_job(jobs: list[TraceJob]) -> None:
+    plain = POLICIES["fcfs"]([trace_job(job.submitted_at, job.run_s, job.num_processors) for job in jobs])
     filled = easy_with_truth(jobs)
     first = next((i for i, start in enumerate(plain.starts) if start > jobs[i].submitted_at), len(jobs) - 1)
     assert filled.starts[first] <= plain.starts[first]

@@ -1,4 +1,6 @@
-"""The twin under random workloads: nothing over-committed, everybody ends, gangs whole, the same twice."""
+"""The twin under random workloads: nothing is over-committed, every job ends, gangs stay whole, runs repeat
+exactly.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.scheduler import Policy
-from shoal.sim.checkpoints import Checkpoints
-from shoal.sim.failures import Failures
-from shoal.sim.outcome import Outcome
-from shoal.sim.twin import replay
-from shoal.sim.workload import WorkJob, Workload
-from tests.support.workloads import gpu_cluster, work
+from shoal.sim.assumptions import CheckpointModel, NodeFailureModel
+from shoal.sim.twin import simulate_workload
+from shoal.sim.workload import SimulationOutcome, WorkJob, Workload
+from tests.support.sim_jobs import gpu_cluster, work_job
 
 NUM_NODES, NUM_GPUS = 3, 4
 
 jobs = st.lists(
     st.builds(
-        work,
+        work_job,
         st.integers(0, 50),
         st.integers(1, 40),
         st.integers(1, NUM_GPUS),
@@ -29,18 +29,18 @@ jobs = st.lists(
     max_size=12,
 )
 failures = st.none() | st.builds(
-    Failures, mtbf_s=st.integers(50, 500), repair_s=st.integers(1, 50), seed=st.integers(0, 9)
+    NodeFailureModel, mtbf_s=st.integers(50, 500), repair_s=st.integers(1, 50), seed=st.integers(0, 9)
 )
-CHECKPOINTS = Checkpoints(interval_s=7, cost_s=1, restart_s=2)
+CHECKPOINTS = CheckpointModel(interval_s=7, cost_s=1, restart_s=2)
 
 
-def cluster(found: list[WorkJob]) -> Workload:
-    ordered = sorted(found, key=lambda one: one.submitted_at)
+def cluster(jobs: list[WorkJob]) -> Workload:
+    ordered = sorted(jobs, key=lambda job: job.submitted_at)
     return gpu_cluster(*ordered, nodes=NUM_NODES, gpus=NUM_GPUS)
 
 
-def most_held(outcome: Outcome) -> float:
-    stays = outcome.stays
+def most_held(outcome: SimulationOutcome) -> float:
+    stays = outcome.holdings
     changes = [*zip(stays.begin, stays.devices, strict=True)]
     changes += [(end, -devices) for end, devices in zip(stays.end, stays.devices, strict=True)]
     held = most = 0.0
@@ -52,9 +52,9 @@ def most_held(outcome: Outcome) -> float:
 
 @given(jobs, failures)
 def test_every_job_ends_on_a_cluster_that_is_never_over_committed(
-    found: list[WorkJob], failing: Failures | None
+    work_jobs: list[WorkJob], failing: NodeFailureModel | None
 ) -> None:
-    outcome = replay(cluster(found), Policy(), failures=failing, checkpoints=CHECKPOINTS)
+    outcome = simulate_workload(cluster(work_jobs), Policy(), failures=failing, checkpoints=CHECKPOINTS)
     line = outcome.timeline
     assert most_held(outcome) <= NUM_NODES * NUM_GPUS
     assert all(used <= there for used, there in zip(line.used, line.open, strict=True))
@@ -67,7 +67,7 @@ def test_every_job_ends_on_a_cluster_that_is_never_over_committed(
     held = sum(
         devices * (end - begin)
         for devices, begin, end in zip(
-            outcome.stays.devices, outcome.stays.begin, outcome.stays.end, strict=True
+            outcome.holdings.devices, outcome.holdings.begin, outcome.holdings.end, strict=True
         )
     )
     assert abs(outcome.useful - work_done) < 1e-6
@@ -75,17 +75,21 @@ def test_every_job_ends_on_a_cluster_that_is_never_over_committed(
 
 
 @given(jobs, failures)
-def test_a_gang_holds_all_of_its_devices_or_none(found: list[WorkJob], failing: Failures | None) -> None:
-    outcome = replay(cluster(found), Policy(), failures=failing, checkpoints=CHECKPOINTS)
-    for index, devices in zip(outcome.stays.job, outcome.stays.devices, strict=True):
+def test_a_gang_holds_all_of_its_devices_or_none(
+    work_jobs: list[WorkJob], failing: NodeFailureModel | None
+) -> None:
+    outcome = simulate_workload(cluster(work_jobs), Policy(), failures=failing, checkpoints=CHECKPOINTS)
+    for index, devices in zip(outcome.holdings.job, outcome.holdings.devices, strict=True):
         request = outcome.workload.jobs[index].request
         assert request.gpus is not None
         assert devices == request.min_nodes * request.gpus.count
 
 
 @given(jobs, failures)
-def test_the_same_workload_gives_the_same_outcome(found: list[WorkJob], failing: Failures | None) -> None:
-    first, second = (replay(cluster(found), Policy(), failures=failing) for _ in range(2))
+def test_the_same_workload_gives_the_same_outcome(
+    work_jobs: list[WorkJob], failing: NodeFailureModel | None
+) -> None:
+    first, second = (simulate_workload(cluster(work_jobs), Policy(), failures=failing) for _ in range(2))
     assert first.ends == second.ends
-    assert first.stays.begin == second.stays.begin
+    assert first.holdings.begin == second.holdings.begin
     assert first.timeline.queued == second.timeline.queued

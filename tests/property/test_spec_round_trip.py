@@ -1,4 +1,6 @@
-"""A spec, its canonical text, its YAML file and its flags are the same spec; nonsense is refused politely."""
+"""A spec, its canonical text, its YAML file and its flags are the same spec. Nonsense is refused with a clear
+message.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 from shoal.errors import SpecError
 from shoal.spec import JobSpec, job_schema, parse_job, spec_from_flags
 from shoal.spec.files import read_job
-from shoal.spec.flags import LOC_OF
+from shoal.spec.parse import LOC_OF
 
 NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9._-]{0,20}", fullmatch=True)
 ENV_NAMES = st.from_regex(r"[A-Z_][A-Z0-9_]{0,10}", fullmatch=True)
@@ -26,7 +28,7 @@ PATHS = st.from_regex(r"(/[a-z]{1,8}){1,3}", fullmatch=True).filter(
     lambda path: not re.match("/(proc|sys|dev)(/|$)", path)
 )
 CHECKPOINTS = PATHS.map(lambda path: f"/CHECKPOINTS{path}")
-"""Never where something is mounted, which a spec refuses."""
+"""Never under a mount, because a spec refuses that."""
 FENCES = st.one_of(st.integers(60, 3600), st.floats(60, 3600), st.builds("{}m".format, st.integers(1, 60)))
 SECONDS = st.one_of(st.integers(1, 3600), st.floats(1, 3600), st.builds("{}m".format, st.integers(1, 60)))
 RETRY_ON = st.sampled_from(["exit", "signal", "oom", "setup", "time_limit"])
@@ -122,7 +124,7 @@ NONSENSE = st.recursive(
     max_leaves=8,
 )
 FIELD_NAMES = st.sampled_from([*JobSpec.model_fields, "gpu", "max", "min", "on"])
-# The first example pays for the tables of Unicode; that says nothing about the spec.
+# The first example loads the Unicode tables, which takes time that has nothing to do with the spec.
 CALM = settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 SCHEMA = jsonschema_rs.validator_for(job_schema())
 
@@ -132,14 +134,14 @@ SCHEMA = jsonschema_rs.validator_for(job_schema())
 def test_the_canonical_text_is_read_back_as_an_equal_spec_with_the_same_text(data: dict[str, Any]) -> None:
     spec = parse_job(data)
     text = spec.canonical_json()
-    again = JobSpec.model_validate_json(text)
-    assert again == spec
-    assert again.canonical_json() == text
+    reread = JobSpec.model_validate_json(text)
+    assert reread == spec
+    assert reread.canonical_json() == text
     assert parse_job(json.loads(text)) == spec
 
 
 class Writer(yaml.SafeDumper):
-    """Quotes what is a number to us and to YAML 1.2, and text to PyYAML: `1e5`."""
+    """Quote what is a number to Shoal and to YAML 1.2, but text to PyYAML: `1e5`."""
 
 
 def _written(writer: Writer, text: str) -> yaml.ScalarNode:
@@ -155,7 +157,7 @@ Writer.add_representer(str, _written)
 @example({"run": "0E0"})
 def test_a_yaml_file_means_what_the_mapping_means(data: dict[str, Any]) -> None:
     written = yaml.dump(data, Dumper=Writer, allow_unicode=True, sort_keys=False)
-    # YAML has no way to keep some line breaks as they are, so equality is asked of what PyYAML reads back.
+    # YAML cannot preserve some line breaks, so compare with what PyYAML reads back.
     if yaml.safe_load(written) == data:
         assert read_job(written.encode(), "job.yaml") == parse_job(data)
 
@@ -174,7 +176,7 @@ def test_the_published_schema_takes_every_form_that_is_read(data: dict[str, Any]
 
 
 def problems_of(read: Callable[[], JobSpec]) -> tuple[str, ...]:
-    """None for a spec; anything raised but a `SpecError` fails the test."""
+    """Return the problems; empty for a spec. Any exception other than `SpecError` fails the test."""
     try:
         read()
     except SpecError as refused:

@@ -1,9 +1,9 @@
-"""Nobody waits for ever: whoever is due is passed by nobody who came later, except beside their promise.
+"""No job waits for ever: later jobs pass a due job only beside its promise.
 
-From the moment a job is due, the first of its queue is it or one that came before it. A first one is
-promised a start no later than when all that runs must have ended, and who starts beside it delays nothing.
-So from when it is due a job waits at most one longest limit, and one more for each who came before it and
-waits still.
+From the time a job is due, the first of its queue is the job itself or one that came before it. The first job
+is promised a start no later than the time by which all running jobs must have ended, and jobs that start
+beside it delay nothing. So once it is due, a job waits at most one longest limit, and one more for each job
+that came before it and still waits.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.model.request import Request
-from shoal.scheduler import Candidate, Holding, NodeView, Policy
-from shoal.sim.twin import replay
+from shoal.model.job import ResourceRequest
+from shoal.scheduler import Candidate, Holding, NodeInfo, Policy
+from shoal.sim.twin import simulate_workload
 from shoal.sim.workload import WorkJob, Workload
 
 SLACK_S = 50.0
@@ -24,9 +24,9 @@ LONGEST_S = 100.0
 
 
 class ShortestFirst:
-    """Stamps that an adversary would choose: the longest comes last until it is due."""
+    """Stamps that an adversary would choose: the longest job comes last until it is due."""
 
-    def see(self, nodes: Iterable[NodeView]) -> None:
+    def see(self, nodes: Iterable[NodeInfo]) -> None:
         pass
 
     def arrive(self, candidate: Candidate) -> Candidate:
@@ -38,20 +38,20 @@ class ShortestFirst:
     def leave(self, attempt_id: str) -> None:
         pass
 
-    def ended(self, holding: Holding, request: Request, run_s: float, now: float) -> list[Candidate]:
+    def ended(self, holding: Holding, request: ResourceRequest, run_s: float, now: float) -> list[Candidate]:
         return []
 
 
 def _job(number: int, at: float, nodes: int, cpus: int, limit_s: float, used: float) -> WorkJob:
-    request = Request(min_nodes=nodes, max_nodes=nodes, cpus=float(cpus), time_limit_s=limit_s)
+    request = ResourceRequest(min_nodes=nodes, max_nodes=nodes, cpus=float(cpus), time_limit_s=limit_s)
     return WorkJob(job_id=f"job-{number}", submitted_at=at, run_s=max(limit_s * used, 1.0), request=request)
 
 
 @st.composite
 def workloads(draw: st.DrawFn) -> Workload:
-    """A wide, long job somewhere in a stream of small, short ones that never dries up."""
+    """A wide, long job somewhere in a stream of small, short ones that never ends."""
     num_nodes = draw(st.integers(1, 3))
-    nodes = tuple(NodeView(name=f"n{n}", cpus=4.0, memory_bytes=64) for n in range(num_nodes))
+    nodes = tuple(NodeInfo(name=f"n{n}", cpus=4.0, memory_bytes=64) for n in range(num_nodes))
     every_s = draw(st.sampled_from([2.0, 5.0, 9.0]))
     used = draw(st.sampled_from([0.1, 0.9, 1.0]))
     small = [
@@ -74,8 +74,8 @@ def workloads(draw: st.DrawFn) -> Workload:
 
 
 @given(workloads())
-def test_nobody_waits_longer_than_those_before_them_can_make_them(workload: Workload) -> None:
-    starts = replay(workload, Policy(), stamper=ShortestFirst()).starts
+def test_no_job_waits_longer_than_the_jobs_before_it_can_cause(workload: Workload) -> None:
+    starts = simulate_workload(workload, Policy(), stamper=ShortestFirst()).starts
     for index, job in enumerate(workload.jobs):
         due_at = job.submitted_at + SLACK_S
         num_ahead = sum(start > due_at for start in starts[:index])
@@ -83,7 +83,7 @@ def test_nobody_waits_longer_than_those_before_them_can_make_them(workload: Work
 
 
 def test_without_a_due_time_a_wide_job_would_starve() -> None:
-    """So the test above can fail: the same stream, with nobody ever due."""
+    """Shows that the test above can fail: the same stream, with no job ever due."""
 
     class NobodyDue(ShortestFirst):
         def arrive(self, candidate: Candidate) -> Candidate:
@@ -92,9 +92,9 @@ def test_without_a_due_time_a_wide_job_would_starve() -> None:
     stream = [_job(number, number * 2.0, 1, 3, 5.0, 1.0) for number in range(400)]
     wide = _job(1000, 1.0, 1, 4, LONGEST_S, 1.0)
     jobs = sorted([*stream, wide], key=lambda job: job.submitted_at)
-    workload = Workload(nodes=(NodeView(name="n0", cpus=4.0, memory_bytes=64),), jobs=tuple(jobs))
+    workload = Workload(nodes=(NodeInfo(name="n0", cpus=4.0, memory_bytes=64),), jobs=tuple(jobs))
     starving, served = (
-        replay(workload, Policy(), stamper=stamps).starts[jobs.index(wide)]
+        simulate_workload(workload, Policy(), stamper=stamps).starts[jobs.index(wide)]
         for stamps in (NobodyDue(), ShortestFirst())
     )
     assert served <= 1.0 + SLACK_S + 2 * LONGEST_S

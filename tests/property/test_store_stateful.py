@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from shoal.errors import StateError
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.job import Job, JobOutcome
-from shoal.store import JobFilter, Stale, Store, Tx, open_memory_store
+from shoal.store import JobFilter, StaleRecord, Store, Tx, open_memory_store
 from tests.support.store_records import a_job, an_attempt
 
 PROJECTS = ("speech", "vision")
@@ -21,7 +21,7 @@ places = st.integers(min_value=0, max_value=30)
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """The model is what a careful reader of the contract would keep by hand."""
+    """The model is what a careful reader of the contract would track by hand."""
 
     @initialize()
     def open(self) -> None:
@@ -87,9 +87,9 @@ class StoreMachine(RuleBasedStateMachine):
         job = self._pick(place)
         if job is None:
             return
-        again = an_attempt(job, len(self.attempts[job.job_id]) + 1)
-        _now(self.store.write, lambda tx: tx.attempts.add(again))
-        self.attempts[job.job_id].append(again)
+        next_attempt = an_attempt(job, len(self.attempts[job.job_id]) + 1)
+        _now(self.store.write, lambda tx: tx.attempts.add(next_attempt))
+        self.attempts[job.job_id].append(next_attempt)
 
     @invariant()
     def store_says_what_the_model_says(self) -> None:
@@ -100,8 +100,8 @@ class StoreMachine(RuleBasedStateMachine):
             page = [(job, self.attempts[job.job_id][-1]) for job in newest_first]
             assert tx.jobs.page(JobFilter(), None, 1000) == page
             for project in PROJECTS:
-                own = [job for job in self.jobs.values() if job.project == project]
-                assert tx.jobs.count_open(project) == sum(job.is_open for job in own)
+                of_project = [job for job in self.jobs.values() if job.project == project]
+                assert tx.jobs.count_open(project) == sum(job.is_open for job in of_project)
             for status in ("queued", "running", "failed"):
                 listed = tx.jobs.page(JobFilter(statuses=(status,), projects=PROJECTS), None, 1000)
                 assert listed == [pair for pair in page if _status(*pair) == status]
@@ -125,7 +125,7 @@ def _status(job: Job, attempt: Attempt) -> str:
 def _stale(store: Store, change: Callable[[Tx], None]) -> bool:
     try:
         _now(store.write, change)
-    except Stale:
+    except StaleRecord:
         return True
     return False
 

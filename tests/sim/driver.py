@@ -18,11 +18,11 @@ class Pause:
         yield self
 
 
-class Task:
-    def __init__(self, name: str, work: Coroutine[Any, Any, Any], done: Callable[[Any], None]) -> None:
+class SimTask:
+    def __init__(self, name: str, work: Coroutine[Any, Any, Any], on_end: Callable[[Any], None]) -> None:
         self.name = name
         self.work = work
-        self.done = done
+        self.on_end = on_end
         """Called with the result, or with the exception the task ended by."""
         self.stalled_until = 0
         """The tick before which it does not move."""
@@ -31,19 +31,19 @@ class Task:
 class Driver:
     def __init__(self, dice: random.Random) -> None:
         self._dice = dice
-        self.tasks: list[Task] = []
+        self.tasks: list[SimTask] = []
         self.tick = 0
         """Grows with every turn of the story."""
 
     def spawn(
-        self, name: str, work: Coroutine[Any, Any, Any], done: Callable[[Any], None] = lambda _: None
+        self, name: str, work: Coroutine[Any, Any, Any], on_end: Callable[[Any], None] = lambda _: None
     ) -> None:
-        self.tasks.append(Task(name, work, done))
+        self.tasks.append(SimTask(name, work, on_end))
 
     def is_running(self, name: str) -> bool:
         return any(task.name == name for task in self.tasks)
 
-    def awake(self) -> list[Task]:
+    def awake(self) -> list[SimTask]:
         """Those that move now."""
         return [task for task in self.tasks if task.stalled_until <= self.tick]
 
@@ -62,10 +62,10 @@ class Driver:
             task.work.send(None)
         except StopIteration as end:
             self.tasks.remove(task)
-            task.done(end.value)
+            task.on_end(end.value)
         except Exception as error:  # noqa: BLE001 - whoever spawned it judges how it ended
             self.tasks.remove(task)
-            task.done(error)
+            task.on_end(error)
 
     def drain(self) -> None:
         """Let everything run to its end."""

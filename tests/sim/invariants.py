@@ -10,42 +10,41 @@ from collections.abc import Iterator
 
 import msgspec
 
-from shoal.control.known_nodes import KnownNodes
-from shoal.control.known_projects import KnownProjects
-from shoal.control.queue import Changes, Queue, look
+from shoal.control.memory.planner_input import PlannerNodes, PlannerProjects
+from shoal.control.memory.queue import JobQueue, StoreChanges, read_changes
 from shoal.model.attempt import Attempt
 from shoal.model.job import Job
 from shoal.scheduler import Candidate, Holding, Planner, Stamps, plan
 from shoal.store import JobFilter, Tx
-from shoal.wire import Order
+from shoal.wire import TaskSpec
 from tests.sim.driver import run_now
-from tests.sim.world import World
+from tests.sim.world import SimWorld
 
 HOLDING = ("starting", "running", "stopping")
 Pairs = list[tuple[Job, list[Attempt]]]
 
 
-class Auditor:
+class InvariantChecker:
     """Remembers what it saw, since some promises are about how things change."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: SimWorld) -> None:
         self.world = world
         self._epochs: dict[str, int] = {}
         self._ended: dict[str, Attempt] = {}
         self._numbers: dict[str, str] = {}
-        self._begun: set[str] = set()
+        self._checked_starts: set[str] = set()
         self._outcomes: dict[str, set[str]] = defaultdict(set)
         """By job: every way it ever ended. A job that is tried again unmakes no plan made before."""
-        self._looked_at: tuple[int, tuple[object, ...]] = (-1, ())
+        self._checked_state: tuple[int, tuple[object, ...]] = (-1, ())
         self._read: dict[str, tuple[object, list[Attempt]]] = {}
 
     def check(self, *, should_read_all: bool = False) -> None:
         """Everything, if anything changed since the last look."""
         running = self.world.cluster.running()
         state = (self.world.disk.commits, tuple((o.attempt_id, o.node) for o in running))
-        if state == self._looked_at and not should_read_all:
+        if state == self._checked_state and not should_read_all:
             return
-        self._looked_at = state
+        self._checked_state = state
         if should_read_all:
             self._read.clear()
         pairs: Pairs = run_now(self.world.disk.inner.read(self._everything))
@@ -74,16 +73,16 @@ class Auditor:
     def _queue_is_true(self, pairs: Pairs) -> None:
         """What is kept in memory, once it is up to date, is what a new control plane would read."""
         core = self.world.core
-        now: Changes = run_now(self.world.disk.inner.read(lambda tx: look(tx, None)))
-        if core.queue.seen != now.seen or core.planner.has_unconfirmed:
+        now: StoreChanges = run_now(self.world.disk.inner.read(lambda tx: read_changes(tx, None)))
+        if core.queue.seen_seq != now.seen_seq or core.planner.has_unconfirmed:
             return
         planner = Planner(core.planner.policy)
-        fresh = Queue(planner, core.backoff, Stamps())
+        fresh = JobQueue(planner, core.backoff, Stamps())
         at = self.world.clock.now()
-        KnownNodes().tell(planner, now.nodes)
-        KnownProjects().tell(planner, now.projects or (), ())
+        PlannerNodes().update(planner, now.nodes)
+        PlannerProjects().update(planner, now.projects or (), ())
         planner.set_windows(now.windows)
-        fresh.take_in(now)
+        fresh.apply(now)
         fresh.wake(at)
         core.queue.wake(at)
         kept, read = core.planner.snapshot(), planner.snapshot()
@@ -132,9 +131,9 @@ class Auditor:
 
     def _start_was_due(self, job: Job, attempt: Attempt) -> None:
         """Looked at once, when it begins to hold: what it waited for may change afterwards."""
-        if attempt.state not in HOLDING or attempt.attempt_id in self._begun:
+        if attempt.state not in HOLDING or attempt.attempt_id in self._checked_starts:
             return
-        self._begun.add(attempt.attempt_id)
+        self._checked_starts.add(attempt.attempt_id)
         nodes = [share.node for share in attempt.allocation]
         asked = job.request
         assert len(set(nodes)) == len(nodes), f"{attempt.attempt_id}: a node twice in {nodes}"
@@ -145,7 +144,7 @@ class Auditor:
             is_met = after.on in ends or (after.on == "ended" and bool(ends))
             assert is_met, f"{job.job_id} began; {after.job_id}, which must have {after.on}, has {ends}"
 
-    def _nothing_runs_twice(self, running: list[Order], attempts: dict[str, Attempt]) -> None:
+    def _nothing_runs_twice(self, running: list[TaskSpec], attempts: dict[str, Attempt]) -> None:
         alive: dict[str, set[str]] = defaultdict(set)
         for order in running:
             alive[order.job_id].add(order.attempt_id)
@@ -155,12 +154,12 @@ class Auditor:
         twice = {job_id: ids for job_id, ids in alive.items() if len(ids) > 1}
         assert not twice, f"running twice at once: {twice}"
 
-    def _is_not_replaced(self, order: Order, attempt: Attempt) -> None:
+    def _is_not_replaced(self, task_spec: TaskSpec, attempt: Attempt) -> None:
         """A share that another was begun in place of does not run beside it."""
-        begun_for = [one.generation for one in attempt.replacements if one.node == order.node]
-        told = f"{order.attempt_id} runs incarnation {order.incarnation} on {order.node}"
-        assert order.node in [share.node for share in attempt.allocation], f"{told}, which was replaced"
-        assert order.incarnation == max(begun_for, default=0), f"{told}; recorded are {begun_for}"
+        begun_for = [one.rendezvous_round for one in attempt.replacements if one.node == task_spec.node]
+        told = f"{task_spec.attempt_id} runs incarnation {task_spec.replacement} on {task_spec.node}"
+        assert task_spec.node in [share.node for share in attempt.allocation], f"{told}, which was replaced"
+        assert task_spec.replacement == max(begun_for, default=0), f"{told}; recorded are {begun_for}"
 
     def _nothing_is_overcommitted(self, pairs: Pairs) -> None:
         gpus: dict[tuple[str, int], int] = defaultdict(int)

@@ -8,20 +8,20 @@ import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, as_completed
 
-from tests.sim.story import Failure, be_quiet, live, summary
+from tests.sim.story import BrokenPromise, silence_logs, simulate, summary
 
 CHUNK = 20
 
 
-def live_all(first: int, count: int) -> tuple[Counter[str], list[str]]:
+def simulate_all(first: int, count: int) -> tuple[Counter[str], list[str]]:
     """Those seeds: what happened in them, and the story of each that broke a promise."""
-    be_quiet()
+    silence_logs()
     seen: Counter[str] = Counter()
     failures = []
     for seed in range(first, first + count):
         try:
-            seen.update(summary(live(seed)))
-        except Failure as failure:
+            seen.update(summary(simulate(seed)))
+        except BrokenPromise as failure:
             failures.append(str(failure))
     return seen, failures
 
@@ -40,7 +40,7 @@ def main() -> int:
     with ProcessPoolExecutor(options.processes) as pool:
         end = options.first + options.seeds
         chunks = {
-            pool.submit(live_all, first, min(CHUNK, end - first)): min(CHUNK, end - first)
+            pool.submit(simulate_all, first, min(CHUNK, end - first)): min(CHUNK, end - first)
             for first in range(options.first, end, CHUNK)
         }
         for chunk in as_completed(chunks):

@@ -7,7 +7,7 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from shoal.control.looks import Looks
+from shoal.control.memory.supervisor_reports import SingleFlight
 from shoal.engines.base import LogChunk, Observation, Submission
 from shoal.engines.fake import FakeEngine
 from shoal.errors import StoreUnavailable
@@ -24,13 +24,13 @@ class SimStore:
     def __init__(self, inner: Store, dice: random.Random) -> None:
         self.inner = inner
         self._dice = dice
-        self.failing = 0.0
+        self.failure_chance = 0.0
         """Chance that a commit fails, as on a full disk."""
         self.commits = 0
 
     async def write(self, change: Callable[[Tx], Any], *, patience_s: float = 0.0) -> Any:
         await Pause()
-        if self._dice.random() < self.failing:
+        if self._dice.random() < self.failure_chance:
             raise StoreUnavailable("no space left on device")
         try:
             answer = run_now(self.inner.write(change))
@@ -50,18 +50,18 @@ class SimStore:
         """The world closes the disk."""
 
 
-class SimLooks(Looks):
+class SimSingleFlight(SingleFlight):
     """No event loop to wait in: who comes while another looks takes a look of its own."""
 
-    async def once(self, attempt_id: str, generation: int, look: Callable[[], Awaitable[None]]) -> None:
-        await look()
+    async def run(self, attempt_id: str, rendezvous_round: int, check: Callable[[], Awaitable[None]]) -> None:
+        await check()
 
 
 class SimEngine:
     """The fake engine with time passing around each call."""
 
     name = "fake"
-    can_replace_shares = True
+    can_replace_tasks = True
 
     def __init__(self, inner: FakeEngine, dice: random.Random) -> None:
         self._inner = inner

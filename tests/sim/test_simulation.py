@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import structlog
 
-from tests.sim.run import live_all
-from tests.sim.story import be_quiet, fingerprint, live
+from tests.sim.run import simulate_all
+from tests.sim.story import fingerprint, silence_logs, simulate
 
 pytestmark = pytest.mark.usefixtures("_log_as_before")
 REPO = Path(__file__).resolve().parents[2]
@@ -62,7 +62,7 @@ def _log_as_before() -> Iterator[None]:
 @cache
 def lived(first: int) -> tuple[Counter[str], list[str]]:
     """What happened in so many lives, and what was broken: two tests ask for some of them."""
-    return live_all(first, CHUNK)
+    return simulate_all(first, CHUNK)
 
 
 @pytest.mark.parametrize("first", range(0, NUM_SEEDS, CHUNK))
@@ -79,12 +79,12 @@ def test_every_kind_of_trouble_happens() -> None:
 
 @pytest.mark.parametrize("seed", [7, 123])
 def test_seed_replays_exactly_even_in_another_process(seed: int) -> None:
-    be_quiet()
-    here = fingerprint(live(seed))
-    assert fingerprint(live(seed)) == here
+    silence_logs()
+    here = fingerprint(simulate(seed))
+    assert fingerprint(simulate(seed)) == here
     script = (
-        "from tests.sim.story import be_quiet, fingerprint, live\n"
-        f"be_quiet(); print(fingerprint(live({seed})))"
+        "from tests.sim.story import fingerprint, silence_logs, simulate\n"
+        f"silence_logs(); print(fingerprint(simulate({seed})))"
     )
     for hash_seed in ("1", "2"):
         env = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": f"{REPO / 'src'}:{REPO}"}
@@ -94,5 +94,5 @@ def test_seed_replays_exactly_even_in_another_process(seed: int) -> None:
 
 
 def test_different_seeds_live_different_lives() -> None:
-    be_quiet()
-    assert len({fingerprint(live(seed)) for seed in range(5)}) == 5
+    silence_logs()
+    assert len({fingerprint(simulate(seed)) for seed in range(5)}) == 5

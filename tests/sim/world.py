@@ -6,37 +6,36 @@ import random
 from pathlib import Path
 
 from shoal.control.actor import Actor
+from shoal.control.commands.jobs import retry_job, stop_job
+from shoal.control.commands.nodes import set_node_state
+from shoal.control.commands.renewals import renew
+from shoal.control.commands.submit import SubmitRequest, SubmitResult, submit
+from shoal.control.commands.windows import WindowRequest, cancel_window, declare_window
 from shoal.control.core import Core
-from shoal.control.frozen import freeze
-from shoal.control.heal import heal
-from shoal.control.jobs import retry_job, stop_job
-from shoal.control.nodes import set_node_state
-from shoal.control.record import note
-from shoal.control.reports import renew
-from shoal.control.submit import Asked, SubmitResult, submit
-from shoal.control.watch import watch
-from shoal.control.windows import AskedWindow, cancel_window, declare_window
+from shoal.control.job_specs import freeze
+from shoal.control.loops.heal import heal
+from shoal.control.loops.watch import watch
+from shoal.control.record import record_event
 from shoal.engines.fake import FakeCluster, FakeEngine, SentRenewal, VirtualClock, seeded, seeded_faults
 from shoal.errors import EngineUnreachable, ShoalError, SpecError, StateError, StoreUnavailable
 from shoal.ids import id_factory
-from shoal.model.node import Gpu, NodeFacts, NodeState
-from shoal.model.people import Devices, Project, User
-from shoal.model.window import WindowKind
+from shoal.model.node import Gpu, NodeFacts, NodeState, WindowKind
+from shoal.model.people import DeviceAmounts, Project, User
 from shoal.scheduler import Policy
 from shoal.settings import Settings
 from shoal.spec import parse_job
 from shoal.store import Tx, open_memory_store
-from shoal.wire import RenewalAnswer
+from shoal.wire import RenewalReply
 from tests.sim.driver import Driver, run_now
-from tests.sim.seams import SimEngine, SimLooks, SimStore
-from tests.support.lab import place_and_launch
+from tests.sim.seams import SimEngine, SimSingleFlight, SimStore
+from tests.support.planes.bench import place_and_launch
 
 ANA = Actor(kind="user", id="usr_ana", name="ana")
 USER = User(user_id="usr_ana", name="ana")
 LOOPS = {"place": place_and_launch, "watch": watch, "heal": heal}
 
 
-class World:
+class SimWorld:
     """`dice` decides everything; two worlds from one seed live the same life."""
 
     def __init__(self, seed: int, *, num_nodes: int = 3, faults: float = 0.1) -> None:
@@ -47,25 +46,23 @@ class World:
         self.disk = SimStore(open_memory_store(), self.dice)
         self.projects = ("lab",) if seed % 2 else ("lab", "lab", "vision")
         """In every other life a project has a quota, and takes back what the other borrowed."""
-        self.is_of_gangs = seed % 3 == 0 and seed % 4 != 3
+        self.has_gangs = seed % 3 == 0 and seed % 4 != 3
         """In every third life jobs have several nodes and run for long, so that their shares are lost one by
         one, in running attempts."""
-        self.nodes = [f"n{i}" for i in range(1, num_nodes + (4 if self.is_of_gangs else 1))]
-        lives = (
-            seeded(seed, mean_run_s=300, failing=0.05) if self.is_of_gangs else seeded(seed, mean_run_s=30)
-        )
+        self.nodes = [f"n{i}" for i in range(1, num_nodes + (4 if self.has_gangs else 1))]
+        lives = seeded(seed, mean_run_s=300, failing=0.05) if self.has_gangs else seeded(seed, mean_run_s=30)
         self.cluster = FakeCluster([_node(name) for name in self.nodes], clock=self.clock, script=lives)
-        self.is_quiet = seed % 4 == 3
+        self.has_few_jobs = seed % 4 == 3
         """In some lives few jobs come, of which most could use every node, and grow as soon as they have
         saved: runs are too short for it to pay."""
-        self.policy = Policy(grow_gain=0.0) if self.is_quiet else Policy()
+        self.policy = Policy(grow_gain=0.0) if self.has_few_jobs else Policy()
         self.new_id = id_factory(self.clock.now, self.dice.randbytes)
         self.faults = faults
         """Chance that a call of the engine fails, from the next boot on."""
         self.history: list[str] = []
         self.accepted: dict[str, tuple[str, ...]] = {}
         """By idempotency key: the ids of the jobs the client was told of."""
-        self.asked: dict[str, Asked] = {}
+        self.requests: dict[str, SubmitRequest] = {}
         """By idempotency key: what clients have asked, answered or not."""
         run_now(self.disk.inner.write(_people))
         self.boot()
@@ -84,14 +81,14 @@ class World:
             policy=self.policy,
         )
         self.core.control_urls = ("http://simulated",)
-        self.core.looks = SimLooks()
+        self.core.single_flight = SimSingleFlight()
 
     def crash(self) -> None:
-        self.tell("the control plane is killed")
+        self.log("the control plane is killed")
         self.driver.kill()
         self.boot()
 
-    def tell(self, line: str) -> None:
+    def log(self, line: str) -> None:
         """The story, for whoever replays a failing seed."""
         self.history.append(f"{self.clock.monotonic():9.2f} {line}")
 
@@ -99,33 +96,33 @@ class World:
 
     def submit(self, key: str) -> None:
         """Ask, or ask again with the same key: an answer may have been lost."""
-        asked = self.asked.setdefault(key, self._draw_job(key))
+        asked = self.requests.setdefault(key, self._draw_job(key))
 
         def answered(result: SubmitResult | Exception) -> None:
             if isinstance(result, SubmitResult):
                 ids = tuple(job.job_id for job in result.jobs)
-                self.tell(f"accepted {key}: {len(ids)} job(s), repeated={result.was_repeated}")
+                self.log(f"accepted {key}: {len(ids)} job(s), repeated={result.was_repeated}")
                 first = self.accepted.setdefault(key, ids)
                 assert first == ids, f"key {key} gave {first} first and {ids} now"
             else:
                 # Nodes that never answered yet are not known: a job may not fit what is.
-                self.expect(result, StoreUnavailable, SpecError)
+                self.raise_unless(result, StoreUnavailable, SpecError)
 
-        self.tell(f"submit {key}: {freeze(asked.spec).text}")
+        self.log(f"submit {key}: {freeze(asked.spec).text}")
         self.driver.spawn(f"submit {key}", submit(self.core, ANA, asked, key), answered)
 
-    def _draw_job(self, name: str) -> Asked:
+    def _draw_job(self, name: str) -> SubmitRequest:
         dice = self.dice
-        if self.is_of_gangs:
-            return Asked(
+        if self.has_gangs:
+            return SubmitRequest(
                 spec=parse_job(self._draw_gang(name)), project=dice.choice(self.projects), owner=USER
             )
         spec = {
             "name": name,
             "run": "train",
             "resources": {
-                "nodes": dice.choice([1, "1..3", "1..3"] if self.is_quiet else [1, 1, 2, 2, "1..3"]),
-                "gpus": dice.choice([3, 4] if self.is_quiet else [0.4, 0.5, 1, 1, 2, 4]),
+                "nodes": dice.choice([1, "1..3", "1..3"] if self.has_few_jobs else [1, 1, 2, 2, "1..3"]),
+                "gpus": dice.choice([3, 4] if self.has_few_jobs else [0.4, 0.5, 1, 1, 2, 4]),
                 "exclusive": dice.random() < 0.1,
                 "cpus": dice.choice([1, 3, 5]),
             },
@@ -144,8 +141,8 @@ class World:
             spec["after"] = [
                 {"job": dice.choice(self.accepted[key]), "on": dice.choice(["succeeded", "ended"])}
             ]
-            return Asked(spec=parse_job(spec), project=self.asked[key].project, owner=USER)
-        return Asked(spec=parse_job(spec), project=dice.choice(self.projects), owner=USER)
+            return SubmitRequest(spec=parse_job(spec), project=self.requests[key].project, owner=USER)
+        return SubmitRequest(spec=parse_job(spec), project=dice.choice(self.projects), owner=USER)
 
     def _draw_gang(self, name: str) -> dict[str, object]:
         dice = self.dice
@@ -160,39 +157,39 @@ class World:
             "workdir": None,
         }
 
-    def known_jobs(self) -> list[str]:
+    def accepted_jobs(self) -> list[str]:
         return [job_id for ids in self.accepted.values() for job_id in ids]
 
     def stop(self, job_id: str) -> None:
-        self.tell(f"stop {job_id}")
+        self.log(f"stop {job_id}")
         work = stop_job(self.core, ANA, job_id, f"stop {job_id} {self.dice.getrandbits(20)}")
-        self.driver.spawn("stop", work, lambda end: self.expect(end, StoreUnavailable))
+        self.driver.spawn("stop", work, lambda end: self.raise_unless(end, StoreUnavailable))
 
     def retry(self, job_id: str) -> None:
-        self.tell(f"retry {job_id}")
+        self.log(f"retry {job_id}")
         work = retry_job(self.core, ANA, job_id, f"retry {job_id} {self.dice.getrandbits(20)}")
-        self.driver.spawn("retry", work, lambda end: self.expect(end, StoreUnavailable, StateError))
+        self.driver.spawn("retry", work, lambda end: self.raise_unless(end, StoreUnavailable, StateError))
 
     def set_node(self, name: str, state: NodeState) -> None:
-        self.tell(f"{state} {name}")
+        self.log(f"{state} {name}")
         work = set_node_state(self.core, ANA, name, state, "drill", None)
-        self.driver.spawn("node", work, lambda end: self.expect(end, StoreUnavailable, ShoalError))
+        self.driver.spawn("node", work, lambda end: self.raise_unless(end, StoreUnavailable, ShoalError))
 
     def declare_window(self, name: str, in_s: float, duration_s: float) -> None:
-        self.tell(f"maintenance of {name} in {in_s} s")
-        asked = AskedWindow(
+        self.log(f"maintenance of {name} in {in_s} s")
+        asked = WindowRequest(
             kind=WindowKind.MAINTENANCE,
             nodes=(name,),
             from_at=self.clock.now() + in_s,
             duration_s=duration_s,
         )
         work = declare_window(self.core, ANA, asked, None)
-        self.driver.spawn("window", work, lambda end: self.expect(end, StoreUnavailable, ShoalError))
+        self.driver.spawn("window", work, lambda end: self.raise_unless(end, StoreUnavailable, ShoalError))
 
     def cancel_window(self, window_id: str) -> None:
-        self.tell(f"cancel {window_id}")
+        self.log(f"cancel {window_id}")
         work = cancel_window(self.core, ANA, window_id, None)
-        self.driver.spawn("window", work, lambda end: self.expect(end, StoreUnavailable, ShoalError))
+        self.driver.spawn("window", work, lambda end: self.raise_unless(end, StoreUnavailable, ShoalError))
 
     # What the control plane does by itself.
 
@@ -200,9 +197,9 @@ class World:
         if not self.driver.is_running(loop):
             work = LOOPS[loop](self.core)
             expected = (StoreUnavailable, EngineUnreachable)
-            self.driver.spawn(loop, work, lambda end: self.expect(end, *expected))
+            self.driver.spawn(loop, work, lambda end: self.raise_unless(end, *expected))
 
-    def carry_renewals(self, lost: float = 0.1, repeated: float = 0.1) -> None:
+    def deliver_renewals(self, lost: float = 0.1, repeated: float = 0.1) -> None:
         """The network between supervisors and the control plane: loses, repeats, reorders."""
         for sent in self.cluster.renewals():
             if self.dice.random() < lost:
@@ -214,16 +211,16 @@ class World:
         def answered(answer: object) -> None:
             if isinstance(answer, StateError):
                 self.cluster.reject(sent)
-            elif isinstance(answer, RenewalAnswer):
-                self.cluster.answer(sent, answer)
+            elif isinstance(answer, RenewalReply):
+                self.cluster.deliver_reply(sent, answer)
             else:
-                self.expect(answer, StoreUnavailable)
+                self.raise_unless(answer, StoreUnavailable)
 
         self.driver.spawn("renew", renew(self.core, sent.renewal), answered)
 
-    def expect(self, end: object, *allowed: type[Exception]) -> None:
-        if isinstance(end, Exception) and not isinstance(end, allowed):
-            raise end
+    def raise_unless(self, result: object, *allowed: type[Exception]) -> None:
+        if isinstance(result, Exception) and not isinstance(result, allowed):
+            raise result
 
 
 def _node(name: str) -> NodeFacts:
@@ -234,6 +231,6 @@ def _node(name: str) -> NodeFacts:
 def _people(tx: Tx) -> None:
     tx.people.add_user(USER)
     tx.people.add_project(Project(name="lab", uid=200_000))
-    tx.people.add_project(Project(name="vision", uid=200_001, quota=Devices(gpus=4)))
+    tx.people.add_project(Project(name="vision", uid=200_001, quota=DeviceAmounts(gpus=4)))
     told = {"project": "vision", "quota": {"gpus": 4}}
-    note(tx, "project.created", 0.0, ANA, project="vision", data=told)
+    record_event(tx, "project.created", 0.0, ANA, project="vision", data=told)

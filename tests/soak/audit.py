@@ -11,7 +11,7 @@ from typing import Any
 
 from shoal.client import Shoal
 from tests.soak.cluster import SoakCluster
-from tests.soak.load import NODES, Load
+from tests.soak.load import NODES, MixedLoad
 
 SETTLE_S = 300.0
 ENDED = ("succeeded", "failed", "cancelled")
@@ -31,12 +31,12 @@ MUST_BE_ZERO = (
 )
 
 
-def broken(found: dict[str, int]) -> list[str]:
+def broken_promises(counts: dict[str, int]) -> list[str]:
     """The promises that did not hold."""
-    return [name for name in MUST_BE_ZERO if found[name]]
+    return [name for name in MUST_BE_ZERO if counts[name]]
 
 
-def audit(cluster: SoakCluster, load: Load) -> dict[str, int]:
+def audit(cluster: SoakCluster, load: MixedLoad) -> dict[str, int]:
     """No more kills: everything accepted must end, and nothing may be left."""
     with cluster.client() as shoal:
         for node in NODES:
@@ -45,17 +45,17 @@ def audit(cluster: SoakCluster, load: Load) -> dict[str, int]:
         chain = shoal.verify_audit()
     by_id = {str(job["job_id"]): job for job in jobs}
     numbers = Counter(job["number"] for job in jobs)
-    witness = Witness(cluster.witness)
+    witness = SoakWitness(cluster.witness)
     left = {
         "orphan processes": cluster.leftovers(),
         "orphan cgroups": list(_cgroups(cluster.home)),
         "orphan mounts": list(_mounts(cluster.root)),
-        "files left in the spool": list(_spooled(cluster.home)),
+        "files left in the spool": list(_unfinished_in_spool(cluster.home)),
         "doctor complains": [str(finding) for finding in cluster.doctor()],
         "overlaps": witness.overlaps,
         "attempts begun twice": witness.begun_twice,
         "succeeded without a trace": [
-            str(job["ref"]) for job in jobs if not witness.bears_out(job, load.accepted)
+            str(job["ref"]) for job in jobs if not witness.confirms(job, load.accepted)
         ],
         "jobs not ended": [f"{job['ref']} {job['status']}" for job in jobs if job["status"] not in ENDED],
         "jobs lost": sorted(set(load.accepted) - set(by_id)),
@@ -67,8 +67,8 @@ def audit(cluster: SoakCluster, load: Load) -> dict[str, int]:
     return {
         "control plane starts": cluster.starts,
         "jobs accepted": len(load.accepted),
-        **{f"commands answered: {verb}": count for verb, count in sorted(load.done.items())},
-        **{f"commands refused: {code}": count for code, count in sorted(load.refused.items())},
+        **{f"commands answered: {verb}": count for verb, count in sorted(load.num_answered.items())},
+        **{f"commands refused: {code}": count for code, count in sorted(load.num_refused.items())},
         **{f"jobs {status}": count for status, count in sorted(statuses.items())},
         "starts witnessed": witness.num_begun,
         "ids reused": sum(count - 1 for count in numbers.values()) + len(jobs) - len(by_id),
@@ -77,7 +77,7 @@ def audit(cluster: SoakCluster, load: Load) -> dict[str, int]:
     }
 
 
-class Witness:
+class SoakWitness:
     """What the ranks themselves wrote: one file for each rank of each job."""
 
     def __init__(self, directory: Path) -> None:
@@ -90,7 +90,7 @@ class Witness:
     def _all(self) -> Iterator[tuple[str, str]]:
         return ((name, line) for name, lines in self._lines.items() for line in lines)
 
-    def bears_out(self, job: dict[str, Any], num_ranks: dict[str, int]) -> bool:
+    def confirms(self, job: dict[str, Any], num_ranks: dict[str, int]) -> bool:
         """Whether every rank of a job that is said to have succeeded got to its end, in one attempt."""
         job_id = str(job["job_id"])
         if job["status"] != "succeeded" or job_id not in num_ranks:
@@ -107,14 +107,14 @@ def _wait_for_the_end(cluster: SoakCluster, shoal: Shoal) -> list[dict[str, Any]
     while True:
         jobs = list(shoal.jobs())
         is_over = all(job["status"] in ENDED for job in jobs)
-        is_clean = is_over and not cluster.leftovers() and not list(_spooled(cluster.home))
+        is_clean = is_over and not cluster.leftovers() and not list(_unfinished_in_spool(cluster.home))
         if is_clean or time.monotonic() > deadline:
             return jobs
         time.sleep(1)
 
 
 def _attempts(home: Path) -> set[str]:
-    return {path.name for place in ("live", "kept") for path in (home / "spool" / place).glob("*")}
+    return {path.name for place in ("live", "archived") for path in (home / "spool" / place).glob("*")}
 
 
 def _cgroups(home: Path) -> Iterator[str]:
@@ -133,7 +133,7 @@ def _mounts(root: Path) -> Iterator[str]:
             yield line
 
 
-def _spooled(home: Path) -> Iterator[str]:
+def _unfinished_in_spool(home: Path) -> Iterator[str]:
     """What only living, half made or half removed attempts have."""
     for place in ("live", "draft/*", "trash"):
         for path in (home / "spool").glob(f"{place}/*"):

@@ -119,9 +119,9 @@ class SoakCluster:
                 time.sleep(0.1)
             else:
                 return
-        raise AssertionError(f"the control plane did not answer within {timeout_s} s:\n{self.last_words()}")
+        raise AssertionError(f"the control plane did not answer within {timeout_s} s:\n{self.last_output()}")
 
-    def last_words(self) -> str:
+    def last_output(self) -> str:
         return (self.root / "server.err").read_text(errors="replace")[-3000:]
 
     def doctor(self) -> list[dict[str, Any]]:
@@ -143,12 +143,12 @@ class SoakCluster:
             return False
         return True
 
-    def found(self) -> processes.Found:
+    def find_processes(self) -> processes.HomeProcesses:
         return processes.find(self.home)
 
     def leftovers(self) -> list[str]:
         """Processes of this home's jobs that still live."""
-        return [processes.describe(pid) for pid in self.found().everything()]
+        return [processes.describe(pid) for pid in self.find_processes().all_of_jobs()]
 
     def close(self) -> None:
         """Ask the control plane to end; jobs are the caller's business."""

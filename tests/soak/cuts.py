@@ -22,29 +22,30 @@ from typing import Any, NamedTuple
 
 from shoal.client.handles import JobHandle
 from shoal.errors import ShoalError
-from tests.support import ray_lab, slurm_lab
-from tests.support.cluster_lab import ClusterLab
-from tests.support.cluster_plane import ClusterPlane, cluster_plane
-from tests.support.witness import Witness, since_boot
+from tests.support.faults.witness import Witness, since_boot
+from tests.support.host.cluster_lab import ClusterLab
+from tests.support.planes.cluster_plane import ClusterPlane, cluster_plane
+from tests.support.ray import real_ray
+from tests.support.slurm import real_slurm
 
 FENCE_S = 60
 MAX_OPEN = 5
-LONG_S = (125.0, 160.0)
+LONG_CUT_S = (125.0, 160.0)
 """Past the fence and the control plane's margin: what was cut off is replaced."""
-SHORT_S = (0.3, 15.0)
+SHORT_CUT_S = (0.3, 15.0)
 PAUSE_S = (0.5, 8.0)
 LONG_SHARE = 0.06
 RENEWAL_S = 12.0
 """A renewal that is lost is given up after 10 s; then comes the next."""
-STRUCK_S = FENCE_S - RENEWAL_S
+CUT_PAST_FENCE_S = FENCE_S - RENEWAL_S
 SETTLE_S = 400.0
 ENDED = ("succeeded", "failed", "cancelled")
 NUM_NODES = 3
-WHAT_IS_MISSING = {"slurm": slurm_lab.what_is_missing, "ray": ray_lab.what_is_missing}
+WHAT_IS_MISSING = {"slurm": real_slurm.what_is_missing, "ray": real_ray.what_is_missing}
 MUST_BE_ZERO = ("jobs not succeeded", "overlaps", "healthy attempts ended", "healthy ranks restarted")
 
 
-class Cut(NamedTuple):
+class NodeCut(NamedTuple):
     node: str
     kind: str
     is_one_way: bool
@@ -68,8 +69,8 @@ class Cutter:
         self._lab = lab
         self._dice = dice
         self._num_cuts = num_cuts
-        self.cuts: list[Cut] = []
-        self._due: list[tuple[float, str, Cut | None]] = []
+        self.cuts: list[NodeCut] = []
+        self._due: list[tuple[float, str, NodeCut | None]] = []
         """What comes next, by time: a node's next cut, or (with a cut) its healing."""
         for name in lab.names:
             heapq.heappush(self._due, (since_boot() + dice.uniform(*PAUSE_S), name, None))
@@ -101,16 +102,16 @@ class Cutter:
         is_one_way = self._dice.random() < 0.3
         has_long = any(cut is not None and cut.is_long for _, _, cut in self._due)
         is_long = "control" in kind and not has_long and self._dice.random() < LONG_SHARE
-        lasts_s = self._dice.uniform(*(LONG_S if is_long else SHORT_S))
+        lasts_s = self._dice.uniform(*(LONG_CUT_S if is_long else SHORT_CUT_S))
         begin = since_boot()
-        cut = Cut(node, kind, is_one_way, begin, begin + lasts_s)
+        cut = NodeCut(node, kind, is_one_way, begin, begin + lasts_s)
         print(f"  {self._num_cuts} to go: {cut}", flush=True)
         peers = self._lab.others(node) if "peers" in kind else ()
         self._lab.cut(node, peers, from_control="control" in kind, is_one_way=is_one_way)
         heapq.heappush(self._due, (cut.end, node, cut))
 
 
-class People:
+class JobSubmitter:
     """Who submit jobs of one node and of two, and let some of them run for long."""
 
     def __init__(self, plane: ClusterPlane, witness: Witness, dice: random.Random) -> None:
@@ -130,7 +131,7 @@ class People:
                 return
             num_nodes = self._dice.choice((1, 1, 2))
             job = self._plane.submit(
-                **self._witness.job(
+                **self._witness.job_fields(
                     round(self._dice.choice((3, 10, 30, 90)) * self._dice.uniform(0.5, 1.5), 1)
                 ),
                 resources={"nodes": num_nodes, "cpus": 1},
@@ -146,9 +147,9 @@ class People:
 def open_lab(engine: str, root: Path) -> AbstractContextManager[ClusterLab]:
     root.mkdir(parents=True, exist_ok=True)
     if engine == "ray":
-        return ray_lab.ray_lab(root, NUM_NODES)
-    shape = slurm_lab.Shape(nodes=NUM_NODES, slurmd_timeout_s=300)
-    return slurm_lab.slurm_lab(root, shape)
+        return real_ray.ray_lab(root, NUM_NODES)
+    shape = real_slurm.SlurmShape(nodes=NUM_NODES, slurmd_timeout_s=300)
+    return real_slurm.slurm_lab(root, shape)
 
 
 def soak(engine: str, root: Path, num_cuts: int, seed: int) -> dict[str, int]:
@@ -157,10 +158,10 @@ def soak(engine: str, root: Path, num_cuts: int, seed: int) -> dict[str, int]:
     with (
         open_lab(engine, root / engine) as lab,
         cluster_plane(root / "plane" / "home", lab) as plane,
-        lab.minded(),
+        lab.restarting_daemons(),
     ):
         witness = plane.witness
-        people = People(plane, witness, random.Random(f"people/{seed}"))
+        people = JobSubmitter(plane, witness, random.Random(f"people/{seed}"))
         cutter = Cutter(lab, random.Random(f"cuts/{seed}"), num_cuts)
         try:
             while not cutter.is_done:
@@ -181,7 +182,7 @@ def soak(engine: str, root: Path, num_cuts: int, seed: int) -> dict[str, int]:
     }
 
 
-def audit(plane: ClusterPlane, witness: Witness, people: People, cuts: list[Cut]) -> dict[str, int]:
+def audit(plane: ClusterPlane, witness: Witness, people: JobSubmitter, cuts: list[NodeCut]) -> dict[str, int]:
     """No more cuts: everything accepted must end, and bear out what was promised."""
     deadline = time.monotonic() + SETTLE_S
     jobs = list(people.accepted.values())
@@ -196,12 +197,12 @@ def audit(plane: ClusterPlane, witness: Witness, people: People, cuts: list[Cut]
         unwell["overlaps"] += [f"{job.ref} {told}" for told in witness.overlaps(job.job_id)]
     for job, attempt in attempts:
         starts = [line for line in lines[job.job_id] if line.attempt_id == attempt["attempt_id"]]
-        if is_struck(cuts, {line.node for line in starts}, attempt):
+        if is_cut_past_fence(cuts, {line.node for line in starts}, attempt):
             continue
         ranks = {line.rank for line in starts}
         if attempt["reason"] != "succeeded" and len(ranks) == len(attempt["nodes"]) > 0:
             unwell["healthy attempts ended"].append(f"{job.ref} {attempt}")
-        if any(line.generation for line in starts):
+        if any(line.rendezvous_round for line in starts):
             unwell["healthy ranks restarted"].append(f"{job.ref} {attempt}")
     for name, things in unwell.items():
         for thing in things[:10]:
@@ -217,15 +218,15 @@ def audit(plane: ClusterPlane, witness: Witness, people: People, cuts: list[Cut]
     }
 
 
-def is_struck(cuts: list[Cut], nodes: set[str], attempt: dict[str, Any]) -> bool:
+def is_cut_past_fence(cuts: list[NodeCut], nodes: set[str], attempt: dict[str, Any]) -> bool:
     """Whether one of its nodes was cut off from the control plane past the fence while it ran."""
     ago_s = time.time() - since_boot()
     begin, end = (attempt["placed_at"] or 0.0) - ago_s, (attempt["ended_at"] or time.time()) - ago_s
-    spans = [span for node in nodes | set(attempt["nodes"]) for span in silences(cuts, node)]
-    return any(first < end and last > begin for first, last in spans if last - first > STRUCK_S)
+    spans = [span for node in nodes | set(attempt["nodes"]) for span in silent_spans(cuts, node)]
+    return any(first < end and last > begin for first, last in spans if last - first > CUT_PAST_FENCE_S)
 
 
-def silences(cuts: list[Cut], node: str) -> list[tuple[float, float]]:
+def silent_spans(cuts: list[NodeCut], node: str) -> list[tuple[float, float]]:
     """When nobody heard of the node: its cuts from the control plane, joined over pauses in which a renewal
     may not have come through.
     """

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from tests.soak.cluster import SoakCluster
 
-SHARES: Mapping[str, float] = {
+KILL_FRACTIONS: Mapping[str, float] = {
     "control": 0.16,
     "starting control": 0.02,
     "supervisor": 0.22,
@@ -29,7 +29,7 @@ class Killer:
     def __init__(self, cluster: SoakCluster, dice: random.Random, kills: int) -> None:
         self._cluster = cluster
         self._dice = dice
-        self._due = [kind for kind, share in SHARES.items() for _ in range(round(kills * share))]
+        self._due = [kind for kind, share in KILL_FRACTIONS.items() for _ in range(round(kills * share))]
         self._due += ["rank"] * (kills - len(self._due))
         dice.shuffle(self._due)
         self._rest_s = dice.uniform(1.0, 3.0)
@@ -40,7 +40,7 @@ class Killer:
         told = last = time.monotonic()
         total = len(self._due)
         while self._due:
-            if self._strike():
+            if self._kill_next():
                 last = time.monotonic()
             assert time.monotonic() - last < PATIENCE_S, f"nobody left to kill: {Counter(self._due)}"
             if time.monotonic() - told > 10:
@@ -49,7 +49,7 @@ class Killer:
             time.sleep(self._dice.uniform(0, 2 * PAUSE_S))
         return self.killed
 
-    def _strike(self) -> bool:
+    def _kill_next(self) -> bool:
         """Kill the first in line of whose kind one lives now."""
         victims = self._victims()
         for place, kind in enumerate(self._due):
@@ -62,7 +62,7 @@ class Killer:
         return False
 
     def _victims(self) -> dict[str, list[int]]:
-        found, cluster = self._cluster.found(), self._cluster
+        found, cluster = self._cluster.find_processes(), self._cluster
         up_s = cluster.up_for_s()
         is_starting = cluster.is_up() and up_s == 0.0
         return {
@@ -72,5 +72,5 @@ class Killer:
             "rank": found.ranks,
             "setup": found.setups,
             "sandbox": found.sandboxes,
-            "nursery": found.nurseries,
+            "nursery": found.fork_servers,
         }

@@ -27,7 +27,7 @@ OPEN = ("queued", "starting", "running", "stopping")
 NODES = ("sim-01", "sim-02", "sim-03", "sim-04")
 
 
-class Load:
+class MixedLoad:
     """Threads that use the cluster until told to stop. Everything accepted is in `accepted`."""
 
     def __init__(self, cluster: SoakCluster, seed: int, *, max_open: int = 14) -> None:
@@ -36,15 +36,15 @@ class Load:
         self._max_open = max_open
         self.accepted: dict[str, int] = {}
         """By job id: how many ranks it has."""
-        self.done: Counter[str] = Counter()
+        self.num_answered: Counter[str] = Counter()
         """Commands answered, by verb."""
-        self.refused: Counter[str] = Counter()
+        self.num_refused: Counter[str] = Counter()
         """Commands refused, by error code."""
         self._stop = threading.Event()
         self._threads = [
-            threading.Thread(target=self._live, args=(work, index, pause_s), daemon=True)
+            threading.Thread(target=self._work_until_stopped, args=(work, index, pause_s), daemon=True)
             for index, (work, pause_s) in enumerate(
-                ((self._submit, 0.3), (self._submit, 0.3), (self._meddle, 1.0))
+                ((self._submit, 0.3), (self._submit, 0.3), (self._change_something, 1.0))
             )
         ]
 
@@ -58,20 +58,22 @@ class Load:
         for thread in self._threads:
             thread.join(180)
 
-    def _live(self, work: Callable[[random.Random, Shoal], None], index: int, pause_s: float) -> None:
+    def _work_until_stopped(
+        self, action: Callable[[random.Random, Shoal], None], index: int, pause_s: float
+    ) -> None:
         dice = random.Random(f"load/{self._seed}/{index}")
         with self._cluster.client() as shoal:
             while not self._stop.is_set():
                 try:
-                    work(dice, shoal)
+                    action(dice, shoal)
                 except ShoalError as error:
-                    self.refused[error.code] += 1
+                    self.num_refused[error.code] += 1
                 time.sleep(dice.uniform(0.2, 1.8) * pause_s)
 
     def _submit(self, dice: random.Random, shoal: Shoal) -> None:
         if len(list(shoal.jobs(status=OPEN, limit=100))) >= self._max_open:
             return
-        spec, num_ranks = self._draw(dice)
+        spec, num_ranks = self._draw_spec(dice)
         key = uuid.uuid4().hex
         if dice.random() < 0.15:
             array = shoal.submit_array(**spec, array={"indices": [0, 1, 2], "at_once": 2}, key=key)
@@ -80,9 +82,9 @@ class Load:
             jobs = [shoal.submit(**spec, key=key)]
         for job in jobs:
             self.accepted[job.job_id] = num_ranks
-        self.done["submit"] += 1
+        self.num_answered["submit"] += 1
 
-    def _draw(self, dice: random.Random) -> tuple[dict[str, Any], int]:
+    def _draw_spec(self, dice: random.Random) -> tuple[dict[str, Any], int]:
         """A spec, and the number of its ranks."""
         num_nodes, ranks_per_node = dice.choice([1, 1, 1, 2]), dice.choice([1, 1, 2])
         spec: dict[str, Any] = {
@@ -100,20 +102,20 @@ class Load:
             spec["setup"] = WITNESS.format(who="setup-$GROUP_RANK", seconds=seconds)
         return spec, num_nodes * ranks_per_node
 
-    def _meddle(self, dice: random.Random, shoal: Shoal) -> None:
+    def _change_something(self, dice: random.Random, shoal: Shoal) -> None:
         what = dice.random()
         if what < 0.35:
             if self.accepted:
                 shoal.stop(dice.choice(list(self.accepted)[-12:]))
-                self.done["stop"] += 1
+                self.num_answered["stop"] += 1
         elif what < 0.5:
             if self.accepted:
                 shoal.retry(dice.choice(list(self.accepted)))
-                self.done["retry"] += 1
+                self.num_answered["retry"] += 1
         elif what < 0.65:
             shoal.drain(dice.choice(NODES), "soak")
-            self.done["drain"] += 1
+            self.num_answered["drain"] += 1
         else:
             for node in NODES:
                 shoal.resume(node)
-            self.done["resume"] += 1
+            self.num_answered["resume"] += 1

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 
-class Found(msgspec.Struct, frozen=True):
+class HomeProcesses(msgspec.Struct, frozen=True):
     """Pids by what they are."""
 
     supervisors: list[int]
@@ -18,22 +18,22 @@ class Found(msgspec.Struct, frozen=True):
     """bubblewrap and the first process of its namespace."""
     setups: list[int]
     ranks: list[int]
-    nurseries: list[int]
-    stray_nurseries: list[int]
+    fork_servers: list[int]
+    stray_fork_servers: list[int]
     """Those of them whose control plane is gone."""
 
-    def everything(self) -> list[int]:
+    def all_of_jobs(self) -> list[int]:
         """What should be gone once no job runs."""
-        return self.supervisors + self.sandboxes + self.setups + self.ranks + self.stray_nurseries
+        return self.supervisors + self.sandboxes + self.setups + self.ranks + self.stray_fork_servers
 
 
-def find(home: Path) -> Found:
+def find(home: Path) -> HomeProcesses:
     """One look. What ends meanwhile is not listed."""
     stats = _parents_and_names()
     children: dict[int, list[int]] = {}
     for pid, (parent, _) in stats.items():
         children.setdefault(parent, []).append(pid)
-    attempts = {path.name for place in ("live", "kept") for path in (home / "spool" / place).glob("*")}
+    attempts = {path.name for place in ("live", "archived") for path in (home / "spool" / place).glob("*")}
     supervisors = [pid for pid, (_, name) in stats.items() if name != b"bwrap" and _supervises(pid, home)]
     # A supervisor that has just forked is a child with its parent's command line.
     first = [pid for pid in supervisors if stats[pid][0] not in supervisors]
@@ -47,9 +47,11 @@ def find(home: Path) -> Found:
         elif name == b"bwrap" and _is_below(pid, first, stats):
             sandboxes.append(pid)
             sandboxes += [child for child in children.get(pid, ()) if stats[child][1] == b"sh"]
-    nurseries = [pid for pid in stats if _is_nursery(pid, home)]
-    strays = [pid for pid in nurseries if not any(b"shoal.cli" in word for word in _words(stats[pid][0]))]
-    return Found(first, sandboxes, setups, ranks, nurseries, strays)
+    nurseries = [pid for pid in stats if _is_fork_server(pid, home)]
+    strays = [
+        pid for pid in nurseries if not any(b"shoal.cli" in word for word in _command_line(stats[pid][0]))
+    ]
+    return HomeProcesses(first, sandboxes, setups, ranks, nurseries, strays)
 
 
 def describe(pid: int) -> str:
@@ -62,17 +64,17 @@ def describe(pid: int) -> str:
 
 
 def _supervises(pid: int, home: Path) -> bool:
-    words = _words(pid)
+    words = _command_line(pid)
     return b"shoal.runtime.supervisor" in words and words[-1].startswith(f"{home}/".encode())
 
 
-def _is_nursery(pid: int, home: Path) -> bool:
-    if b"shoal.runtime.nursery" not in _words(pid):
+def _is_fork_server(pid: int, home: Path) -> bool:
+    if b"shoal.runtime.process.fork_server" not in _command_line(pid):
         return False
     return _environment(pid).get(b"SHOAL_SERVER_FILE", b"").startswith(f"{home}/".encode())
 
 
-def _words(pid: int) -> list[bytes]:
+def _command_line(pid: int) -> list[bytes]:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
     except OSError:

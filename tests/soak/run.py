@@ -14,10 +14,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.soak.audit import audit, broken
+from tests.soak.audit import audit, broken_promises
 from tests.soak.cluster import SoakCluster
 from tests.soak.killer import Killer
-from tests.soak.load import Load
+from tests.soak.load import MixedLoad
 
 
 def soak(root: Path, kills: int, seed: int) -> dict[str, int]:
@@ -26,7 +26,7 @@ def soak(root: Path, kills: int, seed: int) -> dict[str, int]:
     cluster = SoakCluster(root)
     try:
         cluster.wait_ready()
-        with Load(cluster, seed) as load:
+        with MixedLoad(cluster, seed) as load:
             killed = Killer(cluster, random.Random(f"soak/{seed}"), kills).run()
         cluster.wait_ready()
         found = audit(cluster, load)
@@ -51,7 +51,7 @@ def main() -> int:
     for name, count in found.items():
         print(f"{name:{width}}  {count}")
     print(json.dumps(found))
-    failed = broken(found)
+    failed = broken_promises(found)
     print("FAILED: " + ", ".join(failed) if failed else "every promise held")
     return 1 if failed else 0
 

@@ -15,10 +15,9 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from tests.support.callers import get, post_with_key, stream
-from tests.support.real_plane import RealPlane
-from tests.support.service_faults import FAULTS, Fire
-from tests.support.services import Served
+from tests.support.faults.service_faults import FAULTS, ServiceUnderFire
+from tests.support.planes.real import RealPlane
+from tests.support.serving.service import ServedApp, get, post_with_key, stream
 
 CALLERS = (get, get, get, post_with_key, post_with_key, stream, stream, stream)
 
@@ -34,25 +33,25 @@ def soak(root: Path, faults: int, seed: int) -> dict[str, int]:
     (root / "hello").mkdir()
     try:
         plane.up()
-        fire = Fire(Served(plane, root / "hello"), dice=dice)
-        with fire.crowd(*CALLERS) as crowd:
+        fire = ServiceUnderFire(ServedApp(plane, root / "hello"), dice=dice)
+        with fire.start_callers(*CALLERS) as crowd:
             for fault in due:
-                crowd.until_more(dice.randint(1, 3))
+                crowd.wait_for_more(dice.randint(1, 3))
                 fault(fire)
                 done[fault.__name__.replace("_", " ")] += 1
                 print(f"  {done.total()} of {faults}: {fault.__name__.replace('_', ' ')}", flush=True)
-            crowd.until_more()
+            crowd.wait_for_more()
     finally:
         plane.down()
-    failed = crowd.faults(but_of=frozenset(fire.killed))
+    failed = crowd.failures(except_replicas=frozenset(fire.killed_replicas))
     for what in failed[:10]:
         print(f"  failed: {what}", flush=True)
     return {
         "seconds": round(time.monotonic() - began),
         **{f"done: {what}": count for what, count in sorted(done.items())},
-        "requests sent": crowd.sent,
-        "answered rightly": crowd.right,
-        "streams lost with their replica": len(crowd.faults()) - len(failed),
+        "requests sent": crowd.num_sent,
+        "answered rightly": crowd.num_right,
+        "streams lost with their replica": len(crowd.failures()) - len(failed),
         "requests failed": len(failed),
     }
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.soak.audit import broken
-from tests.soak.killer import SHARES
+from tests.soak.audit import broken_promises
+from tests.soak.killer import KILL_FRACTIONS
 from tests.soak.run import soak
 
 KILLS = 16
@@ -23,8 +23,8 @@ KILLS = 16
 def test_sixteen_kills_under_mixed_load_lose_nothing() -> None:
     with tempfile.TemporaryDirectory(prefix="shoal-soak-", ignore_cleanup_errors=True) as root:
         found = soak(Path(root), KILLS, seed=KILLS)
-    assert not broken(found), found
-    killed = {kind: found.get(f"killed: {kind}", 0) for kind in SHARES}
+    assert not broken_promises(found), found
+    killed = {kind: found.get(f"killed: {kind}", 0) for kind in KILL_FRACTIONS}
     assert sum(killed.values()) >= KILLS
     assert sum(map(bool, killed.values())) > len(killed) / 2, killed
     assert found["jobs accepted"] >= KILLS // 2

@@ -9,66 +9,39 @@ from tests.style.tree import Import, Module, length
 
 LEAVES = frozenset(
     {
-        *(
-            "bounded_file",
-            "accept",
-            "errors",
-            "clock",
-            "curve",
-            "globs",
-            "holders",
-            "home",
-            "ids",
-            "log",
-            "loopback",
-            "porch",
-            "proof",
-            "settings",
-        ),
-        *("fair_threads", "ownership", "samples", "site", "socket_file", "tar_check", "tar_reader", "wire"),
+        *("bounded_file", "clock", "connection_quota", "curve", "errors", "fair_threads", "globs", "home"),
+        *("home_identity", "ids", "local_sockets", "log", "ownership", "proof", "settings", "sidecar_tls"),
+        *("tar_check", "tls_listener", "wire"),
     }
 )
 BELOW_CONTROL = frozenset({"scheduler", "engines", "store", "identity", "serving"})
 
 MAY_SEE: dict[str, frozenset[str]] = {
-    "accept": frozenset({"holders"}),
     "bounded_file": frozenset(),
-    "errors": frozenset(),
     "clock": frozenset(),
+    "connection_quota": frozenset(),
+    "curve": frozenset(),
+    "errors": frozenset(),
     "fair_threads": frozenset({"errors"}),
     "globs": frozenset(),
-    "holders": frozenset(),
     "home": frozenset(),
+    "home_identity": frozenset({"errors"}),
     "ids": frozenset(),
-    "loopback": frozenset(),
-    "ownership": frozenset({"errors"}),
-    "site": frozenset({"errors"}),
-    "socket_file": frozenset(),
-    "samples": frozenset(),
-    "tar_check": frozenset({"errors", "tar_reader"}),
-    "tar_reader": frozenset(),
-    "wire": frozenset({"samples"}),
-    "porch": frozenset({"wire"}),
-    "proof": frozenset({"wire"}),
-    "curve": frozenset({"samples"}),
+    "local_sockets": frozenset(),
     "log": frozenset({"errors", "clock"}),
+    "ownership": frozenset({"errors"}),
+    "proof": frozenset({"wire"}),
     "settings": frozenset({"errors", "home"}),
+    "sidecar_tls": frozenset({"wire"}),
+    "tar_check": frozenset({"errors"}),
+    "tls_listener": frozenset({"connection_quota"}),
+    "wire": frozenset({"curve"}),
     "spec": LEAVES,
     "model": LEAVES | {"spec"},
     "runtime": frozenset(
         {
-            "bounded_file",
-            "errors",
-            "clock",
-            "curve",
-            "holders",
-            "loopback",
-            "porch",
-            "proof",
-            "samples",
-            "socket_file",
-            "tar_check",
-            "wire",
+            *("bounded_file", "clock", "connection_quota", "curve", "errors", "local_sockets", "proof"),
+            *("sidecar_tls", "tar_check", "wire"),
         }
     ),
     "scheduler": LEAVES | {"spec", "model"},
@@ -77,8 +50,17 @@ MAY_SEE: dict[str, frozenset[str]] = {
     "engines": LEAVES | {"spec", "model", "runtime"},
     "serving": frozenset(
         {
-            *("accept", "errors", "clock", "holders", "ids", "log", "loopback", "ownership", "porch"),
-            *("socket_file", "wire"),
+            *(
+                "clock",
+                "connection_quota",
+                "errors",
+                "ids",
+                "local_sockets",
+                "log",
+                "ownership",
+                "sidecar_tls",
+            ),
+            *("tls_listener", "wire"),
         }
     ),
     "control": LEAVES | {"spec", "model"} | BELOW_CONTROL,
@@ -149,10 +131,12 @@ def unknown_rooms(modules: Iterable[Module]) -> list[str]:
 
 
 def engines_that_see_each_other(modules: Iterable[Module]) -> list[str]:
-    """`engines.local` may import `engines.base`, never `engines.slurm`: each folder is an engine."""
+    """`engines.local` may import `engines.base`, never `engines.slurm`: each folder but `remote` is an
+    engine.
+    """
     inside = [module for module in modules if len(module.path.relative_to(module.base).parts) > 2]
     inside = [module for module in inside if module.room == "engines"]
-    engines = {module.name.split(".")[2] for module in inside}
+    engines = {module.name.split(".")[2] for module in inside} - {"remote"}
     found = []
     for module in inside:
         own = module.name.split(".")[2]

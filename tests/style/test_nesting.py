@@ -10,43 +10,43 @@ from tests.style.tree import PACKAGE, modules
 ALLOWED: dict[str, frozenset[tuple[str, str]]] = {
     "what the store, the home or a process of ours holds, which nobody else writes": frozenset(
         {
-            ("api/render.py", "render_detail"),
-            ("api/service_views.py", "render_detail"),
-            ("control/arrays.py", "_make_some"),
-            ("control/arrays.py", "_stop_some"),
-            ("control/audit.py", "_read"),
-            ("control/drills.py", "_drill"),
-            ("control/drills.py", "_result"),
-            ("control/once.py", "once"),
-            ("control/usage.py", "recall"),
-            ("engines/cluster_id.py", "read_cluster"),
-            ("engines/connection.py", "load"),
-            ("engines/desk.py", "_taken"),
+            ("api/views/render.py", "render_detail"),
+            ("api/views/services.py", "render_service_detail"),
+            ("control/commands/arrays.py", "_record_batch"),
+            ("control/commands/arrays.py", "_stop_batch"),
+            ("control/commands/audit.py", "_read"),
+            ("control/commands/drills.py", "_drill"),
+            ("control/commands/drills.py", "_result"),
+            ("control/record.py", "run_idempotent"),
+            ("control/loops/project_usage.py", "recall_usage"),
+            ("engines/home_records.py", "read_cluster"),
+            ("engines/remote/connection.py", "load_connection"),
+            ("engines/remote/mailbox.py", "_load_assignment"),
             ("engines/ray/agent.py", "Agent._launch"),
             ("engines/ray/agent.py", "_record"),
             ("engines/ray/bridge.py", "serve"),
-            ("engines/ray/client.py", "_Bridge._read"),
-            ("engines/ray/head.py", "Head._read"),
-            ("runtime/addresses.py", "Addresses._read_file"),
+            ("engines/ray/client.py", "_BridgeProcess._read"),
+            ("engines/ray/head.py", "RayHead._read"),
+            ("runtime/lease/addresses.py", "ControlPlaneAddresses._read_file"),
             ("runtime/confine/sandbox.py", "Sandbox.wait_ready"),
-            ("runtime/entry.py", "_read_credentials"),
-            ("runtime/keeper.py", "main"),
-            ("runtime/porch/process.py", "main"),
-            ("runtime/standby/process.py", "Standby._understood"),
+            ("runtime/supervisor/entry.py", "_read_credentials"),
+            ("runtime/agent/node_agent.py", "main"),
+            ("runtime/replica/sidecar_process.py", "main"),
+            ("runtime/standby/process.py", "StandbySupervisor._read_request"),
             ("runtime/standby/process.py", "main"),
-            ("serving/server.py", "Server._connected"),
+            ("serving/leader_client.py", "LeaderClient._connect"),
         }
     ),
     "a text of a few hundred bytes, or of a type that has no inside": frozenset(
         {
-            ("api/admission.py", "_text"),
-            ("engines/slurm/rest_place.py", "claims_of"),
+            ("api/call.py", "_text"),
+            ("engines/slurm/rest_request.py", "parse_claims"),
         }
     ),
     "what a program of this machine says to root": frozenset(
         {("runtime/confine/firewall.py", "closed_uids")}
     ),
-    "whose caller catches it": frozenset({("serving/feed.py", "Feed.take")}),
+    "whose caller catches it": frozenset({("serving/feed.py", "TableFeed.take")}),
 }
 
 

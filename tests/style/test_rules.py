@@ -17,7 +17,7 @@ OFFENCES: list[tuple[Rule, str, str]] = [
     (rules.closed_doors, "store/rows.py", "from shoal.engines.base import Engine\n"),
     (rules.closed_doors, "client/http.py", "import shoal.model.job\n"),
     (rules.closed_doors, "errors.py", "from shoal import clock\n"),
-    (rules.closed_doors, "runtime/launch.py", "from ..model import attempt\n"),
+    (rules.closed_doors, "runtime/process/launcher.py", "from ...model import attempt\n"),
     (rules.closed_doors, "identity/roles.py", "def f() -> None:\n    from shoal.store import rows\n"),
     (rules.unknown_rooms, "attic/box.py", "x = 1\n"),
     (rules.imports_inside_functions, "control/loop.py", "async def f() -> None:\n    import json\n"),
@@ -67,7 +67,7 @@ def test_what_is_allowed_is_not_found(tmp_path: Path) -> None:
     planted = plant(
         tmp_path,
         {
-            "cli/run.py": '"""Run."""\n\n\ndef f() -> None:\n    from shoal.client import http\n',
+            "cli/jobs/run.py": '"""Run."""\n\n\ndef f() -> None:\n    from shoal.client import http\n',
             "engines/local/engine.py": "from shoal.runtime import spool\nfrom shoal.engines import base\n",
             "control/loop.py": "from shoal import store\nfrom shoal.clock import Clock\nimport asyncio\n",
             "runtime/rank.py": "import time\nimport torch\n\nnow = time.time()\n",

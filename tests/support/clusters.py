@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from shoal.model.attempt import NodeShare
-from shoal.model.request import GpuRequest, Request, TopologyRequest
-from shoal.model.window import Window, WindowKind
+from shoal.model.attempt import NodeTask
+from shoal.model.job import GpuRequest, ResourceRequest, TopologyRequest
+from shoal.model.node import Window, WindowKind
 from shoal.scheduler import (
     Candidate,
     Explanation,
-    GpuView,
+    GpuInfo,
     Holding,
-    NodeView,
+    NodeInfo,
     Plan,
     Policy,
     Snapshot,
@@ -24,7 +24,7 @@ NOW = 1_800_000_000.0
 """2027-01-15 08:00 UTC."""
 
 
-def node(name: str, *, gpus: int = 8, kind: str = "A100", rack: str | None = None, **fields: Any) -> NodeView:
+def node(name: str, *, gpus: int = 8, kind: str = "A100", rack: str | None = None, **fields: Any) -> NodeInfo:
     given = {
         "pool": "a100",
         "cpus": 64.0,
@@ -32,33 +32,35 @@ def node(name: str, *, gpus: int = 8, kind: str = "A100", rack: str | None = Non
         "disk_bytes": 1000 * GIB,
         "labels": {} if rack is None else {"rack": rack},
     }
-    devices = tuple(GpuView(index, kind) for index in range(gpus))
-    return NodeView(name=name, gpus=devices, **{**given, **fields})
+    devices = tuple(GpuInfo(index, kind) for index in range(gpus))
+    return NodeInfo(name=name, gpus=devices, **{**given, **fields})
 
 
-def nodes(count: int, **fields: Any) -> tuple[NodeView, ...]:
+def nodes(count: int, **fields: Any) -> tuple[NodeInfo, ...]:
     return tuple(node(f"node-{number:02}", **fields) for number in range(1, count + 1))
 
 
 def request(
     *, gpus: int = 0, kind: str | None = None, nodes: int | tuple[int, int] = 1, **fields: Any
-) -> Request:
+) -> ResourceRequest:
     least, most = (nodes, nodes) if isinstance(nodes, int) else nodes
     asked = GpuRequest(count=gpus, kind=kind) if gpus else None
-    return Request(gpus=asked, min_nodes=least, max_nodes=most, **{"cpus": float(gpus or 1), **fields})
+    return ResourceRequest(
+        gpus=asked, min_nodes=least, max_nodes=most, **{"cpus": float(gpus or 1), **fields}
+    )
 
 
-def within(label: str, *, required: bool = True) -> TopologyRequest:
+def within_label(label: str, *, required: bool = True) -> TopologyRequest:
     return TopologyRequest(within=label, is_required=required)
 
 
-def job(number: int, asked: Request, **fields: Any) -> Candidate:
+def candidate(number: int, wanted: ResourceRequest, **fields: Any) -> Candidate:
     given = {"project": "vision", "order": number, "submitted_at": NOW - 60.0}
     return Candidate(
         attempt_id=f"att-{number}",
         job_id=f"job-{number}",
         label=f"vision/{number}",
-        request=asked,
+        request=wanted,
         **{**given, **fields},
     )
 
@@ -66,7 +68,7 @@ def job(number: int, asked: Request, **fields: Any) -> Candidate:
 def holding(number: int, shares: dict[str, tuple[int, ...]], **fields: Any) -> Holding:
     """Holds the named GPUs of each node, with one CPU and one GiB for each of them."""
     allocation = tuple(
-        NodeShare(node=name, cpus=float(len(ids)), memory_bytes=len(ids) * GIB, gpu_ids=ids)
+        NodeTask(node=name, cpus=float(len(ids)), memory_bytes=len(ids) * GIB, gpu_ids=ids)
         for name, ids in shares.items()
     )
     given = {"project": "vision", "priority": 0, "placed_at": NOW - 600.0, "allocation": allocation}
@@ -84,7 +86,7 @@ def window(names: tuple[str, ...], begins_s: float, ends_s: float, **fields: Any
 
 
 def snapshot(
-    cluster: tuple[NodeView, ...],
+    cluster: tuple[NodeInfo, ...],
     waiting: tuple[Candidate, ...],
     held: tuple[Holding, ...] = (),
     windows: tuple[Window, ...] = (),
@@ -92,8 +94,8 @@ def snapshot(
     return Snapshot(nodes=cluster, holdings=held, candidates=waiting, windows=windows)
 
 
-def planned(
-    cluster: tuple[NodeView, ...],
+def make_plan(
+    cluster: tuple[NodeInfo, ...],
     *waiting: Candidate,
     held: tuple[Holding, ...] = (),
     policy: Policy | None = None,
@@ -102,10 +104,10 @@ def planned(
     return plan(snapshot(cluster, waiting, held, windows), policy or Policy(), NOW)
 
 
-def placed(told: Plan) -> dict[str, list[str]]:
+def placements(result: Plan) -> dict[str, list[str]]:
     """Which nodes each start was given."""
-    return {start.attempt_id: [share.node for share in start.allocation] for start in told.starts}
+    return {start.attempt_id: [share.node for share in start.allocation] for start in result.starts}
 
 
-def reason(told: Plan, attempt_id: str) -> Explanation:
-    return next(said for said in told.explanations if said.attempt_id == attempt_id)
+def explanation_of(result: Plan, attempt_id: str) -> Explanation:
+    return next(said for said in result.explanations if said.attempt_id == attempt_id)

@@ -7,10 +7,8 @@ from typing import Any
 import msgspec
 
 from shoal.model.attempt import Attempt, AttemptState
-from shoal.model.job import Job, JobOutcome
-from shoal.model.node import Node, NodeFacts
-from shoal.model.request import Request
-from shoal.model.window import Window, WindowKind
+from shoal.model.job import Job, JobOutcome, ResourceRequest
+from shoal.model.node import Node, NodeFacts, Window, WindowKind
 from shoal.store import Tx
 
 
@@ -22,7 +20,7 @@ def a_job(number: int = 1, **fields: Any) -> Job:
         "name": "train",
         "owner": "usr_ana",
         "owner_name": "ana",
-        "request": Request(),
+        "request": ResourceRequest(),
         "spec_json": '{"run":"true"}',
         "submitted_at": 1000.0 + number,
     }
@@ -58,7 +56,7 @@ def a_window(window_id: str = "w1", from_at: float = 100.0, **fields: Any) -> Wi
     return Window(window_id=window_id, from_at=from_at, **values | fields)
 
 
-def add(tx: Tx, job: Job, **fields: Any) -> Attempt:
+def add_job(tx: Tx, job: Job, **fields: Any) -> Attempt:
     """A job with its first attempt, as a submit leaves them."""
     attempt = an_attempt(job, **fields)
     tx.jobs.add(job)
@@ -66,16 +64,16 @@ def add(tx: Tx, job: Job, **fields: Any) -> Attempt:
     return attempt
 
 
-def move(tx: Tx, attempt: Attempt, state: AttemptState, **fields: Any) -> Attempt:
+def move_attempt(tx: Tx, attempt: Attempt, state: AttemptState, **fields: Any) -> Attempt:
     """The attempt one version later, in another state."""
     moved = msgspec.structs.replace(attempt, state=state, version=attempt.version + 1, **fields)
     tx.attempts.update(moved)
     return moved
 
 
-def end(tx: Tx, job: Job, attempt: Attempt, outcome: JobOutcome = JobOutcome.SUCCEEDED) -> Job:
+def end_job(tx: Tx, job: Job, attempt: Attempt, outcome: JobOutcome = JobOutcome.SUCCEEDED) -> Job:
     """The job's only attempt ends, and the job with it."""
-    move(tx, attempt, AttemptState.ENDED)
+    move_attempt(tx, attempt, AttemptState.ENDED)
     ended = msgspec.structs.replace(job, outcome=outcome, ended_at=2000.0, version=job.version + 1)
     tx.jobs.update(ended)
     return ended

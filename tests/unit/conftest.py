@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cli import follow
-from tests.support.cli import Shell
-from tests.support.fake_server import FakeServer, job_view, running_fake
+from shoal.cli.jobs import follow
+from tests.support.fakes.api_server import FakeApiServer, Shell, job_view, running_fake
 
 
 @pytest.fixture
-def fake() -> Iterator[FakeServer]:
+def fake() -> Iterator[FakeApiServer]:
     with running_fake() as server:
         server.answers["GET", "/v1/jobs"] = {"items": [job_view()], "next_cursor": None}
         yield server
@@ -21,10 +20,10 @@ def fake() -> Iterator[FakeServer]:
 
 @pytest.fixture
 def shell(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fake: FakeServer
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fake: FakeApiServer
 ) -> Shell:
     made = Shell(tmp_path / "home", monkeypatch, capsys)
-    made.talk_to(fake)
+    made.connect_to(fake)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(follow, "PATIENCE_S", 0.0)
     return made

@@ -1,4 +1,4 @@
-"""Files and folders that somebody changes while they are read."""
+"""Files and folders that another process changes while they are read."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from shoal import bounded_file
-from shoal.bounded_file import Damaged, names, read_end, read_fd, read_start, read_whole
+from shoal.bounded_file import UnreadableFile, list_names, read_end, read_fd, read_start, read_whole
 
 HUGE = 16 << 40
 MOST = 1 << 20
 
 
 class Reads:
-    """Counts what is read, and does something to the file right before the first piece."""
+    """Counts the bytes read, and changes the file right before the first chunk."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, before_first: object = None) -> None:
         self.num_bytes, self._do = 0, before_first
@@ -48,7 +48,7 @@ def test_a_file_is_read_whole_up_to_the_bound(file: Path) -> None:
     file.write_bytes(b"x" * MOST)
     assert read_whole(file, MOST) == b"x" * MOST
     file.write_bytes(b"x" * (MOST + 1))
-    with pytest.raises(Damaged, match=f"longer than {MOST} bytes"):
+    with pytest.raises(UnreadableFile, match=f"longer than {MOST} bytes"):
         read_whole(file, MOST)
 
 
@@ -57,7 +57,7 @@ def test_a_file_that_grows_when_it_is_read_costs_no_more_than_the_bound(
     file: Path, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads = Reads(monkeypatch, lambda: os.truncate(file, size))
-    with pytest.raises(Damaged):
+    with pytest.raises(UnreadableFile):
         read_whole(file, MOST)
     assert reads.num_bytes == MOST + 1
 
@@ -74,7 +74,7 @@ def test_a_file_that_grows_with_every_piece_ends_at_the_bound(
         return grown(fd, count)
 
     monkeypatch.setattr(os, "read", grow)
-    with pytest.raises(Damaged):
+    with pytest.raises(UnreadableFile):
         read_whole(file, MOST)
     assert reads.num_bytes == MOST + 1
     assert len(read_end(file, 100)) == 100
@@ -107,23 +107,23 @@ def test_the_start_and_the_end_of_a_huge_file_cost_what_is_asked_for(
     assert reads.num_bytes == 8
 
 
-def test_what_is_no_plain_file_is_not_read_and_nobody_waits(tmp_path: Path, file: Path) -> None:
+def test_file_that_is_not_plain_is_refused_without_waiting(tmp_path: Path, file: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "link").symlink_to(file)
     for name in ("fifo", "folder"):
         (tmp_path / "folder").mkdir(exist_ok=True)
-        with pytest.raises(Damaged, match="not a plain file"):
+        with pytest.raises(UnreadableFile, match="not a plain file"):
             read_whole(tmp_path / name, MOST)
     with pytest.raises(OSError, match=os.strerror(errno.ELOOP)):
         read_whole(tmp_path / "link", MOST)
-    with pytest.raises(Damaged, match="its name is none"):
+    with pytest.raises(UnreadableFile, match="its name is none"):
         read_whole("a\0b", MOST)
     with pytest.raises(FileNotFoundError):
         read_whole(tmp_path / "none", MOST)
 
 
-def test_a_lease_on_the_file_delays_nobody(file: Path) -> None:
-    """The kernel would have a blocking open wait for the holder, up to 45 s."""
+def test_lease_on_the_file_delays_no_reader(file: Path) -> None:
+    """The kernel would make a blocking open wait for the lease holder for up to 45 s."""
     with file.open("r+b") as held:
         signal.signal(signal.SIGIO, signal.SIG_IGN)
         fcntl.fcntl(held, fcntl.F_SETLEASE, fcntl.F_WRLCK)
@@ -141,8 +141,8 @@ def test_a_lease_on_the_file_delays_nobody(file: Path) -> None:
     assert b"BlockingIOError" in done.stderr
 
 
-def test_somebody_is_asked_before_each_piece(file: Path) -> None:
-    file.write_bytes(b"x" * (3 * bounded_file.PIECE))
+def test_callback_runs_before_each_chunk(file: Path) -> None:
+    file.write_bytes(b"x" * (3 * bounded_file.CHUNK_BYTES))
     pieces: list[int] = []
 
     def look_on() -> None:
@@ -151,14 +151,14 @@ def test_somebody_is_asked_before_each_piece(file: Path) -> None:
             raise TimeoutError
 
     with pytest.raises(TimeoutError):
-        read_whole(file, 10 * bounded_file.PIECE, look_on=look_on)
+        read_whole(file, 10 * bounded_file.CHUNK_BYTES, before_read=look_on)
 
 
 def test_of_a_folder_with_many_names_only_some_are_listed(tmp_path: Path) -> None:
     for number in range(20):
         (tmp_path / str(number)).touch()
-    assert len(names(tmp_path, 5)) == 5
-    assert len(names(tmp_path, 50)) == 20
+    assert len(list_names(tmp_path, 5)) == 5
+    assert len(list_names(tmp_path, 50)) == 20
 
 
 def test_a_pipe_that_goes_on_is_read_up_to_the_bound() -> None:

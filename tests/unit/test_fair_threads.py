@@ -1,4 +1,4 @@
-"""Threads are shared among callers: one that asks without end leaves threads to the others."""
+"""Callers share threads: a caller that submits without end leaves threads for the others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from shoal import fair_threads
 from shoal.errors import LimitReached
-from shoal.fair_threads import CALLER, ITSELF, FairThreads
+from shoal.fair_threads import CALLER, CONTROL_PLANE, FairThreads
 
 
 def submit(shared: FairThreads, caller: str, fn: Callable[[], Any]) -> Future[Any]:
@@ -27,7 +27,7 @@ def test_one_caller_never_takes_all_threads() -> None:
     shared, is_over = FairThreads(4, "test"), Event()
     slow = [submit(shared, "user ben", is_over.wait) for _ in range(50)]
     assert submit(shared, "user ana", lambda: "answered").result(timeout=10) == "answered"
-    assert submit(shared, ITSELF, lambda: "answered").result(timeout=10) == "answered"
+    assert submit(shared, CONTROL_PLANE, lambda: "answered").result(timeout=10) == "answered"
     assert sum(one.running() for one in slow) == 2
     is_over.set()
     assert all(one.result(timeout=10) for one in slow)
@@ -36,7 +36,7 @@ def test_one_caller_never_takes_all_threads() -> None:
 
 def test_callers_are_served_in_rotation() -> None:
     shared, is_over, order = FairThreads(2, "test"), Event(), list[str]()
-    both = [submit(shared, ITSELF, is_over.wait) for _ in range(2)]
+    both = [submit(shared, CONTROL_PLANE, is_over.wait) for _ in range(2)]
     names = ["ben", "ben", "ben", "ana", "ana", "cy"]
     waiting = [submit(shared, name, partial(order.append, name)) for name in names]
     is_over.set()

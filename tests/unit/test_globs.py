@@ -1,4 +1,4 @@
-"""File patterns name what git says they name."""
+"""File patterns match the same files as in git."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.client.globs import Globs
+from shoal.client.left_behind import PathMatcher
 from shoal.globs import problem_of
 
 FILES = (
@@ -64,24 +64,24 @@ def test_a_pattern_names_the_files_that_git_ignores_for_it(folder: Path, pattern
         check=False,
     )
     by_git = set(checked.stdout.decode().split("\0")) - {""}
-    ours = Globs([pattern.removeprefix("/")] if not pattern.startswith("/") else [f".{pattern}"])
-    assert {name for name in FILES if ours.names(name)} == by_git
-    for name in by_git:  # so a search that goes where it may finds them
+    ours = PathMatcher([pattern.removeprefix("/")] if not pattern.startswith("/") else [f".{pattern}"])
+    assert {name for name in FILES if ours.matches(name)} == by_git
+    for name in by_git:  # a search of the permitted folders finds them
         above = name.split("/")[:-1]
         assert all(
             ours.may_name_below("/".join(above[: n + 1]))
-            or ours.names("/".join(above[: n + 1]), is_folder=True)
+            or ours.matches("/".join(above[: n + 1]), is_folder=True)
             for n in range(len(above))
         )
 
 
-def fits(words: Sequence[str], names: Sequence[str]) -> bool:
-    """Try all that a pattern from the folder on may mean."""
-    if not words or not names:
-        return not words and not names
-    if words[0] != "**":
-        return fnmatchcase(names[0], words[0]) and fits(words[1:], names[1:])
-    return len(words) == 1 or any(fits(words[1:], names[number:]) for number in range(len(names)))
+def fits(patterns: Sequence[str], names: Sequence[str]) -> bool:
+    """Try all meanings of a pattern from this folder on."""
+    if not patterns or not names:
+        return not patterns and not names
+    if patterns[0] != "**":
+        return fnmatchcase(names[0], patterns[0]) and fits(patterns[1:], names[1:])
+    return len(patterns) == 1 or any(fits(patterns[1:], names[number:]) for number in range(len(names)))
 
 
 @given(
@@ -90,7 +90,7 @@ def fits(words: Sequence[str], names: Sequence[str]) -> bool:
 )
 def test_the_first_place_that_fits_is_as_good_as_any(pattern: str, name: str) -> None:
     named = any(fits(pattern.split("/"), name.split("/")[: n + 1]) for n in range(name.count("/") + 1))
-    assert Globs([f"./{pattern}"]).names(name) == named
+    assert PathMatcher([f"./{pattern}"]).matches(name) == named
 
 
 @pytest.mark.parametrize(
@@ -105,13 +105,13 @@ def test_the_first_place_that_fits_is_as_good_as_any(pattern: str, name: str) ->
 )
 @pytest.mark.timeout(20)
 def test_no_pattern_takes_for_ever(pattern: str, name: str) -> None:
-    globs = Globs([pattern])
-    assert not globs.names(name)
+    globs = PathMatcher([pattern])
+    assert not globs.matches(name)
     globs.may_name_below(name)
 
 
 @pytest.mark.parametrize(
-    ("pattern", "told"),
+    ("pattern", "message"),
     [
         ("", "is empty"),
         ("/etc/passwd", "is not below the workdir"),
@@ -125,15 +125,15 @@ def test_no_pattern_takes_for_ever(pattern: str, name: str) -> None:
         ("x" * 2000, "2,000 characters long"),
     ],
 )
-def test_what_is_no_pattern_for_files_of_a_folder_is_refused_in_words(pattern: str, told: str) -> None:
-    assert told in (problem_of(pattern) or "")
+def test_what_is_no_pattern_for_files_of_a_folder_is_refused_in_words(pattern: str, message: str) -> None:
+    assert message in (problem_of(pattern) or "")
 
 
 def test_patterns_remember_which_of_them_named_nothing() -> None:
-    globs = Globs(["data/", "*.bin", "missing"])
-    assert globs.names("data/x.bin")
+    globs = PathMatcher(["data/", "*.bin", "missing"])
+    assert globs.matches("data/x.bin")
     assert globs.unused == ["missing"]
 
 
 def test_a_name_of_a_thousand_folders_is_no_trouble() -> None:
-    assert Globs(["*.py"]).names("/".join(["d"] * 2000) + "/x.py")
+    assert PathMatcher(["*.py"]).matches("/".join(["d"] * 2000) + "/x.py")

@@ -1,4 +1,4 @@
-"""Which ports the control plane keeps projects' jobs from answering at."""
+"""The ports at which the control plane forbids projects' jobs to answer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shoal.cli import held_ports
+from shoal.cli.control_plane import data_plane
 from shoal.settings import Settings, load_settings
 
 
@@ -18,13 +18,13 @@ def settings(tmp_path: Path) -> Settings:
 
 
 def test_usual_and_named_ports_are_held_and_not_one_that_the_kernel_chose(settings: Settings) -> None:
-    assert held_ports.ports(settings, 7462) == {7462, 7463}
-    assert held_ports.ports(settings, 40_000) == {7463}
-    assert held_ports.ports(replace(settings, port=0, serve_port=0), 40_000) == set()
+    assert data_plane.ports_to_hold(settings, 7462) == {7462, 7463}
+    assert data_plane.ports_to_hold(settings, 40_000) == {7463}
+    assert data_plane.ports_to_hold(replace(settings, port=0, serve_port=0), 40_000) == set()
 
 
 def test_port_that_services_have_instead_is_held(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    found: dict[str, Any] = {"url": "http://[::1]:41000"}
-    monkeypatch.setattr(held_ports, "running", lambda _: found)
-    assert held_ports.ports(settings, 7462) == {7462, 7463, 41_000}
-    assert held_ports.ports(replace(settings, serve_port=0), 7462) == {7462}
+    record: dict[str, Any] = {"url": "http://[::1]:41000"}
+    monkeypatch.setattr(data_plane, "running_data_plane", lambda _: record)
+    assert data_plane.ports_to_hold(settings, 7462) == {7462, 7463, 41_000}
+    assert data_plane.ports_to_hold(replace(settings, serve_port=0), 7462) == {7462}

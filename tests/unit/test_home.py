@@ -1,4 +1,4 @@
-"""What every command finds out about this machine before anything runs."""
+"""Finding the home and the control plane on this machine."""
 
 from __future__ import annotations
 

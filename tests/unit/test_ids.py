@@ -1,4 +1,4 @@
-"""Ids sort by birth, whatever the clock does."""
+"""Ids sort by creation time, whatever the clock does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The log is JSON lines without secrets, and never an obstacle."""
+"""The log has JSON lines without secrets, and never blocks."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 import structlog
 
-from shoal.identity.signed import (
+from shoal.identity.credentials import (
     SignedKind,
+    bootstrap_token,
     data_plane_token,
     job_token,
+    mint_token,
     parse_signed,
     proof_key,
-    ticket,
 )
-from shoal.identity.tokens import mint_token
 from shoal.log import configure_log, get_logger, redact
 from shoal.proof import sign_for
 
@@ -42,7 +42,7 @@ def log_file(tmp_path: Path) -> Iterator[Path]:
     structlog.reset_defaults()
 
 
-def test_every_line_is_json_whoever_wrote_it(log_file: Path) -> None:
+def test_log_lines_of_every_library_are_json(log_file: Path) -> None:
     get_logger("shoal.test").info("job placed", job_id="job_1", nodes=["n1"])
     logging.getLogger("uvicorn").warning("slow %s", "peer\nwith a newline")
     lines = [json.loads(line) for line in log_file.read_text().splitlines()]
@@ -57,7 +57,7 @@ TOKENS = {
     SignedKind.JOB: job_token(KEY, ATTEMPT),
     SignedKind.SUPERVISOR: sign_for(proof_key(KEY, ATTEMPT, "node-1"), ATTEMPT, "node-1", b"a body"),
     SignedKind.DATA_PLANE: data_plane_token(KEY),
-    SignedKind.TICKET: ticket(KEY, ATTEMPT),
+    SignedKind.BOOTSTRAP: bootstrap_token(KEY, ATTEMPT),
 }
 
 
@@ -78,10 +78,10 @@ def test_no_token_reaches_the_log(log_file: Path, kind: str) -> None:
 
 
 def test_what_is_not_a_token_is_left_alone() -> None:
-    said = (
+    text = (
         "shell_script wash_up fish_1 shm_open.c:12 /dev/shm/att_1.x pushd_1 sshd_config.d/5.conf flashd_v2.so"
     )
-    assert redact(said) == said
+    assert redact(text) == text
 
 
 def test_a_log_that_cannot_be_written_is_dropped(log_file: Path) -> None:

@@ -1,4 +1,4 @@
-"""CI takes a test that skips for one that failed."""
+"""CI treats a skipped test as a failed one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _run(pytester: pytest.Pytester, program: str) -> dict[str, int]:
     [(AT_RUN, {"skipped": 2}, {"failed": 1, "errors": 1}), (AT_COLLECTION, {"skipped": 1}, {"errors": 1})],
     ids=["run", "collection"],
 )
-def test_who_skips_has_failed_where_nothing_may_be_missing(
+def test_skipped_test_fails_where_nothing_may_be_missing(
     pytester: pytest.Pytester,
     monkeypatch: pytest.MonkeyPatch,
     program: str,

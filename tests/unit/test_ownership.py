@@ -1,4 +1,4 @@
-"""A path that others can change is refused, in words that say what to type."""
+"""A path that other users can change is refused, with a command that fixes it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from shoal import ownership
-from shoal.cli import home as homes
+from shoal.cli.control_plane import home as homes
 from shoal.client.credentials import Credentials
-from shoal.ownership import Secrecy, UnsafePath, problems_inside, problems_on_the_way, refuse_unsafe
+from shoal.ownership import Secrecy, UnsafePath, problems_inside, problems_on_path, refuse_unsafe
 from shoal.settings import Settings
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
@@ -37,11 +37,11 @@ def home(tmp_path: Path) -> Iterator[Path]:
 
 
 def paths(home: Path) -> list[str]:
-    return [problem.path for problem in problems_on_the_way(home)]
+    return [problem.path for problem in problems_on_path(home)]
 
 
 def test_a_home_below_the_temporary_directory_is_safe(home: Path) -> None:
-    """Everybody may write there, and nobody can take another's name away."""
+    """Every user may write there, but no user can rename another user's files."""
     homes.prepare_home(home)
     assert paths(home) == []
     assert paths(home / "nothing" / "there") == []
@@ -96,8 +96,8 @@ def test_group_of_the_owner_is_its_own_while_no_other_account_is_in_it(
     monkeypatch.setattr(pwd, "getpwuid", lambda _: accounts[0])
     monkeypatch.setattr(pwd, "getpwall", lambda: accounts)
     monkeypatch.setattr(grp, "getgrgid", lambda _: grp.struct_group(("ops", "x", gid, members)))
-    found = ownership._problem(str(folder), os.stat_result(facts), Secrecy.NONE, is_passed=True)
-    assert (found is None) == is_safe
+    problem = ownership._problem(str(folder), os.stat_result(facts), Secrecy.NONE, is_passed=True)
+    assert (problem is None) == is_safe
 
 
 def account(name: str, uid: int, gid: int) -> pwd.struct_passwd:
@@ -106,7 +106,7 @@ def account(name: str, uid: int, gid: int) -> pwd.struct_passwd:
 
 @needs_root
 @pytest.mark.parametrize("unsafe", ["above", "above/home", "above/home/keys/signing.key"])
-def test_what_somebody_else_owns_is_refused(home: Path, tmp_path: Path, unsafe: str) -> None:
+def test_file_of_another_user_is_refused(home: Path, tmp_path: Path, unsafe: str) -> None:
     os.chown(tmp_path / unsafe, STRANGER, -1)
     with pytest.raises(UnsafePath, match=rf"{unsafe} belongs to uid {STRANGER}") as caught:
         homes.prepare_home(home)
@@ -205,4 +205,4 @@ def test_files_beside_the_home_that_the_server_believes_are_looked_at(tmp_path: 
 def test_secrecy_of_sockets_is_not_asked_for(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "door"))
-        assert list(problems_on_the_way(tmp_path / "door", Secrecy.NONE)) == []
+        assert list(problems_on_path(tmp_path / "door", Secrecy.NONE)) == []

@@ -1,4 +1,4 @@
-"""Who leads, who goes on waiting for that, and who ends; the door for nodes opens with the lead alone."""
+"""Which control plane leads, which stands by and which exits. Only the leader opens the port for nodes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from shoal.cli import backup_request, data_plane, serve, standby
+from shoal.cli.backup import database_copy
+from shoal.cli.control_plane import data_plane, server, standby
 from shoal.control import ControlPlane
 from shoal.errors import AlreadyLed, HomeMissing, SpecError, StoreUnavailable
 from shoal.settings import Settings
@@ -26,7 +27,7 @@ from shoal.store.threaded import ThreadedStore
 pytestmark = pytest.mark.anyio
 
 
-async def test_who_does_not_lead_turns_nodes_away_and_lets_go_of_their_port(
+async def test_standby_control_plane_refuses_nodes_and_releases_their_port(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ports: list[int] = []
@@ -42,7 +43,7 @@ async def test_who_does_not_lead_turns_nodes_away_and_lets_go_of_their_port(
     with socket.create_server(("127.0.0.1", 0)) as listener:
         for _ in range(2):
             with pytest.raises(AlreadyLed):
-                await serve._lead(settings, listener, None, None)  # type: ignore[arg-type]
+                await server._lead(settings, listener, None, None)  # type: ignore[arg-type]
     for port in ports:
         socket.create_server(("127.0.0.1", port), reuse_port=False).close()
 
@@ -64,20 +65,20 @@ async def test_only_a_sqlite_database_is_copied_on_request(
 
         return begin
 
-    monkeypatch.setattr(serve, "_opened", opened)
-    monkeypatch.setattr(serve, "end_within", lambda _: None)
-    monkeypatch.setattr(serve, "serve", begins("server"))
-    monkeypatch.setattr(serve, "_watch_lead", begins("lead"))
-    monkeypatch.setattr(data_plane, "keep", begins("data plane"))
-    monkeypatch.setattr(backup_request, "serve_requests", begins("backup"))
+    monkeypatch.setattr(server, "_opened", opened)
+    monkeypatch.setattr(server, "exit_within", lambda _: None)
+    monkeypatch.setattr(server, "serve", begins("server"))
+    monkeypatch.setattr(server, "_watch_lead", begins("lead"))
+    monkeypatch.setattr(data_plane, "supervise", begins("data plane"))
+    monkeypatch.setattr(database_copy, "serve_requests", begins("backup"))
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        await serve._lead(Settings(home=tmp_path, database_url=url), listener, None, None)  # type: ignore[arg-type]
+        await server._lead(Settings(home=tmp_path, database_url=url), listener, None, None)  # type: ignore[arg-type]
     assert ("backup" in begun) is is_served
     assert {"server", "lead", "data plane"} <= {*begun}
 
 
 class Led(Exception):
-    """It got so far."""
+    """Raised when the control plane leads."""
 
 
 BLIP = StoreUnavailable("the database does not answer")
@@ -99,7 +100,7 @@ def living(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Living:
         async def may_lead(_: Settings) -> bool:
             return is_first
 
-        async def stand_by(settings: Settings, listener: socket.socket, told: object) -> bool:
+        async def stand_by(settings: Settings, listener: socket.socket, options: object) -> bool:
             listener.close()
             return True
 
@@ -113,16 +114,16 @@ def living(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Living:
                 home=tmp_path, shared=tmp_path / "shared", database_url="postgresql://db/shoal"
             )
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            await serve._live(settings, listener, partial(print), sys.exit, is_deposed=False)
+            await server._live(settings, listener, partial(print), sys.exit, is_deposed=False)
 
     return live
 
 
 @pytest.mark.parametrize("error", [BLIP, STALE, BARE, AlreadyLed("another was quicker")])
-async def test_who_has_stood_by_goes_on_when_what_they_share_is_away_at_its_turn(
+async def test_standby_continues_if_the_shared_directory_is_missing_at_its_turn(
     living: Living, error: Exception
 ) -> None:
-    """It may have waited for days: nobody else would be left to lead."""
+    """The standby may have waited for days, and no other control plane might be left to lead."""
     with pytest.raises(Led):
         await living(error, error, is_first=False)
 
@@ -139,7 +140,7 @@ async def test_a_first_start_ends_where_the_home_of_its_database_is_not(living: 
 
 
 @pytest.mark.parametrize("is_deposed", [True, False])
-def test_who_led_before_begins_anew_though_the_shared_directory_is_away(
+def test_former_leader_starts_again_without_the_shared_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_deposed: bool
 ) -> None:
     (tmp_path / "away").touch()
@@ -149,14 +150,14 @@ def test_who_led_before_begins_anew_though_the_shared_directory_is_away(
     def live(*_: object, **__: object) -> None:
         raise Led
 
-    monkeypatch.setattr(serve, "load_settings", lambda: settings)
-    monkeypatch.setattr(serve, "tune", lambda: None)
-    monkeypatch.setattr(serve, "configure_log", lambda _: None)
+    monkeypatch.setattr(server, "load_settings", lambda: settings)
+    monkeypatch.setattr(server, "tune", lambda: None)
+    monkeypatch.setattr(server, "configure_log", lambda _: None)
     monkeypatch.setattr(anyio, "run", live)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        monkeypatch.setattr(serve, "listen", lambda *_, **__: (listener, None))
+        monkeypatch.setattr(server, "listen", lambda *_, **__: (listener, None))
         with pytest.raises(Led if is_deposed else SpecError):
-            serve._run(is_foreground=True, is_deposed=is_deposed)
+            server._run(is_foreground=True, is_deposed=is_deposed)
 
 
 async def test_what_goes_wrong_in_a_home_of_its_own_is_not_waited_for(living: Living) -> None:
@@ -168,8 +169,8 @@ TUNED = """
 import resource
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
-from shoal.api.server import MAX_CONNECTIONS, max_connections
-from shoal.cli.serve import tune
+from shoal.api.http.server import MAX_CONNECTIONS, max_connections
+from shoal.cli.control_plane.server import tune
 tune()
 print(max_connections() == min(MAX_CONNECTIONS, hard // 2))
 """

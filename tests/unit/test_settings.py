@@ -16,8 +16,8 @@ def env(**more: str) -> dict[str, str]:
 
 def test_flags_come_before_variables_and_variables_before_what_was_remembered() -> None:
     remembered = {"demo": "1x1", "listen": ":1", "database_url": "sqlite:///a", "unknown": "x"}
-    told = merge_options({"demo": "3x3", "listen": None}, env(demo="2x2", listen=":2"), remembered)
-    assert told == {"demo": "3x3", "listen": ":2", "database_url": "sqlite:///a"}
+    merged = merge_options({"demo": "3x3", "listen": None}, env(demo="2x2", listen=":2"), remembered)
+    assert merged == {"demo": "3x3", "listen": ":2", "database_url": "sqlite:///a"}
 
 
 def test_everything_has_a_default() -> None:
@@ -56,7 +56,7 @@ def test_listening_elsewhere_without_tls_or_a_proxy_is_refused(host: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"tls_cert": "/c.pem"}, "both files"),
         ({"database_url": "mysql://x:secret@h/d"}, "`mysql`"),
@@ -72,8 +72,8 @@ def test_listening_elsewhere_without_tls_or_a_proxy_is_refused(host: str) -> Non
         ({"listen": "1.2.3.4:70000"}, "not HOST:PORT"),
     ],
 )
-def test_a_bad_option_is_named_with_what_would_be_right(options: dict[str, str], told: str) -> None:
-    with pytest.raises(SpecError, match=told) as caught:
+def test_a_bad_option_is_named_with_what_would_be_right(options: dict[str, str], message: str) -> None:
+    with pytest.raises(SpecError, match=message) as caught:
         load_settings(options, env())
     assert "secret" not in str(caught.value)
     assert caught.value.hint
@@ -98,19 +98,19 @@ def test_what_a_successor_must_find_is_in_the_shared_directory() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "because"),
+    ("changes", "because"),
     [
         ({"shared": "/srv/shoal"}, "the database is `sqlite`"),
         ({"shared": "/tmp/h", "database_url": PG}, "own SHOAL_HOME"),
         ({"shared": "/srv", "database_url": PG, "listen": "0.0.0.0:1", "behind_proxy": "1"}, "name 0.0.0.0"),
     ],
 )
-def test_sharing_that_could_not_work_is_refused(told: dict[str, str], because: str) -> None:
+def test_sharing_that_could_not_work_is_refused(changes: dict[str, str], because: str) -> None:
     with pytest.raises(SpecError, match=because):
-        load_settings(told, env())
+        load_settings(changes, env())
 
 
-def test_supervisors_on_other_machines_are_told_the_address_for_nodes() -> None:
+def test_supervisors_on_other_machines_get_the_address_for_nodes() -> None:
     local = load_settings({"nodes_on": "10.0.0.1:7464"}, env())
     assert local.url_for_supervisors == local.url
     other = load_settings({"nodes_on": "10.0.0.1:7464", "engine": "slurm"}, env())

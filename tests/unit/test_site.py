@@ -1,4 +1,4 @@
-"""What tells a home from a copy of it, whatever the file system says of either."""
+"""How a home is distinguished from a copy of it on different file systems."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shoal import site
-from shoal.site import DirectoryId, identify, is_same
+from shoal import home_identity
+from shoal.home_identity import DirectoryId, identify, is_same
 
 replace = msgspec.structs.replace
 DISK, OTHER_DISK = os.makedev(8, 1), os.makedev(8, 2)
@@ -18,21 +18,21 @@ UNNUMBERED, REMOUNTED = os.makedev(0, 40), os.makedev(0, 41)
 
 
 def a_directory(**changes: object) -> DirectoryId:
-    known = DirectoryId(path="/h", inode=7, device=DISK, boot_id="b1", handle="1:aa", machine="m")
-    return replace(known, **changes)
+    directory = DirectoryId(path="/h", inode=7, device=DISK, boot_id="b1", handle="1:aa", machine="m")
+    return replace(directory, **changes)
 
 
 @pytest.mark.parametrize(
     "changes",
     [
         {"path": "/renamed"},
-        {"boot_id": "b2", "device": OTHER_DISK},  # disks are numbered anew by a restart
+        {"boot_id": "b2", "device": OTHER_DISK},  # disks get new numbers at a restart
         {"device": REMOUNTED},
         {"handle": ""},
         {"handle": "129:bb"},  # seen through NFS by one machine, and not by the other
     ],
 )
-def test_the_same_directory_is_known_again(changes: dict[str, object]) -> None:
+def test_same_directory_is_recognized(changes: dict[str, object]) -> None:
     before = a_directory(device=UNNUMBERED) if changes.get("device") == REMOUNTED else a_directory()
     assert is_same(before, replace(before, **changes))
 
@@ -47,11 +47,11 @@ def test_the_same_directory_is_known_again(changes: dict[str, object]) -> None:
         {"machine": "n", "has_inode": False},
     ],
 )
-def test_a_copy_is_told_from_the_original(changes: dict[str, object]) -> None:
+def test_copy_of_a_home_is_distinguished_from_the_original(changes: dict[str, object]) -> None:
     assert not is_same(a_directory(), a_directory(**changes))
 
 
-def test_disk_that_was_attached_again_is_known_by_its_own_name() -> None:
+def test_reattached_disk_is_recognized_by_its_own_name() -> None:
     before = a_directory(disk="naa.5001#1")
     assert is_same(before, replace(before, device=OTHER_DISK))
     for disk in ("naa.5002#1", "naa.5001#2", ""):
@@ -89,11 +89,11 @@ def sysfs(place: Path, files: dict[str, str]) -> Path:
 def test_name_of_a_disk_is_one_that_no_other_disk_has(
     tmp_path: Path, files: dict[str, str], name: str
 ) -> None:
-    assert site.disk_name(DISK, sysfs(tmp_path, files)) == name
+    assert home_identity.disk_name(DISK, sysfs(tmp_path, files)) == name
 
 
 def test_device_that_is_no_disk_has_no_name(tmp_path: Path) -> None:
-    assert site.disk_name(UNNUMBERED, tmp_path) == ""
+    assert home_identity.disk_name(UNNUMBERED, tmp_path) == ""
 
 
 def test_a_copied_and_a_renamed_directory_of_this_machine(tmp_path: Path) -> None:
@@ -110,8 +110,10 @@ def test_a_copied_and_a_renamed_directory_of_this_machine(tmp_path: Path) -> Non
 def test_a_home_on_another_machine_is_a_copy_only_where_its_jobs_run_on_the_machine(tmp_path: Path) -> None:
     (tmp_path / "home-id").touch()
     here = identify(tmp_path)
-    there = site.Site(site_id="x", directory=replace(here, machine="m1", boot_id="b", device=0))
-    (tmp_path / site.FILE).write_bytes(site.encoded(there))
+    there = home_identity.HomeIdentity(
+        site_id="x", directory=replace(here, machine="m1", boot_id="b", device=0)
+    )
+    (tmp_path / home_identity.FILE).write_bytes(home_identity.encode_record(there))
     is_known = bool(here.machine)
-    assert site.is_copy(tmp_path, is_bound_to_machine=True) == is_known
-    assert not site.is_copy(tmp_path, is_bound_to_machine=False)
+    assert home_identity.is_copy(tmp_path, is_bound_to_machine=True) == is_known
+    assert not home_identity.is_copy(tmp_path, is_bound_to_machine=False)

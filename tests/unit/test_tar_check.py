@@ -1,4 +1,4 @@
-"""Whether an archive is safe to unpack, and what finding out costs."""
+"""Whether an archive is safe to unpack, and how long the check takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Entries of tar files: those of other programs are read, and headers that would cost time are refused."""
+"""Tar files of other programs are read, and headers that would cost much time are refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.tar_reader import MAX_HEADER, MAX_RECORDS, TarEntry, TarKind, read_entries
+from shoal.tar_check import MAX_HEADER, MAX_RECORDS, TarEntry, TarKind, read_entries
 from tests.support.archives import entry, tar_of
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}

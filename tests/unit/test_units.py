@@ -1,4 +1,4 @@
-"""Units of systemd's: those in `deploy/systemd` let jobs run on, and whoever is in another says so."""
+"""Systemd units: those in `deploy/systemd` keep jobs running, and Shoal warns if it runs in another unit."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cli import checkup_machine, up
-from shoal.cli.checkup import Level
+from shoal.cli.checkup import machine
+from shoal.cli.checkup.machine import Level
+from shoal.cli.control_plane import up
 from shoal.cli.main import build_app
 from shoal.engines.ray import agent as agent_module
 from shoal.engines.ray.agent import Agent, ending_unit, service_of
 from shoal.engines.ray.parse import parse_nodes
 from tests.style.tree import ROOT
-from tests.support.cli import Shell
-from tests.unit.engines.test_ray_pieces import answer, facts, row
+from tests.support.fakes.api_server import Shell
+from tests.unit.engines.ray.test_ray_pieces import answer, facts, row
 
 UNITS = sorted((ROOT / "deploy" / "systemd").glob("*.service"))
 RAYLET = "0::/system.slice/ray.service\n"
@@ -33,15 +34,15 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 @pytest.fixture
 def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What it answers; this process is in `ray.service`."""
-    said = tmp_path / "said"
-    said.write_text("KillMode=control-group\nLoadState=loaded\n")
+    answer_file = tmp_path / "said"
+    answer_file.write_text("KillMode=control-group\nLoadState=loaded\n")
     program = tmp_path / "bin" / "systemctl"
     program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\ncat {said}\n')
+    program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\ncat {answer_file}\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
     monkeypatch.setattr(agent_module, "service_of", lambda _: ("ray.service", []))
-    return said
+    return answer_file
 
 
 def read(unit: Path) -> RawConfigParser:
@@ -73,20 +74,20 @@ def test_systemd_takes_our_units(unit: Path, tmp_path: Path) -> None:
 
 
 def test_the_control_planes_unit_starts_a_command_that_exists() -> None:
-    _, *words = shlex.split(read(ROOT / "deploy/systemd/shoal.service")["Service"]["ExecStart"])
-    build_app(words[0]).parse_args(words, exit_on_error=False, print_error=False)
-    assert words == ["up", "--foreground"]
+    _, *arguments = shlex.split(read(ROOT / "deploy/systemd/shoal.service")["Service"]["ExecStart"])
+    build_app(arguments[0]).parse_args(arguments, exit_on_error=False, print_error=False)
+    assert arguments == ["up", "--foreground"]
 
 
 @pytest.mark.parametrize("name", ["ray-head", "ray-node"])
 def test_a_ray_of_our_units_wants_tokens_and_stays_in_front(name: str) -> None:
     text = (ROOT / f"deploy/systemd/{name}.service").read_text(encoding="utf-8")
     assert "\nEnvironment=RAY_AUTH_MODE=token\n" in text
-    assert " --block " in text  # else its processes are left to nobody
+    assert " --block " in text  # otherwise its processes have no parent
 
 
 @pytest.mark.parametrize(
-    ("cgroup", "found"),
+    ("cgroup", "expected"),
     [
         (RAYLET, ("ray.service", [])),
         (f"4:memory:/other.service\n1:name=systemd:/system.slice/ray.service\n{RAYLET}", ("ray.service", [])),
@@ -101,12 +102,12 @@ def test_a_ray_of_our_units_wants_tokens_and_stays_in_front(name: str) -> None:
         ("", ("", [])),
     ],
 )  # fmt: skip
-def test_whose_control_group_it_is(cgroup: str, found: tuple[str, list[str]]) -> None:
-    assert service_of(cgroup) == found
+def test_whose_control_group_it_is(cgroup: str, expected: tuple[str, list[str]]) -> None:
+    assert service_of(cgroup) == expected
 
 
 @pytest.mark.parametrize(
-    ("said", "unit"),
+    ("answer", "unit"),
     [
         ("KillMode=control-group\nLoadState=loaded\n", "ray.service"),
         ("LoadState=loaded\nKillMode=mixed\n", "ray.service"),
@@ -117,8 +118,8 @@ def test_whose_control_group_it_is(cgroup: str, found: tuple[str, list[str]]) ->
         ("", ""),  # no systemd runs here: it said so on standard error
     ],
 )
-def test_a_unit_ends_what_is_in_it_by_its_kill_mode(systemctl: Path, said: str, unit: str) -> None:
-    systemctl.write_text(said)
+def test_a_unit_ends_what_is_in_it_by_its_kill_mode(systemctl: Path, answer: str, unit: str) -> None:
+    systemctl.write_text(answer)
     assert ending_unit() == unit
     assert systemctl.with_name("asked").read_text() == "show --property=LoadState,KillMode -- ray.service\n"
 
@@ -130,17 +131,17 @@ def test_without_systemctl_nothing_is_claimed(systemctl: Path, monkeypatch: pyte
 
 def test_a_node_of_ray_says_that_its_jobs_end_with_a_unit_and_asks_seldom(systemctl: Path) -> None:
     agent = Agent()
-    told = [agent.facts("")["ends_with"] for _ in range(3)]
-    assert told == ["ray.service"] * 3
+    units = [agent.facts("")["ends_with"] for _ in range(3)]
+    assert units == ["ray.service"] * 3
     assert len(systemctl.with_name("asked").read_text().splitlines()) == 1
-    [node] = parse_nodes(answer(row(), **{"a" * 8: facts(ends_with=told[0])}))
+    [node] = parse_nodes(answer(row(), **{"a" * 8: facts(ends_with=units[0])}))
     assert node.facts.is_alive
     [remark] = node.facts.remarks
     assert "killed when ray.service ends" in remark
     assert "KillMode=process" in remark
 
 
-def test_nobody_waits_for_systemctl_who_does_not_ask_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_systemctl_runs_only_where_its_answer_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     agent, was_free = Agent(), list[bool]()
 
     def slow() -> str:
@@ -155,25 +156,27 @@ def test_nobody_waits_for_systemctl_who_does_not_ask_for_it(monkeypatch: pytest.
 def test_the_doctor_and_up_warn_of_a_unit_that_kills_jobs(
     shell: Shell, systemctl: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = checkup_machine.check_unit()
-    assert (found.level, "ray.service" in found.told) == (Level.WARN, True)
-    monkeypatch.setattr("shoal.cli.serve.main", lambda *, is_foreground: 0 if is_foreground else 1)
+    problem = machine.check_unit()
+    assert (problem.level, "ray.service" in problem.message) == (Level.WARN, True)
+    monkeypatch.setattr(
+        "shoal.cli.control_plane.server.main", lambda *, is_foreground: 0 if is_foreground else 1
+    )
     stayed = shell("up", "--foreground")
     assert stayed.code == 0
     assert "warning: systemd kills jobs" in stayed.err
     systemctl.write_text("KillMode=process\nLoadState=loaded\n")
-    assert checkup_machine.check_unit().level is Level.OK
-    assert up.told_unit(1, "local") == ("", "")
+    assert machine.check_unit().level is Level.OK
+    assert up.unit_warning(1, "local") == ("", "")
 
 
 @pytest.mark.parametrize("engine", ["local", "slurm", "ray"])
 @pytest.mark.parametrize("whose", [[], ["--user"]])
-def test_what_is_told_of_a_unit_is_true_of_the_engine_and_can_be_typed(
+def test_advice_about_a_unit_fits_the_engine_and_can_be_typed(
     shell: Shell, systemctl: Path, monkeypatch: pytest.MonkeyPatch, engine: str, whose: list[str]
 ) -> None:
     monkeypatch.setattr(agent_module, "service_of", lambda _: ("shoal@a.service", whose))
     monkeypatch.setenv("SHOAL_ENGINE", engine)
-    found = checkup_machine.check_unit()
-    assert ("kills jobs on this machine" in found.told) is (engine == "local")
-    assert ("kills the data plane" in found.told) is (engine != "local")
-    assert found.hint.startswith(f"`{' '.join(['systemctl', *whose, 'edit', 'shoal@a.service'])}`")
+    problem = machine.check_unit()
+    assert ("kills jobs on this machine" in problem.message) is (engine == "local")
+    assert ("kills the data plane" in problem.message) is (engine != "local")
+    assert problem.hint.startswith(f"`{' '.join(['systemctl', *whose, 'edit', 'shoal@a.service'])}`")

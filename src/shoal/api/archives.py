@@ -1,10 +1,10 @@
 """Snapshots of working directories on disk: named by digest, usable by the projects that uploaded them.
 
-A body is streamed to a private file, hashed on the way, checked as a tar file and only then given its
-name. To use an archive a project must have sent it whole: knowing a digest opens nothing.
+`Archives` streams a body to a private file, hashes it on the way, checks it as a tar file and only then gives
+it its name. To use an archive, a project must have sent it whole: knowing a digest opens nothing.
 
-That private file has its full length from the start, so that uploads at the same time see what each of them
-will take of their project's total.
+The private file has its full length from the start, so that concurrent uploads see what each will take of
+their project's total.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from shoal.tar_check import TarLimits, check_tar
 WRITE_AT_ONCE = 1 << 20
 PART = ".part-"
 _threads = FairThreads(2, "shoal-api-archive")
-"""An archive is checked in its caller's turn: many uploads of one caller do not take all cores."""
+"""An archive is checked in its caller's turn, so that the uploads of one caller do not take all cores."""
 _keeping = threading.Lock()
-"""An archive on its way becomes one that is kept: nobody may count in between, and miss it."""
+"""Held while an uploaded archive becomes a kept one. A count in between would miss it."""
 
 
 class Archives:
@@ -43,8 +43,8 @@ class Archives:
     def size_for(self, project: str, digest: str) -> int | None:
         """The archive's size if the project may use it. Touches the disk, briefly.
 
-        Dates it anew, so that it is not removed as old before a job uses it; then looks at the right,
-        which goes first when an archive is removed.
+        Updates the archive's date, so that it is not removed as old before a job uses it, and then checks the
+        right, which is removed before the archive.
         """
         path, mark = self._path(digest), self._mark(project, digest)
         try:
@@ -62,23 +62,23 @@ class Archives:
         digest: str,
         body: AsyncIterator[bytes],
         max_bytes: int,
-        look_again: Callable[[], Awaitable[None]],
+        check_rights: Callable[[], Awaitable[None]],
     ) -> int:
-        """Take in a body of at most `max_bytes` and return its size. On any error nothing is kept.
+        """Receive a body of at most `max_bytes` and return its size. On any error nothing is kept.
 
-        `look_again` raises where whoever sends it has lost the right to: a body may take hours to arrive.
+        `check_rights` raises if the sender has lost the right to upload: a body may take hours to arrive.
         """
         part = self._root / f"{PART}{secrets.token_hex(12)}-{project}"
         try:
             await anyio.to_thread.run_sync(self._reserve, part, project, digest, max_bytes)
-            size, found = await self._write(part, body, max_bytes)
-            if found != digest:
+            size, actual_digest = await self._write(part, body, max_bytes)
+            if actual_digest != digest:
                 raise SpecError(
-                    f"the body's SHA-256 is {found}, not the {digest} it was sent as",
+                    f"the body's SHA-256 is {actual_digest}, not the {digest} it was sent as",
                     hint="send it again; the directory may have changed while it was packed",
                 )
             await asyncio.wrap_future(_threads.submit(lambda: self._check(part)))
-            await look_again()
+            await check_rights()
             await anyio.to_thread.run_sync(self._keep, part, project, digest)
         except OSError as error:
             raise StoreUnavailable(
@@ -95,7 +95,9 @@ class Archives:
             check_tar(file, self._limits)
 
     def _reserve(self, part: Path, project: str, digest: str, size: int) -> None:
-        """Make the private file, as long as it may become; `LimitReached` where that is too much."""
+        """Make the private file at its largest length. `LimitReached` if the project's total becomes too
+        large.
+        """
         self._root.mkdir(0o700, parents=True, exist_ok=True)
         fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         try:
@@ -106,21 +108,24 @@ class Archives:
             total = self._total(project, digest)
         if total > self._max_project_bytes:
             raise LimitReached(
-                f"with this one of {size} bytes the archives of project `{project}` would take {total} "
-                f"bytes; at most {self._max_project_bytes} are kept",
-                hint="those that no open job uses go a week after their last use; for more room an operator "
-                f"types `shoal down`, then `SHOAL_MAX_PROJECT_ARCHIVE_BYTES={2 * total} shoal up`",
+                f"with this archive of {size} bytes the archives of project `{project}` would take "
+                f"{total} bytes; at most {self._max_project_bytes} are kept",
+                hint="archives that no open job uses are removed a week after their last use; for more "
+                "room an operator types"
+                f" `shoal down`, then `SHOAL_MAX_PROJECT_ARCHIVE_BYTES={2 * total} shoal up`",
                 total=total,
                 limit=self._max_project_bytes,
             )
 
     def _total(self, project: str, digest: str) -> int:
-        """What the project's archives take, kept and on their way; not what `digest` takes already."""
+        """The total size of the project's archives, kept and in upload, without what `digest`
+        takes already.
+        """
         marks = self._root / "owners" / project
         kept = [self._path(name) for name in _names(marks) if name != digest]
         parts = [self._root / name for name in _names(self._root) if name.startswith(PART)]
-        own = [path for path in parts if path.name.partition(PART)[2].partition("-")[2] == project]
-        return sum(map(_size, (*kept, *own)))
+        project_parts = [path for path in parts if path.name.partition(PART)[2].partition("-")[2] == project]
+        return sum(map(_size, (*kept, *project_parts)))
 
     async def _write(self, part: Path, body: AsyncIterator[bytes], max_bytes: int) -> tuple[int, str]:
         digest = hashlib.sha256()
@@ -154,7 +159,7 @@ class Archives:
         return size, digest.hexdigest()
 
     def _keep(self, part: Path, project: str, digest: str) -> None:
-        """The content first, then the right to it: a crash in between costs another upload."""
+        """Write the content first, then the right to it. A crash in between costs another upload."""
         mark = self._mark(project, digest)
         mark.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _keeping:
@@ -186,7 +191,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def _size(path: Path) -> int:
-    """0 where it is gone meanwhile."""
+    """The file's size; 0 if it was removed meanwhile."""
     try:
         return path.stat().st_size
     except FileNotFoundError:

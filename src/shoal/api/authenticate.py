@@ -1,7 +1,7 @@
 """From a bearer token to a caller: one read of the store, then remembered for about a second.
 
-A change of people or tokens made through the API takes effect at once (`forget`); one made behind its
-back, within `KEPT_S`. A token's expiry is looked at every time.
+A change of people or tokens made through the API takes effect at once (`forget`). A change made in the store
+by another process takes effect within `KEPT_S`. A token's expiry is checked every time.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import NoReturn
 import msgspec
 
 from shoal.control import ControlPlane
-from shoal.control.rights import load_caller
+from shoal.control.actor import load_caller
 from shoal.errors import Unauthenticated
 from shoal.identity import Caller, CallerKind, UserTokenText, parse_signed, parse_user_token
-from shoal.identity.signed import SignedKind, SignedToken
+from shoal.identity.credentials import SignedKind, SignedToken
 from shoal.model.attempt import AttemptState
 from shoal.model.people import Project, User
 from shoal.store import Tx
@@ -25,44 +25,46 @@ KEPT_S = 1.0
 MAX_KEPT = 1024
 MAX_TOKEN_LENGTH = 512
 LOST = (
-    "who owns the control plane and lost theirs gets another where it runs, with "
-    "`shoal login local --forget`, `shoal down`, `shoal up`"
+    "if you own the control plane and have lost your token, make another on its machine"
+    " with `shoal login local --forget`, `shoal down`, `shoal up`"
 )
 LOST_OF_SEVERAL = (
-    "who lost theirs gets another by `shoal token create` from an admin, or from another machine that "
-    "has a control plane of this cluster; who owns the cluster and has no admin token left, by `shoal down` "
-    "and `shoal up --admin-token`"
+    "if you have lost your token, ask an admin for `shoal token create`, or make one on"
+    " another machine that has a control plane of this cluster; if you own the cluster "
+    "and have no admin token left, type `shoal down` and `shoal up --admin-token`"
 )
-"""Where several share a directory a start makes none unless it is asked for: the others have theirs."""
+"""If several control planes share a directory, a start makes no token unless asked: the others
+have theirs.
+"""
 
 
-class Known(msgspec.Struct, frozen=True):
+class AuthenticatedCaller(msgspec.Struct, frozen=True):
     """A caller as of `at` on the monotonic clock. `user` is set for people."""
 
     caller: Caller
     user: User | None
     at: float
     generation: int = 0
-    """Of the rights in the store, in the transaction that read them."""
+    """The generation of rights in the store, from the transaction that read them."""
 
 
 class Authenticator:
-    """Knows callers by their token, and projects by name."""
+    """Resolves callers by their token, and projects by name, with a cache."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self._core = plane.core
-        self._known: OrderedDict[bytes, Known] = OrderedDict()
+        self._remembered: OrderedDict[bytes, AuthenticatedCaller] = OrderedDict()
         self._projects: dict[str, tuple[Project, float]] = {}
         self._generation = 0
 
     def forget(self) -> None:
-        """People, projects or tokens changed: nothing remembered counts any more."""
+        """Drop everything remembered, because people, projects or tokens changed."""
         self._generation += 1
-        self._known.clear()
+        self._remembered.clear()
         self._projects.clear()
 
-    async def identify(self, text: str) -> Known:
-        """Who presents this token. Raises `Unauthenticated`, the same for every reason."""
+    async def identify(self, text: str) -> AuthenticatedCaller:
+        """The caller that presents this token. Raises `Unauthenticated`, the same for every reason."""
         if len(text) > MAX_TOKEN_LENGTH:
             self._refuse()
         signed = parse_signed(self._core.key, text)
@@ -71,14 +73,17 @@ class Authenticator:
         presented = parse_user_token(text)
         if presented is None:
             self._refuse()
-        # Kept by digest: a dump of this process holds no more tokens than it must.
+        # Remembered by digest, so a dump of this process holds no more tokens than it must.
         digest = hashlib.sha256(text.encode()).digest()
-        known = self._known.get(digest)
-        if known is None or self._core.clock.monotonic() - known.at > KEPT_S:
-            known = await self._load(presented, digest)
-        if known.caller.expires_at is not None and known.caller.expires_at <= self._core.clock.now():
+        remembered = self._remembered.get(digest)
+        if remembered is None or self._core.clock.monotonic() - remembered.at > KEPT_S:
+            remembered = await self._load(presented, digest)
+        if (
+            remembered.caller.expires_at is not None
+            and remembered.caller.expires_at <= self._core.clock.now()
+        ):
             self._refuse()
-        return known
+        return remembered
 
     async def project(self, name: str) -> Project | None:
         """The project, as it was at most `KEPT_S` ago."""
@@ -92,29 +97,30 @@ class Authenticator:
             self._projects[name] = (project, now)
         return project
 
-    async def _load(self, presented: UserTokenText, digest: bytes) -> Known:
-        # Before the read: a change that commits while we read bumps it, and the answer is not kept.
+    async def _load(self, presented: UserTokenText, digest: bytes) -> AuthenticatedCaller:
+        # Before the read: a change that commits during the read bumps the generation, and the result is not
+        # kept.
         generation, now = self._generation, self._core.clock.monotonic()
 
         def load(tx: Tx) -> tuple[User, Caller, int] | None:
             token = tx.tokens.get(presented.token_id)
-            found = load_caller(tx, token) if presented.matches(token) else None
-            return (*found, tx.people.generation()) if found is not None else None
+            caller = load_caller(tx, token) if presented.matches(token) else None
+            return (*caller, tx.people.generation()) if caller is not None else None
 
         loaded = await self._core.store.read(load)
-        self._known.pop(digest, None)
+        self._remembered.pop(digest, None)
         if loaded is None:
             self._refuse()
         user, caller, rights_of = loaded
-        known = Known(caller=caller, user=user, at=now, generation=rights_of)
+        authenticated = AuthenticatedCaller(caller=caller, user=user, at=now, generation=rights_of)
         if generation == self._generation:
-            self._known[digest] = known
-            if len(self._known) > MAX_KEPT:
-                self._known.popitem(last=False)
-        return known
+            self._remembered[digest] = authenticated
+            if len(self._remembered) > MAX_KEPT:
+                self._remembered.popitem(last=False)
+        return authenticated
 
-    async def _signed(self, signed: SignedToken) -> Known:
-        """A supervisor's claim is judged by `renew`; a job's token dies with its attempt."""
+    async def _signed(self, signed: SignedToken) -> AuthenticatedCaller:
+        """`renew` judges a supervisor's claim. A job's token dies with its attempt."""
         if signed.kind is SignedKind.SUPERVISOR:
             caller = Caller(
                 kind=CallerKind.SUPERVISOR,
@@ -124,20 +130,20 @@ class Authenticator:
                 node=signed.node,
                 body_digest=signed.digest,
             )
-            return Known(caller=caller, user=None, at=0.0)
+            return AuthenticatedCaller(caller=caller, user=None, at=0.0)
 
-        if signed.kind is SignedKind.TICKET:
+        if signed.kind is SignedKind.BOOTSTRAP:
             caller = Caller(
-                kind=CallerKind.TICKET,
+                kind=CallerKind.BOOTSTRAP,
                 id=signed.attempt_id,
-                name=f"ticket of {signed.attempt_id}",
+                name=f"bootstrap token of {signed.attempt_id}",
                 attempt_id=signed.attempt_id,
             )
-            return Known(caller=caller, user=None, at=0.0)
+            return AuthenticatedCaller(caller=caller, user=None, at=0.0)
 
         if signed.kind is SignedKind.DATA_PLANE:
             caller = Caller(kind=CallerKind.DATA_PLANE, id="data_plane", name="data plane")
-            return Known(caller=caller, user=None, at=0.0)
+            return AuthenticatedCaller(caller=caller, user=None, at=0.0)
 
         def load(tx: Tx) -> Caller | None:
             attempt = tx.attempts.get(signed.attempt_id)
@@ -155,26 +161,27 @@ class Authenticator:
                 owner=job.owner,
             )
 
-        found = await self._core.store.read(load)
-        if found is None:
+        task_caller = await self._core.store.read(load)
+        if task_caller is None:
             self._refuse()
-        return Known(caller=found, user=None, at=0.0)
+        return AuthenticatedCaller(caller=task_caller, user=None, at=0.0)
 
     def _refuse(self) -> NoReturn:
-        """The same words for every reason."""
+        """Refuse with the same words for every reason."""
         raise Unauthenticated(
-            "no valid token came with this request",
-            hint="`shoal login URL` takes a token that `shoal token create` made (header `Authorization: "
-            f"Bearer TOKEN`); {LOST_OF_SEVERAL if self._core.settings.shared is not None else LOST}",
+            "this request has no valid token",
+            hint="`shoal login URL` takes a token that `shoal token create` made (header "
+            "`Authorization: Bearer TOKEN`); "
+            f"{LOST_OF_SEVERAL if self._core.settings.shared is not None else LOST}",
         )
 
 
 def bearer(headers: list[tuple[bytes, bytes]]) -> str | None:
     """The token of a request that carries exactly one."""
-    found = [value for name, value in headers if name == b"authorization"]
-    if len(found) != 1:
+    values = [value for name, value in headers if name == b"authorization"]
+    if len(values) != 1:
         return None
-    scheme, _, text = found[0].partition(b" ")
+    scheme, _, text = values[0].partition(b" ")
     token = text.strip()
     if scheme.lower() != b"bearer" or not token.isascii():
         return None

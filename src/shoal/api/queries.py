@@ -1,4 +1,4 @@
-"""What may stand behind the `?` of each list. Unknown fields are refused."""
+"""The query parameters of each list. Unknown fields are refused."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ MAX_SEQ = 2**62
 
 
 class Query(BaseModel):
-    """Base of every query. Lax about numbers: a query is text."""
+    """Base of every query. Numbers may be text, because a query is text."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class NoQuery(Query):
-    """Nothing may be asked."""
+    """No parameters."""
 
 
 class WhyQuery(Query):
@@ -37,7 +37,8 @@ class PageQuery(Query):
 
 
 class JobQuery(PageQuery):
-    """`ref` is `vision/17`, `17`, a job's id, a name or an array's id, and finds at most one job a project.
+    """`ref` is `vision/17`, `17`, a job's id, a name or an array's id, and matches at most one job per
+    project.
 
     A name whose newest job is in an array means the whole array. `predict` also asks when jobs will start.
     """
@@ -52,7 +53,7 @@ class JobQuery(PageQuery):
 
 
 class ServiceQuery(Query):
-    """`name`: only those of that name, at most one a project."""
+    """`name`: only services of that name, at most one per project."""
 
     project: Short | None = None
     name: Short | None = None
@@ -66,8 +67,8 @@ class TableQuery(Query):
 
 
 class LogQuery(Query):
-    """`attempt` is its epoch, the newest if not given. `tail` and `cursor` exclude each other. `stacks`: of
-    ranks that hung, instead of what was written. A tail is looked for in the last 64 MiB of the logs.
+    """`attempt` is an epoch, the newest by default. `tail` and `cursor` exclude each other. `stacks`: of
+    ranks that hung, instead of their output. A tail reads the last 64 MiB of the logs.
     """
 
     attempt: Annotated[int, Field(ge=1, le=MAX_SEQ)] | None = None
@@ -79,7 +80,7 @@ class LogQuery(Query):
 
 
 class MetricsQuery(Query):
-    """`points` is the most of each curve: neighbours are merged, the extremes stay."""
+    """`points` is the most for each curve: neighbours are merged, the extremes stay."""
 
     name: Annotated[list[Short], Field(max_length=100)] = []
     points: Annotated[int, Field(ge=1, le=512)] = 60
@@ -92,7 +93,9 @@ class CheckpointsQuery(Query):
 
 
 class EventQuery(Query):
-    """`tail` is the newest so many, and excludes `after`. `service`: a name, with or without `project`."""
+    """`tail` selects the newest events, and excludes `after`. `service`: a name, with or
+    without `project`.
+    """
 
     after: Annotated[int, Field(ge=0, le=MAX_SEQ)] | None = None
     tail: Annotated[int, Field(ge=1, le=1000)] | None = None
@@ -131,7 +134,7 @@ class DrillQuery(Query):
 
 
 class ArchiveQuery(Query):
-    """The project whose jobs will use it; without it, the only one you may submit to."""
+    """The project whose jobs will use the archive; by default the only project you may submit to."""
 
     project: Short | None = None
 
@@ -141,7 +144,7 @@ class ArchiveLookup(Query):
 
 
 class RevokeQuery(Query):
-    """`keep_children`: what was made with the token stays, as if made with its parent."""
+    """`keep_children`: tokens made with this token stay, as if made with its parent."""
 
     keep_children: bool = False
 

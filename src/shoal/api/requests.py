@@ -1,4 +1,4 @@
-"""What clients may send. Unknown fields are refused, and nothing is guessed: `"5"` is not 5."""
+"""The bodies that clients may send. Unknown fields are refused, and nothing is guessed: `"5"` is not 5."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from shoal.model.people import Devices, Role
+from shoal.model.people import DeviceAmounts, Role
 from shoal.wire import LeftBehind
 
 NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}$"
@@ -47,7 +47,9 @@ FileName = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
 
 
 class LeftBehindBody(Body):
-    """Files of the submitter's folder that are not in the archive: named where a job does not find one."""
+    """Files of the submitter's folder that are not in the archive. If a job does not find such a file, Shoal
+    names it.
+    """
 
     folder: Annotated[str, StringConstraints(max_length=4096)] = ""
     ignored: Annotated[list[FileName], Field(max_length=2000)] = []
@@ -60,12 +62,12 @@ class LeftBehindBody(Body):
             raise ValueError(f"its names are {size:,} bytes long; at most {MAX_LEFT_BEHIND:,}")
         return self
 
-    def told(self) -> LeftBehind:
+    def to_wire(self) -> LeftBehind:
         return LeftBehind(folder=self.folder, ignored=tuple(self.ignored), excluded=tuple(self.excluded))
 
 
 class SubmitBody(Body):
-    """A job to run: `spec` is what a YAML file says, `flags` what was typed after `shoal run`.
+    """A job to run: `spec` is the content of a YAML file, `flags` are the flags of `shoal run`.
 
     Secrets travel beside it, and are kept sealed.
     """
@@ -80,12 +82,12 @@ class SubmitBody(Body):
     @model_validator(mode="after")
     def _one_job(self) -> Self:
         if (self.spec is None) == (self.flags is None):
-            raise ValueError("the job is `spec` or `flags`, one of the two")
+            raise ValueError("give the job as `spec` or as `flags`, not both")
         return self
 
 
 class ServeBody(Body):
-    """A service to run, or a new release of one: `spec` is what a YAML file says."""
+    """A service to run, or a new release of a service: `spec` is the content of a YAML file."""
 
     spec: dict[str, Any]
     project: Name | None = None
@@ -95,7 +97,7 @@ class ServeBody(Body):
 
 
 class ScaleBody(Body):
-    """At least and at most so many replicas."""
+    """The least and the most replicas."""
 
     min: Annotated[int, Field(ge=0, le=1000)]
     max: Annotated[int, Field(ge=0, le=1000)]
@@ -108,13 +110,13 @@ class ScaleBody(Body):
 
 
 class RolloutBody(Body):
-    """`undo`: back to the release before. `promote`: a canary is watched no longer."""
+    """`undo`: back to the previous release. `promote`: stop watching a canary and continue."""
 
     action: Literal["undo", "promote"]
 
 
 class ReportBody(Body):
-    """What a data plane counts: see `serving/table.py`."""
+    """The counts of a data plane: see `serving/table.py`."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -129,9 +131,10 @@ class NodeBody(Body):
 
 
 class NewWindow(Body):
-    """Nodes that are not for everybody from `from_at` (now, if not given) on: named, or `count` of a pool.
+    """A maintenance window or reservation from `from_at` (default: now), of named nodes or of `count` nodes
+    of a pool.
 
-    `reservation`: they are for one project. `maintenance`: for nobody.
+    `reservation`: the nodes are for one project. `maintenance`: they take no jobs.
     """
 
     kind: Literal["maintenance", "reservation"]
@@ -145,9 +148,9 @@ class NewWindow(Body):
 
 
 class DrillBody(Body):
-    """Goodput is measured over `window_s`; a job that has not gone on after `within_s` has not recovered.
+    """Goodput is measured over `window_s`. A job that has not continued after `within_s` has not recovered.
 
-    `is_forced`: also where it would be the end of the job.
+    `is_forced`: also if the drill would end the job.
     """
 
     window_s: Annotated[float, Field(ge=0, le=600, allow_inf_nan=False)] = 20.0
@@ -156,14 +159,14 @@ class DrillBody(Body):
 
 
 class JobDrill(DrillBody):
-    """A drill of a job's ranks; `rank`: the last, if not given."""
+    """A drill of a job's ranks. `rank`: the last, by default."""
 
     kind: Literal["kill-rank", "hang", "corrupt-checkpoint"]
     rank: Annotated[int, Field(ge=0, le=10_000_000)] | None = None
 
 
 class ClusterDrill(DrillBody):
-    """A drill of a node of a job (the last, if not given), or of the control plane, which is of no job."""
+    """A drill of a node of a job (the last, by default), or of the control plane, which belongs to no job."""
 
     kind: Literal["kill-node", "partition", "kill-control"]
     job_id: NodeName | None = None
@@ -184,17 +187,17 @@ class UserChange(Body):
 
 
 class DevicesBody(Body):
-    """So many devices. Nothing is said about one that is not named; none named is as good as null."""
+    """Amounts of devices. A device that is not named stays unset; naming none is the same as null."""
 
     gpus: Annotated[int, Field(ge=0, le=10_000_000)] | None = None
     cpus: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] | None = None
 
-    def read(self) -> Devices | None:
-        return None if self.gpus is self.cpus is None else Devices(gpus=self.gpus, cpus=self.cpus)
+    def read(self) -> DeviceAmounts | None:
+        return None if self.gpus is self.cpus is None else DeviceAmounts(gpus=self.gpus, cpus=self.cpus)
 
 
 class ProjectLimits(Body):
-    """Only what is sent is changed. `parent`, `quota`, `limit` and `borrow` are taken away by null."""
+    """Only what is sent is changed. Null removes `parent`, `quota`, `limit` and `borrow`."""
 
     max_open_jobs: Annotated[int, Field(ge=0, le=10_000_000)] | None = None
     max_jobs_per_day: Annotated[int, Field(ge=0, le=1_000_000_000)] | None = None
@@ -206,8 +209,8 @@ class ProjectLimits(Body):
     borrow: DevicesBody | None = None
     weight: Annotated[float, Field(ge=0.001, le=1e6, allow_inf_nan=False)] | None = None
 
-    def given(self) -> dict[str, Any]:
-        """What was sent, by field of `Project`."""
+    def changed_fields(self) -> dict[str, Any]:
+        """The sent fields, by field of `Project`."""
         sent: dict[str, Any] = {}
         for name in ProjectLimits.model_fields:
             value = getattr(self, name)
@@ -225,7 +228,8 @@ class MemberBody(Body):
 
 
 class NewToken(Body):
-    """A token for oneself, or for `user` where an admin asks. Never more than the token it is made with.
+    """A token for oneself, or for `user` if an admin asks. It never has more rights than the token it is made
+    with.
 
     `service`: to call that service of `project`, and for nothing else.
     """
@@ -244,12 +248,12 @@ class RenewalBody(BaseModel):
     attempt_id: str
     epoch: int
     node: str
-    incarnation: int = 0
+    replacement: int = 0
     phase: Literal["preparing", "running", "stopping", "ended"]
     started_at: float | None = None
     outcome: dict[str, Any] | None = None
     saved_s: float | None = None
-    generation: int = 0
+    rendezvous_round: int = 0
     master_port: int | None = None
     failure: dict[str, Any] | None = None
     recovery: dict[str, Any] | None = None
@@ -257,27 +261,27 @@ class RenewalBody(BaseModel):
     progress: dict[str, Any] | None = None
     signs: dict[str, Any] | None = None
     world: dict[str, Any] | None = None
-    drilled: dict[str, Any] | None = None
-    serving: dict[str, Any] | None = None
+    drill_result: dict[str, Any] | None = None
+    replica_status: dict[str, Any] | None = None
     wait_s: float = 0.0
     nonce: str = ""
     proof_version: int = 1
 
 
-class FetchBody(BaseModel):
-    """`shoal.wire.Fetch`, described."""
+class TaskSpecRequestBody(BaseModel):
+    """`shoal.wire.TaskSpecRequest`, described."""
 
     attempt_id: str
     node: str
-    incarnation: int = 0
+    replacement: int = 0
     process: str
-    after: int | None = None
+    previous_replacement: int | None = None
 
 
 class NoBody(Body):
-    """Nothing is needed; `{}` or no body at all."""
+    """No fields; `{}` or no body at all."""
 
 
 def role(word: str | None) -> Role | None:
-    """The role a checked word names."""
+    """The role that a checked word names."""
     return Role(word) if word is not None else None

@@ -1,7 +1,7 @@
-"""How a route is declared: method, path, permission and what it answers, in one place.
+"""How a route is declared: method, path, permission and reply, in one place.
 
-A route that declares no permission cannot be made, and an application that holds a route made in any
-other way cannot be created.
+A route without a permission cannot be made, and an application with a route made in any other way cannot be
+created.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Handler = TypeVar("Handler", bound=Callable[..., Coroutine[Any, Any, Response]])
 RouteHandler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
-class Declared(msgspec.Struct, frozen=True, order=True):
-    """A row of the route table. `permission` is None for what the guard leaves open."""
+class RouteDeclaration(msgspec.Struct, frozen=True, order=True):
+    """A row of the route table. `permission` is None for routes that the guard leaves open."""
 
     path: str
     method: str
@@ -34,7 +34,7 @@ class Declared(msgspec.Struct, frozen=True, order=True):
 
 
 class DeclaredRoute(APIRoute):
-    """Asks for the declared permission before the handler, and withholds an answer it never asked for."""
+    """Checks the declared permission before the handler, and withholds an answer that never asked for it."""
 
     def get_route_handler(self) -> RouteHandler:
         return self.guarded(super().get_route_handler())
@@ -56,8 +56,8 @@ class DeclaredRoute(APIRoute):
         return handle
 
 
-class Routes:
-    """The routes of one noun, as declared; `install` makes them real."""
+class RouteGroup:
+    """The declared routes of one noun. `install` adds them to an application."""
 
     def __init__(self, tag: str) -> None:
         self._tag = tag
@@ -74,7 +74,9 @@ class Routes:
         body: type[BaseModel] | None = None,
         media_type: str = "application/json",
     ) -> Callable[[Handler], Handler]:
-        """Declare a route. `answers` and `body` are documented; the handler encodes and reads by itself."""
+        """Declare a route. `answers` and `body` are only for the documentation; the handler encodes and reads
+        by itself.
+        """
         extra: dict[str, Any] = {PERMISSION_FIELD: permission.value if permission else OPEN_MARK}
         if body is not None:
             extra[BODY_FIELD] = body.__name__
@@ -114,16 +116,16 @@ class Routes:
 
 
 def permission_of(route: APIRoute) -> Permission | None:
-    """What the route declares. Raises `Bug` if it declares nothing."""
+    """The permission that the route declares. Raises `Bug` if it declares none."""
     declared = (route.openapi_extra or {}).get(PERMISSION_FIELD)
     if declared is None:
         raise Bug(f"route {route.path} declares no permission")
     return None if declared == OPEN_MARK else Permission(declared)
 
 
-def route_table(app: FastAPI, open_routes: frozenset[tuple[str, str]]) -> tuple[Declared, ...]:
-    """Every route there is. Raises `Bug` for one that was not declared, or is open without being listed."""
-    found = []
+def route_table(app: FastAPI, open_routes: frozenset[tuple[str, str]]) -> tuple[RouteDeclaration, ...]:
+    """Every route. Raises `Bug` for a route that was not declared, or that is open without being listed."""
+    routes = []
     for route in app.routes:
         if not isinstance(route, DeclaredRoute):
             raise Bug(f"{getattr(route, 'path', route)!r} was added without declaring a permission")
@@ -131,5 +133,5 @@ def route_table(app: FastAPI, open_routes: frozenset[tuple[str, str]]) -> tuple[
         for method in sorted(route.methods or ()):
             if (permission is None) != ((method, route.path) in open_routes):
                 raise Bug(f"{method} {route.path} is open in one place and closed in another")
-            found.append(Declared(route.path, method, permission))
-    return tuple(sorted(found, key=lambda row: (row.path, row.method)))
+            routes.append(RouteDeclaration(route.path, method, permission))
+    return tuple(sorted(routes, key=lambda row: (row.path, row.method)))

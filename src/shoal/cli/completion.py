@@ -12,7 +12,9 @@ from shoal.cli.main import build_app
 from shoal.errors import SpecError
 
 Shell = Literal["bash", "zsh", "fish"]
-ShellName = Annotated[Shell | None, Parameter(help="bash, zsh or fish; the shell you are in if not given.")]
+ShellName = Annotated[
+    Shell | None, Parameter(help="bash, zsh or fish; by default the shell named in `SHELL`.")
+]
 
 
 def completion(shell: ShellName = None) -> int:
@@ -23,12 +25,12 @@ def completion(shell: ShellName = None) -> int:
 
 
 def with_files(script: str) -> str:
-    """Where there is nothing of ours to offer, bash offers files: a program's arguments after `--`, say."""
+    """Make bash complete file names if Shoal has no candidates, such as for arguments after `--`."""
     return script.replace("complete -F _shoal shoal", "complete -o bashdefault -o default -F _shoal shoal")
 
 
 def install(shell: ShellName = None) -> int:
-    """Install completion for this user; says which file was written."""
+    """Install completion for this user and print which file was written."""
     chosen = shell or detect()
     place = build_app().install_completion(shell=chosen, add_to_startup=chosen != "fish")
     place.write_text(with_files(place.read_text(encoding="utf-8")), encoding="utf-8")
@@ -37,7 +39,7 @@ def install(shell: ShellName = None) -> int:
 
 
 def detect() -> Shell:
-    """The shell of this user, from `SHELL`."""
+    """Return this user's shell, from `SHELL`."""
     name = Path(os.environ.get("SHELL", "")).name
     for shell in get_args(Shell):
         if name == shell:

@@ -6,25 +6,25 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from shoal.cli.show import note
+from shoal.cli.output import note
 from shoal.cli.text import one_line
 from shoal.client.connection import Connection
 
 JsonFlag = Annotated[bool, Parameter(name="--json", negative="", help="Print JSON for machines.")]
-Because = Annotated[str, Parameter(name=["--because", "-m"], help="The reason, for whoever asks later.")]
+Because = Annotated[str, Parameter(name=["--because", "-m"], help="The reason, recorded with the event.")]
 JobRef = Annotated[str, Parameter(help="`17`, `PROJECT/17`, `job_...`, a name (the newest) or `NAME[2]`.")]
 JobRefs = Annotated[str, Parameter(help="Each `17`, `PROJECT/17`, `job_...`, a name or `NAME[2]`.")]
 
 
 def connect() -> Connection:
-    """The server this user talks to. Nothing is sent yet."""
+    """Return a connection to the server that this user talks to. It sends nothing until the first call."""
     return Connection()
 
 
-def one_job(shoal: Connection, ref: str) -> str:
-    """The id of the one job that `ref` names.
+def resolve_job(shoal: Connection, ref: str) -> str:
+    """Return the id of the job that `ref` names.
 
-    Of an array it is the newest element, of a service a replica, and that is said.
+    For an array this is the newest element, for a service a replica, and a note says which.
     """
     if ref.startswith("job_"):
         return ref

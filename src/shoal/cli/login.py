@@ -1,4 +1,4 @@
-"""`shoal login`: remember a server and the token to use there."""
+"""`shoal login`: save a server and the token to use there."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from urllib.parse import urlsplit
 from cyclopts import Parameter
 
 from shoal.cli.flags import JsonFlag
-from shoal.cli.show import note, print_json
+from shoal.cli.output import note, print_json
 from shoal.cli.text import one_line
 from shoal.client.connection import Connection
-from shoal.client.credentials import LOCAL, Credentials, env_for_home, spelled
+from shoal.client.credentials import LOCAL, Credentials, env_for_home, normalize_urls
 from shoal.errors import SpecError
 from shoal.home import home_from_env
 from shoal.settings import LOOPBACK
@@ -32,23 +32,23 @@ def login(
     forget: Annotated[bool, Parameter(negative="", help="Forget the server's token instead.")] = False,
     json: JsonFlag = False,
 ) -> int:
-    """Remember a server and a token, and talk to it from now on.
+    """Save a server and a token, and use them from now on.
 
-    `SHOAL_URL` goes before it. Before the first login, and after `shoal login
-    local`, commands talk to this machine's own server.
+    `SHOAL_URL` takes precedence. Before the first login, and after `shoal
+    login local`, commands talk to this machine's own server.
 
-    Without a URL, say who you are and where. The token is asked for without
-    echo, or read from standard input: a flag would show it in `ps`.
+    Without a URL, print who you are and where. The token is read without
+    echo, or from standard input: a flag would show it in `ps`.
     """
     saved = Credentials(home_from_env())
     if url is None:
         return _print_me(Connection(), json=json)
-    server = LOCAL if url == LOCAL else spelled(url)
+    server = LOCAL if url == LOCAL else normalize_urls(url)
     if forget:
         saved.forget(server)
         return 0
-    if spelled(os.environ.get("SHOAL_URL", server)) != server:
-        note("note: SHOAL_URL is set and goes before what you log in to; `unset SHOAL_URL`")
+    if normalize_urls(os.environ.get("SHOAL_URL", server)) != server:
+        note("note: SHOAL_URL is set and takes precedence over this login; `unset SHOAL_URL`")
     if server == LOCAL and saved.token(LOCAL):
         saved.use(LOCAL)
         return _print_me(Connection(env=env_for_home()), json=json)
@@ -58,21 +58,21 @@ def login(
     code = _print_me(connection, json=json)
     saved.save(server, token, connection.transport.listener_uid if server != LOCAL else None)
     saved.use(server)
-    for one in server.split(","):
-        if one.startswith("http://") and urlsplit(one).hostname not in LOOPBACK:
-            note(f"warning: {one_line(one)} is not encrypted; others on the way can read your token")
+    for address in server.split(","):
+        if address.startswith("http://") and urlsplit(address).hostname not in LOOPBACK:
+            note(f"warning: {one_line(address)} is not encrypted; others on the way can read your token")
     return code
 
 
 def ask_token(server: str, *, token_stdin: bool) -> str:
-    """The token as typed or piped. Raises `SpecError` if it cannot be one."""
+    """Return the token that was typed or piped. Raise `SpecError` if it cannot be a token."""
     token = sys.stdin.readline() if token_stdin or not sys.stdin.isatty() else getpass.getpass("token: ")
     token = token.strip()
     if not token:
         raise SpecError(
             "no token was given",
             hint=f"paste it when `shoal login {one_line(server)}` asks, or pipe it in with `--token-stdin`; "
-            "`shoal token create` prints one where you are known",
+            "`shoal token create` prints one where you are logged in",
         )
     if not token.startswith("sh") or not token.isascii() or " " in token:
         raise SpecError(
@@ -82,7 +82,7 @@ def ask_token(server: str, *, token_stdin: bool) -> str:
 
 
 def _print_me(connection: Connection, *, json: bool) -> int:
-    """Who the server says one is, and which server that is."""
+    """Print which user the server says this is, and which server that is."""
     with connection as shoal:
         me = shoal.me()
         url = shoal.transport.endpoint.url

@@ -1,4 +1,4 @@
-"""The entry point: finds the command, runs it, and turns what went wrong into words and an exit code.
+"""The entry point: find the command, run it, and turn an error into sentences and an exit code.
 
 Exit codes: 0 done · 1 `doctor` found something broken · 2 wrong request · 3 wrong moment · 4 not allowed ·
 5 refused by the engine · 6 unreachable · 70 a bug of ours · 130 interrupted. `run` returns the job's own.
@@ -13,56 +13,68 @@ from collections.abc import Sequence
 from typing import Any
 
 from shoal import __version__
-from shoal.cli.quick import name_stdin, read_run
+from shoal.cli.arguments import name_stdin, read_run
 
 COMMANDS = {
-    "up": ("up:up", "Start the control plane of this machine in the background."),
-    "down": ("up:down", "Stop the control plane; running jobs run on."),
-    "connect": ("connect:app", "Say where work runs: on a Slurm cluster, a Ray, or this machine."),
-    "status": ("status:status", "The cluster on one screen."),
-    "run": ("run:run", "Submit a job and follow it; returns the job's exit code."),
+    "up": ("control_plane.up:up", "Start the control plane of this machine in the background."),
+    "down": ("control_plane.up:down", "Stop the control plane; running jobs keep running."),
+    "connect": (
+        "connect.commands:app",
+        "Choose where jobs run: a Slurm cluster, a Ray cluster or this machine.",
+    ),
+    "status": ("control_plane.status:status", "Show the cluster on one screen."),
+    "run": ("jobs.run:run", "Submit a job and follow it; returns the job's exit code."),
     "serve": ("services:serve", "Run a service, or a new release of it."),
     "services": ("services:services", "List services, or show one with its replicas."),
     "rollout": ("services:rollout", "Show a service's rollout; undo or promote it."),
-    "scale": ("services:scale", "Say how many replicas a service may have."),
-    "queue": ("queue:queue", "List jobs."),
-    "logs": ("logs:logs", "Print or follow a job's output."),
-    "metrics": ("metrics:metrics", "Show what a job and its nodes measure, as curves."),
-    "checkpoints": ("checkpoints:checkpoints", "List what a job has saved, and how often it saves."),
-    "why": ("why:why", "Say why a job is not running, or how it ended."),
-    "stop": ("jobs:stop", "Stop jobs and services."),
-    "retry": ("jobs:retry", "Try ended jobs again."),
+    "scale": ("services:scale", "Set how many replicas a service may have."),
+    "queue": ("jobs.queue:queue", "List jobs."),
+    "logs": ("jobs.logs:logs", "Print or follow a job's output."),
+    "metrics": ("jobs.metrics:metrics", "Show what a job and its nodes measure, as curves."),
+    "checkpoints": ("jobs.checkpoints:checkpoints", "List what a job has saved, and how often it saves."),
+    "why": ("jobs.why:why", "Explain why a job is not running, or how it ended."),
+    "stop": ("jobs.stop_and_retry:stop", "Stop jobs and services."),
+    "retry": ("jobs.stop_and_retry:retry", "Retry jobs that have ended."),
     "nodes": ("nodes:app", "List nodes; cordon, drain, resume, remove or declare them dead."),
-    "drain": ("nodes:drain", "Take a node out of work: its jobs are queued again."),
-    "resume": ("nodes:resume", "Give a cordoned, drained or dead node work again."),
-    "cluster": ("cluster:app", "Make a Slurm cluster out of machines that SSH reaches, and keep it."),
-    "reserve": ("reserve:reserve", "Keep nodes for a project or for maintenance, for a while."),
+    "drain": ("nodes:drain", "Drain a node: its jobs stop and are queued again."),
+    "resume": ("nodes:resume", "Let a cordoned, drained or dead node take work again."),
+    "cluster": (
+        "cluster.commands:app",
+        "Create and maintain a Slurm cluster on machines reachable by SSH.",
+    ),
+    "reserve": ("reserve:reserve", "Reserve nodes for a project or for maintenance, for a limited time."),
     "reservations": ("reserve:app", "List reservations and maintenance windows; cancel one."),
-    "drill": ("drill:app", "Break something of a live job on purpose, and measure how it goes on."),
-    "events": ("events:events", "What happened, in order."),
-    "explain-decision": ("decision:explain_decision", "Make a recorded decision of the scheduler again."),
-    "audit": ("events:audit", "Who changed what; `--verify` checks the chain."),
+    "drill": ("drill:app", "Inject a fault into a running job and measure how the job recovers."),
+    "events": ("events:events", "List what happened, in order."),
+    "explain-decision": (
+        "plan.decision:explain_decision",
+        "Replay a recorded decision of the scheduler.",
+    ),
+    "audit": ("events:audit", "List who changed what; `--verify` checks the hash chain."),
     "whatif": (
-        "whatif:whatif",
+        "plan.whatif:whatif",
         "Simulate the past, or a trace, with other nodes, quotas or policy.",
     ),
-    "plan": ("plan:plan", "Find the smallest cluster that meets a target, and what it costs."),
-    "login": ("login:login", "Remember a server and a token."),
-    "project": ("project:app", "Projects, their quotas and members."),
-    "user": ("user:app", "Users and their roles."),
+    "plan": ("plan.plan:plan", "Find the smallest cluster that meets a target, and what it costs."),
+    "login": ("login:login", "Save a server address and a token."),
+    "project": ("project:app", "Manage projects, their quotas and members."),
+    "user": ("user:app", "Manage users and their roles."),
     "token": ("token:app", "Tokens: create, list, revoke."),
-    "backup": ("backup:backup", "Write this home to one file while it runs; `--verify` checks one."),
-    "restore": ("backup:restore", "Unpack a backup to a new home."),
-    "doctor": ("doctor:doctor", "Find what is wrong with this machine and say what to type."),
+    "backup": (
+        "backup.commands:backup",
+        "Back up this home to one file while it runs; `--verify` checks a backup.",
+    ),
+    "restore": ("backup.commands:restore", "Unpack a backup to a new home."),
+    "doctor": ("checkup.doctor:doctor", "Find problems on this machine and print how to fix each."),
     "completion": ("completion:completion", "Print a completion script for bash, zsh or fish."),
 }
 USAGE = {"run": "Usage: shoal run [FILE] [OPTIONS] [-- COMMAND [ARGS]]"}
 
 
 def build_app(called: str | None = None) -> Any:
-    """The command tree. Commands are named here and imported only when called.
+    """Build the command tree. It names all commands here and imports a command only when it is called.
 
-    The one that is `called` explains itself; the others are listed with their line above.
+    The command named by `called` takes its help from its own function, the others from `COMMANDS`.
     """
     from cyclopts import App, Parameter
 
@@ -79,16 +91,16 @@ def build_app(called: str | None = None) -> Any:
         suppress_keyboard_interrupt=False,
     )
     for rank, (name, (place, summary)) in enumerate(COMMANDS.items()):
-        told = None if name == called else summary
+        help_text = None if name == called else summary
         more = {"usage": USAGE[name]} if name in USAGE else {}
-        app.command(f"shoal.cli.{place}", name=name, help=told, sort_key=rank, **more)
+        app.command(f"shoal.cli.{place}", name=name, help=help_text, sort_key=rank, **more)
     app.command("shoal.cli.completion:install", name="--install-completion", help="Install shell completion.")
     return app
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one command and exit with its code."""
-    os.umask(0o077)  # what it writes are tokens, keys and logs; whatever others may read says so itself
+    os.umask(0o077)  # it writes tokens, keys and logs; code that writes files for others sets their mode
     code = run_command(list(sys.argv[1:] if argv is None else argv))
     try:
         sys.stdout.flush()
@@ -98,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def run_command(argv: list[str]) -> int:
-    """The exit code of `shoal ARGV`. Prints errors; raises nothing but `SystemExit`."""
+    """Run `shoal ARGV` and return its exit code. Print errors; raise nothing but `SystemExit`."""
     if argv in (["--version"], ["version"]):
         print(f"shoal {__version__}")
         return 0
@@ -109,7 +121,7 @@ def run_command(argv: list[str]) -> int:
     try:
         return _dispatch(argv)
     except ShoalError as error:
-        from shoal.cli.show import print_error
+        from shoal.cli.output import print_error
 
         print_error(error, argv)
         return error.exit_code
@@ -118,14 +130,14 @@ def run_command(argv: list[str]) -> int:
         return 130
     except BrokenPipeError:
         return _quiet_pipe()
-    except Exception as error:  # noqa: BLE001 - a person gets a sentence, never a traceback
+    except Exception as error:  # noqa: BLE001 - a user gets a sentence, never a traceback
         return _explain_bug(error, argv)
 
 
 def _dispatch(argv: list[str]) -> int:
-    """Parse and call. What follows `--` is a program and never parsed."""
+    """Parse and call. Everything after `--` is a program and is never parsed."""
     if (typed := read_run(argv)) is not None:
-        from shoal.cli.submit import submit_flags
+        from shoal.cli.jobs.submit import submit_flags
 
         return submit_flags(
             typed.flags, typed.program, detach=typed.should_detach, json=typed.should_print_json
@@ -142,19 +154,21 @@ def _dispatch(argv: list[str]) -> int:
         app = build_app(head[0] if head else None)
         command, bound, extra = app.parse_args(head or ["--help"], exit_on_error=False, print_error=False)
     except CycloptsError as error:
-        known = head[0] if head and head[0] in COMMANDS else None
-        from shoal.cli.parse_words import misspelt, plain
+        command_name = head[0] if head and head[0] in COMMANDS else None
+        from shoal.cli.arguments import misspelt_subcommand, plain_message
 
-        parts = [part for part in app[known] if not part.startswith("-")] if known else []
+        parts = [part for part in app[command_name] if not part.startswith("-")] if command_name else []
         if head[1:2] and head[1] in parts:
-            known = f"{known} {head[1]}"
-        told = misspelt(head, parts) or plain(" ".join(str(error).split()), head, known or "")
-        if known == "run" and not tail and len(head) > 1 and not head[1].startswith("-"):
+            command_name = f"{command_name} {head[1]}"
+        problem = misspelt_subcommand(head, parts) or plain_message(
+            " ".join(str(error).split()), head, command_name or ""
+        )
+        if command_name == "run" and not tail and len(head) > 1 and not head[1].startswith("-"):
             program = shlex.join(head[1:])
             raise SpecError("a program comes after `--`", hint=f"shoal run -- {program}") from error
-        hint = f"see `shoal {known} --help`" if known else "see `shoal --help`"
+        hint = f"see `shoal {command_name} --help`" if command_name else "see `shoal --help`"
         raise SpecError(
-            told, hint=f"{hint}; `shoal queue` lists jobs" if told.endswith("` needs JOB") else hint
+            problem, hint=f"{hint}; `shoal queue` lists jobs" if problem.endswith("` needs JOB") else hint
         ) from error
     if "program" in extra:
         bound.arguments["program"] = tuple(tail)
@@ -164,7 +178,7 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def _quiet_pipe() -> int:
-    """Whoever read us is gone (`shoal logs | head`): leave without a word."""
+    """The reader of our output has exited (`shoal logs | head`): end without a message."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return 0
 
@@ -172,7 +186,7 @@ def _quiet_pipe() -> int:
 def _explain_bug(error: Exception, argv: list[str]) -> int:
     import traceback
 
-    from shoal.cli.show import note
+    from shoal.cli.output import note
     from shoal.client.credentials import write_private
     from shoal.home import home_from_env
 

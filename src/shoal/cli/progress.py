@@ -1,4 +1,4 @@
-"""What is being done, while it takes long: redrawn on a terminal, elsewhere a plain line now and then."""
+"""Show what a long operation is doing: redrawn on a terminal, elsewhere a plain line every 5 s."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ REDRAW_EVERY_S = 1.0
 
 @contextmanager
 def long_work(text: str) -> Iterator[Callable[[str], None]]:
-    """Say on standard error what is worked at, and for how long. Gives a function to say something else.
+    """Print on standard error what is in progress and for how long. Yields a function that changes the text.
 
-    A pipe hears nothing of work that is done within `PLAIN_EVERY_S`.
+    In a pipe, work that ends within `PLAIN_EVERY_S` prints nothing.
     """
-    said = [text]
+    current = [text]
 
     def say(now: str) -> None:
-        said[0] = now
+        current[0] = now
 
     is_terminal, is_over = sys.stderr.isatty(), threading.Event()
-    teller = threading.Thread(target=_tell, args=(said, is_terminal, is_over), daemon=True)
+    teller = threading.Thread(target=_show, args=(current, is_terminal, is_over), daemon=True)
     teller.start()
     try:
         yield say
@@ -35,11 +35,11 @@ def long_work(text: str) -> Iterator[Callable[[str], None]]:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def _tell(said: list[str], is_terminal: bool, is_over: threading.Event) -> None:
+def _show(current: list[str], is_terminal: bool, is_over: threading.Event) -> None:
     begun = time.monotonic()
     if is_terminal:
-        print(said[0], end="", file=sys.stderr, flush=True)
+        print(current[0], end="", file=sys.stderr, flush=True)
     while not is_over.wait(REDRAW_EVERY_S if is_terminal else PLAIN_EVERY_S):
-        line = f"{said[0]}: {time.monotonic() - begun:.0f} s so far"
+        line = f"{current[0]}: {time.monotonic() - begun:.0f} s so far"
         shown = f"\r\x1b[K{line}" if is_terminal else f"{line}\n"
         print(shown, end="", file=sys.stderr, flush=True)

@@ -8,45 +8,47 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, Parameter
 
 from shoal.cli.flags import JsonFlag, connect
-from shoal.cli.show import print_json, print_table
+from shoal.cli.output import print_json, print_table
 from shoal.cli.text import number, one_line, size
 from shoal.errors import NotFound, SpecError
-from shoal.spec.devices import UNITS, read_devices, write_devices
-from shoal.spec.wording import or_nearest
+from shoal.spec.error_text import or_nearest
+from shoal.spec.quantity import UNITS, read_devices, write_devices
 
-Answer = dict[str, Any]
+ProjectData = dict[str, Any]
 LEAST_WEIGHT, MOST_WEIGHT = 0.001, 1e6  # as the API takes them
 
-app = App(name="project", help="Projects, their quotas and members.")
+app = App(name="project", help="Manage projects, their quotas and members.")
 Name = Annotated[str, Parameter(help="The project's name.")]
 Role = Literal["viewer", "member", "lead"]
 UserName = Annotated[str, Parameter(help="The user's name.")]
-MaxOpenJobs = Annotated[int | None, Parameter(help="Quota on jobs accepted and not ended.")]
-MaxJobsPerDay = Annotated[int | None, Parameter(help="Jobs submitted in a day, elements counted.")]
-MaxPriority = Annotated[int | None, Parameter(help="The highest priority a member may ask for.")]
-MaxUpload = Annotated[int | None, Parameter(name="--max-upload-bytes", help="The largest working directory.")]
-
-
-Parent = Annotated[str | None, Parameter(help="The project it is part of; `none`: of no other.")]
-Quota = Annotated[str | None, Parameter(help="Guaranteed: `64` GPUs, or `gpus=64,cpus=512`; `none`.")]
-Limit = Annotated[str | None, Parameter(help="Never more than this; `none`: no limit.")]
-Borrow = Annotated[
-    str | None, Parameter(help="Above its quota, of what is idle: `0` is nothing, `none` no bound.")
+MaxOpenJobs = Annotated[int | None, Parameter(help="Quota on jobs that have not ended.")]
+MaxJobsPerDay = Annotated[int | None, Parameter(help="Jobs submitted in a day; array elements count.")]
+MaxPriority = Annotated[int | None, Parameter(help="The highest priority a member may request.")]
+MaxUpload = Annotated[
+    int | None, Parameter(name="--max-upload-bytes", help="The largest working directory, in bytes.")
 ]
-Weight = Annotated[float | None, Parameter(help="Its part of what is shared, beside its siblings.")]
+
+
+Parent = Annotated[str | None, Parameter(help="The parent project; `none`: no parent.")]
+Quota = Annotated[str | None, Parameter(help="Guaranteed: `64` GPUs, or `gpus=64,cpus=512`; `none`.")]
+Limit = Annotated[str | None, Parameter(help="The project never holds more than this; `none`: no limit.")]
+Borrow = Annotated[
+    str | None, Parameter(help="Idle devices it may take above its quota: `0` for none, `none` for no limit.")
+]
+Weight = Annotated[float | None, Parameter(help="Its weight among its siblings in sharing devices.")]
 
 
 @app.default
 @app.command(name="list")
 def list_projects(*, json: JsonFlag = False) -> int:
-    """Show the tree of projects you may see: what each holds, may have, and had lately."""
+    """Show the tree of projects you may see: what each holds, its quota, and its recent usage."""
     with connect() as shoal:
-        found = shoal.projects.all()
+        projects = shoal.projects.all()
     if json:
-        print_json(found)
+        print_json(projects)
         return 0
     heads = ("PROJECT", "YOU", "OPEN", "HOLDS", "QUOTA", "BORROW", "LIMIT", "WEIGHT", "STANDING")
-    print_table(heads, (row(depth, one) for depth, one in in_tree(found)), elastic="PROJECT")
+    print_table(heads, (row(depth, project) for depth, project in in_tree(projects)), elastic="PROJECT")
     return 0
 
 
@@ -54,10 +56,10 @@ def list_projects(*, json: JsonFlag = False) -> int:
 def show(name: Name, *, json: JsonFlag = False) -> int:
     """Show all about one project."""
     with connect() as shoal:
-        found = shoal.projects.all()
-    project = next((one for one in found if one["name"] == name), None)
+        projects = shoal.projects.all()
+    project = next((candidate for candidate in projects if candidate["name"] == name), None)
     if project is None:
-        near = or_nearest(name, (str(one["name"]) for one in found))
+        near = or_nearest(name, (str(candidate["name"]) for candidate in projects))
         raise NotFound(f"no project `{one_line(name)}` that you may see{near}", hint="shoal project")
     if json:
         print_json(project)
@@ -81,9 +83,9 @@ def create(
     max_upload: MaxUpload = None,
     json: JsonFlag = False,
 ) -> int:
-    """Make a project."""
+    """Create a project."""
     with connect() as shoal:
-        made = shoal.projects.create(
+        project = shoal.projects.create(
             name,
             parent=parent,
             quota=_devices("quota", quota),
@@ -95,7 +97,7 @@ def create(
             max_priority=max_priority,
             max_upload_bytes=max_upload,
         )
-    return _print(made, f"project {one_line(made['name'])} made", json=json)
+    return _print(project, f"project {one_line(project['name'])} made", json=json)
 
 
 @app.command
@@ -113,9 +115,19 @@ def update(
     max_upload: MaxUpload = None,
     json: JsonFlag = False,
 ) -> int:
-    """Change a project's place, quotas and limits; what is not named stays."""
-    given = (parent, quota, borrow, limit, weight, max_open_jobs, max_jobs_per_day, max_priority, max_upload)
-    if all(value is None for value in given):
+    """Change a project's parent, quotas and limits; flags that are not given stay unchanged."""
+    changes = (
+        parent,
+        quota,
+        borrow,
+        limit,
+        weight,
+        max_open_jobs,
+        max_jobs_per_day,
+        max_priority,
+        max_upload,
+    )
+    if all(value is None for value in changes):
         raise SpecError("nothing to change", hint=f"`shoal project update {one_line(name)} --quota 8`")
     with connect() as shoal:
         after = shoal.projects.update(
@@ -135,13 +147,13 @@ def update(
 
 @app.command
 def members(name: Name, *, json: JsonFlag = False) -> int:
-    """List who is in a project, and as what."""
+    """List the members of a project and their roles."""
     with connect() as shoal:
-        found = shoal.projects.members(name)
+        memberships = shoal.projects.members(name)
     if json:
-        print_json(found)
+        print_json(memberships)
     else:
-        print_table(("USER", "ROLE"), ((m["user"], m["role"]) for m in found), elastic="USER")
+        print_table(("USER", "ROLE"), ((m["user"], m["role"]) for m in memberships), elastic="USER")
     return 0
 
 
@@ -150,20 +162,22 @@ def add(
     name: Name,
     user: UserName,
     *,
-    role: Annotated[Role, Parameter(help="`member` if not given.")] = "member",
+    role: Annotated[Role, Parameter(help="By default `member`.")] = "member",
     json: JsonFlag = False,
 ) -> int:
     """Add a user to a project, or change their role in it."""
     with connect() as shoal:
-        made = shoal.projects.set_member(name, user, role)
+        membership = shoal.projects.set_member(name, user, role)
     return _print(
-        made, f"{one_line(made['user'])} is {one_line(made['role'])} of {one_line(name)}", json=json
+        membership,
+        f"{one_line(membership['user'])} is {one_line(membership['role'])} of {one_line(name)}",
+        json=json,
     )
 
 
 @app.command
 def remove(name: Name, user: UserName, *, json: JsonFlag = False) -> int:
-    """Take a user out of a project."""
+    """Remove a user from a project."""
     with connect() as shoal:
         shoal.projects.remove_member(name, user)
     return _print(
@@ -171,8 +185,8 @@ def remove(name: Name, user: UserName, *, json: JsonFlag = False) -> int:
     )
 
 
-def _devices(flag: str, text: str | None) -> Answer | str | None:
-    """`0` to borrow means nothing at all, whatever the quota names."""
+def _devices(flag: str, text: str | None) -> ProjectData | str | None:
+    """Read devices. `--borrow 0` means no device at all, whatever the quota names."""
     if text is None or text == "none":
         return text
     if flag == "borrow" and text == "0":
@@ -189,21 +203,23 @@ def _weight(value: float | None) -> float | None:
     return value
 
 
-def in_tree(found: Sequence[Answer]) -> Iterator[tuple[int, Answer]]:
-    """Each below its parent, by name, with how deep. One whose parent you may not see stands at the top."""
-    names = {one["name"] for one in found}
-    below: dict[str | None, list[Answer]] = {}
-    for one in sorted(found, key=lambda one: str(one["name"])):
-        parent = one.get("parent")
-        below.setdefault(parent if parent in names else None, []).append(one)
-    waiting = [(0, one) for one in reversed(below.get(None, []))]
+def in_tree(projects: Sequence[ProjectData]) -> Iterator[tuple[int, ProjectData]]:
+    """Yield each project with its depth, below its parent, by name. A project whose parent you may not see
+    stands at the top.
+    """
+    names = {project["name"] for project in projects}
+    below: dict[str | None, list[ProjectData]] = {}
+    for project in sorted(projects, key=lambda project: str(project["name"])):
+        parent = project.get("parent")
+        below.setdefault(parent if parent in names else None, []).append(project)
+    waiting = [(0, project) for project in reversed(below.get(None, []))]
     while waiting:
-        depth, one = waiting.pop()
-        yield depth, one
-        waiting += [(depth + 1, child) for child in reversed(below.get(one["name"], []))]
+        depth, project = waiting.pop()
+        yield depth, project
+        waiting += [(depth + 1, child) for child in reversed(below.get(project["name"], []))]
 
 
-def row(depth: int, project: Answer) -> tuple[str, ...]:
+def row(depth: int, project: ProjectData) -> tuple[str, ...]:
     return (
         f"└{'─' * (depth - 1)} {project['name']}" if depth else project["name"],
         project.get("role") or "-",
@@ -215,8 +231,8 @@ def row(depth: int, project: Answer) -> tuple[str, ...]:
     )
 
 
-def holds(project: Answer) -> str:
-    """The devices that its quota or limit names; without either, GPUs if it holds any, else CPUs."""
+def holds(project: ProjectData) -> str:
+    """Return the held devices that the quota or limit names; without either, GPUs if any, else CPUs."""
     held = project.get("held") or {}
     bounds = [project.get(name) or {} for name in ("quota", "limit")]
     named = [unit for unit in UNITS if any(bound.get(unit) is not None for bound in bounds)]
@@ -225,12 +241,12 @@ def holds(project: Answer) -> str:
     )
 
 
-def standing(project: Answer) -> str:
+def standing(project: ProjectData) -> str:
     value = project.get("standing")
     return "-" if value is None else f"{value:.2f}"
 
 
-def describe(project: Answer) -> list[str]:
+def describe(project: ProjectData) -> list[str]:
     facts = {
         "project": one_line(project["name"]),
         "part of": one_line(project.get("parent") or "-"),
@@ -238,7 +254,7 @@ def describe(project: Answer) -> list[str]:
         "holds": holds(project),
         **{name: write_devices(project.get(name)) for name in ("quota", "borrow", "limit")},
         "weight": number(project.get("weight", 1.0)),
-        "standing": f"{standing(project)} of its part lately (less than 1 comes first)",
+        "standing": f"{standing(project)} of its fair share lately (less than 1 comes first)",
         "open jobs": f"{project.get('open_jobs', 0)} of at most {project['max_open_jobs']}",
         "a day": f"at most {project['max_jobs_per_day']} jobs submitted",
         "priority": f"at most {project['max_priority']}",

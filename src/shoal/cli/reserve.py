@@ -1,4 +1,4 @@
-"""`shoal reserve` and `shoal reservations`: nodes kept for one project, or for nobody, for a while."""
+"""`shoal reserve` and `shoal reservations`: nodes reserved for a project or for maintenance, for a while."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter
 
 from shoal.cli.flags import Because, JsonFlag, connect
-from shoal.cli.show import note, print_folded, print_json, print_table
+from shoal.cli.output import note, print_folded, print_json, print_table
 from shoal.cli.text import duration, one_line, utc
 from shoal.errors import SpecError
-from shoal.spec.moments import parse_moment
-from shoal.spec.quantity import parse_seconds
+from shoal.spec.quantity import parse_moment, parse_seconds
 
 app = App(name="reservations", help="List reservations and maintenance windows; cancel one.")
 NUM_NAMED = 3
@@ -23,20 +22,25 @@ MINUTES = "%Y-%m-%d %H:%M"
 def reserve(
     *,
     nodes: Annotated[str | None, Parameter(help="Their names: `node-01,node-02`.")] = None,
-    count: Annotated[int | None, Parameter(help="Or so many: those that disturb the fewest jobs.")] = None,
-    pool: Annotated[str | None, Parameter(help="Of which pool so many are.")] = None,
+    count: Annotated[
+        int | None, Parameter(help="Or how many: those where the fewest jobs are disturbed.")
+    ] = None,
+    pool: Annotated[str | None, Parameter(help="The pool to take `--count` nodes from.")] = None,
     begins: Annotated[
-        str, Parameter(name="--from", help="`14:00` UTC, `2026-11-16T08:00`, or in `2h`; now if not given.")
+        str, Parameter(name="--from", help="`14:00` UTC, `2026-11-16T08:00`, or in `2h`; by default now.")
     ] = "now",
     lasts: Annotated[str, Parameter(name="--for", help="How long: `2h`, `1h30m`, `2d`.")],
-    project: Annotated[str | None, Parameter(help="For whom: it and the projects below it.")] = None,
-    maintenance: Annotated[bool, Parameter(negative="", help="For nobody: the nodes take no work.")] = False,
+    project: Annotated[str | None, Parameter(help="Reserve for this project and those below it.")] = None,
+    maintenance: Annotated[bool, Parameter(negative="", help="Maintenance: the nodes take no work.")] = False,
     because: Because = "",
     json: JsonFlag = False,
 ) -> int:
-    """Keep nodes for a project or for maintenance: who may still run then does not start there any more."""
+    """Reserve nodes for a project or for maintenance.
+
+    A job that might still run when the reservation begins no longer starts there.
+    """
     with connect() as shoal:
-        made = shoal.windows.declare(
+        window = shoal.windows.declare(
             "maintenance" if maintenance else "reservation",
             nodes=[name.strip() for name in nodes.split(",") if name.strip()] if nodes else None,
             count=count,
@@ -47,11 +51,11 @@ def reserve(
             because=because,
         )
     if json:
-        print_json(made)
+        print_json(window)
         return 0
-    print_folded(told(made))
-    for ref in made["still_there"][:NUM_NAMED]:
-        note(f"note: {one_line(ref)} may still run there then; end it with `shoal stop {one_line(ref)}`")
+    print_folded(window_text(window))
+    for ref in window["still_there"][:NUM_NAMED]:
+        note(f"note: {one_line(ref)} may still run there by then; end it with `shoal stop {one_line(ref)}`")
     return 0
 
 
@@ -59,37 +63,37 @@ def reserve(
 def reservations(*, json: JsonFlag = False) -> int:
     """List reservations and maintenance windows that are not over."""
     with connect() as shoal:
-        found = shoal.windows.all()
+        windows = shoal.windows.all()
     if json:
-        print_json(found)
-    elif not found:
+        print_json(windows)
+    elif not windows:
         print("none; an operator makes one with `shoal reserve`")
     else:
         heads = ("ID", "FROM (UTC)", "FOR", "WHOM", "NODES")
-        print_table(heads, (row(window) for window in found), elastic="NODES", wraps=True)
+        print_table(heads, (row(window) for window in windows), elastic="NODES", wraps=True)
     return 0
 
 
 @app.command
 def cancel(
-    reservation: Annotated[str, Parameter(help="Its id, as `shoal reservations` lists it.")],
+    reservation: Annotated[str, Parameter(help="The id, as `shoal reservations` lists it.")],
     *,
     json: JsonFlag = False,
 ) -> int:
-    """Give the nodes back to everybody."""
+    """Cancel a reservation: the nodes take any work again."""
     with connect() as shoal:
         gone = shoal.windows.cancel(reservation)
     if json:
         print_json(gone)
     else:
-        print_folded(f"cancelled: {told(gone)}")
+        print_folded(f"cancelled: {window_text(gone)}")
     return 0
 
 
-def told(window: dict[str, Any]) -> str:
+def window_text(window: dict[str, Any]) -> str:
     for_whom = f"reserved for {window['project']}" if window.get("project") else "in maintenance"
     names = ", ".join(window["nodes"])
-    until_at = ceil(window["until_at"] / 60) * 60  # upwards, as `shoal why` tells it
+    until_at = ceil(window["until_at"] / 60) * 60  # rounded up, as `shoal why` prints it
     return one_line(
         f"{window['id']}: {names} {for_whom} from {utc(window['from_at'], MINUTES)} "
         f"until {utc(until_at, MINUTES)} UTC"

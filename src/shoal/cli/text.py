@@ -1,7 +1,7 @@
-"""Text from other people made safe and short enough for a terminal.
+"""Make text from other people safe and short enough for a terminal.
 
-Names and log lines may carry escape sequences that retitle, repaint or type into a terminal: nothing of
-that passes, in a pipe either.
+Names and log lines may carry escape sequences that retitle, repaint or type into a terminal. None of them
+passes, and neither in a pipe.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ CONTROL = re.compile(
     r"\U000e0000-\U000e0fff"
     r"\u2800\U00013430-\U0001345f\U00016fe4\U0001d159]"
 )
-"""What is removed beside the category Cf. Controls (C0 but tab and newline, DEL, C1), lone surrogates and
-separators of lines. What Unicode calls ignorable by default, with the ranges that it reserves for more:
-fillers, tags, selectors of variants but U+FE0F. The last four show nothing, whatever their category: a
-Braille blank, the format controls of hieroglyphs, a filler and an empty note.
+"""What `clean` removes beside the Unicode category Cf: controls (C0 except tab and newline, DEL, C1), lone
+surrogates and line separators; what Unicode calls ignorable by default, with the ranges it reserves for more
+(fillers, tags, variation selectors except U+FE0F); and four characters that show nothing although their
+category says otherwise: a Braille blank, the format controls of hieroglyphs, a filler and an empty note.
 """
 VISIBLE_FORMAT = frozenset(
     map(chr, (*range(0x600, 0x606), 0x6DD, 0x70F, 0x890, 0x891, 0x8E2, 0x110BD, 0x110CD))
 )
-"""Of the format characters (category Cf) those with a sign of their own, which numbers stand in."""
+"""The format characters (category Cf) that show a sign of their own, with numbers inside."""
 JOINERS = frozenset("\u200c\u200d")
 SHAPING = re.compile("[\u200c\u200d\ufe0f]+")
 EMOJI = re.compile(
     "[\u00a9\u00ae\u203c\u2049\u2122\u2139\u2190-\u21ff\u2300-\u23ff\u24c2\u25a0-\u27bf\u2900-\u297f\u2b00-\u2bff"
     "\u3030\u303d\u3297\u3299\U0001f000-\U0001faff]"
 )
-"""Symbols that U+FE0F draws in colour or a joiner combines, by the blocks that have them: no letters."""
+"""Blocks of symbols, without letters, that U+FE0F draws in colour or that a joiner combines."""
 KEYCAPS, KEYCAP = frozenset("0123456789#*"), "\u20e3"
 VIRAMA = 9
-"""The combining class of the sign that takes a consonant's vowel away: a joiner beside it chooses a form."""
+"""The combining class of the sign that removes a consonant's vowel. A joiner beside it chooses a form."""
 
 FRAME = re.compile(r'\s+File ".*", line \d+')
-"""Where in a traceback something was called."""
+"""A traceback line that names a file and a line number."""
 FOLDER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 """A name that needs no quotes in YAML or in a shell."""
 PIECE = re.compile(r"(?:`[^`]*`|[^\s`]|`)+")
@@ -64,7 +64,7 @@ def clean(text: object) -> str:
 
 
 def _shaping(run: re.Match[str]) -> str:
-    """Return those joiners and U+FE0F of the run that change how its neighbours look."""
+    """Return the joiners and U+FE0F of the run that change how its neighbours look."""
     text, first, last = run.string, run[0][0], run[0][-1]
     before = text[run.start() - 1] if run.start() else " "
     after = text[run.end()] if run.end() < len(text) else " "
@@ -79,22 +79,22 @@ def _shaping(run: re.Match[str]) -> str:
 
 
 def one_line(text: object) -> str:
-    """Cleaned, and in one line: for table cells and sentences."""
+    """Return the cleaned text in one line, for table cells and sentences."""
     return re.sub(r"[\t\n]+", " ", clean(text)).strip()
 
 
-def lines_of(text: object) -> list[str]:
-    """Its lines, cleaned, without empty ones. Of a reason the first is a sentence, the others last words,
-    indented as they were: a traceback is read by its indents.
+def clean_lines(text: object) -> list[str]:
+    """Return the cleaned lines without empty ones. Of a failure reason the first line is a sentence; the
+    others are the program's last output and keep their indents, because a traceback needs them.
     """
     lines = [clean(raw).expandtabs(4).rstrip() for raw in str(text).splitlines()]
     first, *others = [line for line in lines if line] or [""]
     return [first.strip(), *others] if first else []
 
 
-def in_one_breath(text: object) -> str:
-    """The lines of a reason as one, a colon between them; of a traceback, what was raised."""
-    lines = lines_of(text)
+def joined_lines(text: object) -> str:
+    """Return the lines of a reason joined by colons; of a traceback, only the exception."""
+    lines = clean_lines(text)
     frames = [at for at, line in enumerate(lines) if FRAME.match(line)]
     if frames:
         raised = [line for line in lines[frames[-1] :] if not line.startswith(" ")] or lines[-1:]
@@ -103,13 +103,13 @@ def in_one_breath(text: object) -> str:
 
 
 def log_text(text: object) -> str:
-    """A log line as a terminal would have left it: what follows the last carriage return, cleaned."""
+    """Return a log line as a terminal would show it: the text after the last carriage return, cleaned."""
     raw = str(text).rstrip("\r")
     return clean(raw.rsplit("\r", 1)[-1])
 
 
 def width(text: str) -> int:
-    """Columns it takes: East Asian wide characters take two, combining marks none."""
+    """Return the columns that `text` takes: East Asian wide characters take two, combining marks none."""
     if text.isascii():
         return len(text)
     return sum(
@@ -119,7 +119,7 @@ def width(text: str) -> int:
 
 
 def shorten(text: str, columns: int) -> str:
-    """At most `columns` wide; what was cut is marked with `~`, which every terminal and font has."""
+    """Cut to at most `columns`, marked with `~` where it was cut: every terminal and font has that sign."""
     if width(text) <= columns:
         return text
     kept = ""
@@ -131,8 +131,8 @@ def shorten(text: str, columns: int) -> str:
 
 
 def wrapped(text: str, columns: int) -> list[str]:
-    """At most `columns` wide. A command in backticks stays on one line where it fits on one, and what has no
-    spaces is not cut: both can be copied.
+    """Wrap at most `columns` wide. A command in backticks stays on one line if it fits on one, and a word
+    without spaces is not cut, so that both can be copied.
     """
     lines: list[str] = []
     for piece in PIECE.findall(text):
@@ -144,8 +144,8 @@ def wrapped(text: str, columns: int) -> list[str]:
     return lines or [""]
 
 
-def broken(text: str, columns: int) -> list[str]:
-    """`wrapped`, and what has no spaces is cut where it must be: for a narrow column."""
+def hard_wrapped(text: str, columns: int) -> list[str]:
+    """`wrapped`, but cut words that are too long: for a narrow column."""
     return [
         line[start : start + columns]
         for line in wrapped(text, columns)
@@ -153,8 +153,8 @@ def broken(text: str, columns: int) -> list[str]:
     ]
 
 
-def hanging(text: str, columns: int) -> list[str]:
-    """`wrapped`, with what follows `error: `, `hint: `, `note: `, `-- ` or an indent under each other."""
+def hanging_indent(text: str, columns: int) -> list[str]:
+    """`wrapped`, with further lines indented below the text after `error: `, `hint: `, `note: ` or `-- `."""
     if width(text) <= columns:
         return [text]
     first = LEAD.match(text)
@@ -163,31 +163,31 @@ def hanging(text: str, columns: int) -> list[str]:
     return [lead + head, *(" " * len(lead) + line for line in others)]
 
 
-def told_failing(failing: dict[str, Any]) -> str:
-    """What one loop of the control plane has come to."""
+def failing_loop_text(failing: dict[str, Any]) -> str:
+    """Say how often a loop of the control plane has failed, since when, and why."""
     times, why = failing["times"], failing.get("why")
     how_often = "once" if times == 1 else f"{times} times"
-    told = f"`{one_line(failing['loop'])}` has failed {how_often} since {utc(failing['since'])} UTC"
-    return f"{told}: {one_line(why)}" if why else told
+    text = f"`{one_line(failing['loop'])}` has failed {how_often} since {utc(failing['since'])} UTC"
+    return f"{text}: {one_line(why)}" if why else text
 
 
-def told_taken(port: int) -> str:
-    """What to say where services have another port than theirs."""
+def taken_port_text(port: int) -> str:
+    """Say that services listen on another port because theirs is taken."""
     return f"port {port} is another program's; services have another one, which `shoal services` shows"
 
 
-def told_unanswered(engine: str, away: dict[str, Any]) -> str:
-    """What a screen shows of a cluster that cannot be asked is old; `away` is the API's word on that."""
-    who = "engine" if engine == "local" else one_line(engine).capitalize()
+def unanswered_engine_text(engine: str, away: dict[str, Any]) -> str:
+    """Say that the nodes shown are old because their cluster does not answer. `away` comes from the API."""
+    subject = "engine" if engine == "local" else one_line(engine).capitalize()
     since = f"{utc(away['since'])} UTC"
     if away.get("has_answered", True):
-        return f"the {who} does not answer since {since}; what is shown of its nodes is as of then"
-    never = f"the {who} has not answered this control plane, which asks since {since}"
+        return f"the {subject} does not answer since {since}; what is shown of its nodes is as of then"
+    never = f"the {subject} has not answered this control plane, which asks since {since}"
     return f"{never}; what is shown of its nodes is older"
 
 
 def utc(at: float, form: str = "%Y-%m-%d %H:%M:%S") -> str:
-    """A moment as all of Shoal tells them, whatever clock hangs on the wall. Its screen says `UTC` or `Z`."""
+    """Return a moment in UTC, whatever the local time zone. The screen around it says `UTC` or `Z`."""
     return time.strftime(form, time.gmtime(at))
 
 
@@ -216,8 +216,10 @@ def size(num_bytes: float | None) -> str:
     return f"{amount:.0f} {units[0]}" if amount >= 10 or amount == int(amount) else f"{amount:.1f} {units[0]}"
 
 
-def told_written(written: dict[str, Any], checkpoint: object) -> str:
-    """What a job wrote and nobody keeps, and how to keep it. `checkpoint`: where the job has files kept."""
+def written_files_text(written: dict[str, Any], checkpoint: object) -> str:
+    """Say which files of a job are deleted with the attempt, and how to keep them. `checkpoint`: the folder
+    whose files the job keeps.
+    """
     count, names = written["num_files"], [one_line(name) for name in written["names"]]
     which = f"{', '.join(names)}{f' and {count - len(names):,} more' if count > len(names) else ''}"
     folder = one_line(written.get("folder") or "")

@@ -1,4 +1,4 @@
-"""`shoal user`: who there is, and what they may do on the whole cluster."""
+"""`shoal user`: list users and what they may do on the whole cluster."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, Parameter
 
 from shoal.cli.flags import JsonFlag, connect
-from shoal.cli.show import print_json, print_table
+from shoal.cli.output import print_json, print_table
 from shoal.cli.text import one_line
 from shoal.errors import SpecError
 
-app = App(name="user", help="Users and their roles.")
+app = App(name="user", help="Manage users and their roles.")
 Name = Annotated[str, Parameter(help="The user's name.")]
 ClusterRole = Annotated[
     Literal["operator", "admin", "none"] | None,
-    Parameter(name="--role", help="On the whole cluster; `none` takes it away."),
+    Parameter(name="--role", help="The role on the whole cluster; `none` removes it."),
 ]
 
 
@@ -24,13 +24,13 @@ ClusterRole = Annotated[
 def list_users(*, json: JsonFlag = False) -> int:
     """List users."""
     with connect() as shoal:
-        found = shoal.users.all()
+        users = shoal.users.all()
     if json:
-        print_json(found)
+        print_json(users)
         return 0
     rows = (
         (user["name"], user.get("cluster_role") or "-", "yes" if user.get("is_active", True) else "no")
-        for user in found
+        for user in users
     )
     print_table(("USER", "CLUSTER ROLE", "ACTIVE"), rows, elastic="USER")
     return 0
@@ -38,14 +38,14 @@ def list_users(*, json: JsonFlag = False) -> int:
 
 @app.command
 def create(name: Name, *, cluster_role: ClusterRole = None, json: JsonFlag = False) -> int:
-    """Make a user. They need a token next: `shoal token create --user NAME`."""
+    """Create a user. They need a token next: `shoal token create --user NAME`."""
     with connect() as shoal:
-        made = shoal.users.create(name, cluster_role=None if cluster_role == "none" else cluster_role)
+        user = shoal.users.create(name, cluster_role=None if cluster_role == "none" else cluster_role)
     if json:
-        print_json(made)
+        print_json(user)
     else:
-        shown = one_line(made["name"])
-        print(f"user {shown} made; next: `shoal token create --user {shown}`")
+        shown = one_line(user["name"])
+        print(f"user {shown} created; next: `shoal token create --user {shown}`")
     return 0
 
 
@@ -54,10 +54,10 @@ def update(
     name: Name,
     *,
     cluster_role: ClusterRole = None,
-    active: Annotated[bool | None, Parameter(help="Whether their tokens are good at all.")] = None,
+    active: Annotated[bool | None, Parameter(help="Whether their tokens are valid.")] = None,
     json: JsonFlag = False,
 ) -> int:
-    """Change a user's cluster role, or close and open their account."""
+    """Change a user's cluster role, or close and reopen their account."""
     changes: dict[str, Any] = {}
     if cluster_role is not None:
         changes["cluster_role"] = None if cluster_role == "none" else cluster_role

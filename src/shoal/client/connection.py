@@ -1,6 +1,6 @@
-"""Everything one can ask of a control plane: blocking calls, plain answers.
+"""All requests to a control plane as blocking calls that return plain data.
 
-Kept apart from `sdk`, which reads specs: what `spec` imports, `shoal queue` need not pay.
+Separate from `sdk`, which reads specs, so that `shoal queue` does not pay for what `spec` imports.
 """
 
 from __future__ import annotations
@@ -12,14 +12,19 @@ from pathlib import Path
 from typing import Any, Self
 
 from shoal.client.credentials import Endpoint, endpoint_at, find_endpoint
-from shoal.client.drills import Drills
 from shoal.client.handles import ArrayHandle, JobHandle
-from shoal.client.people import Projects, Tokens, Users, items_of
-from shoal.client.services import Services
-from shoal.client.stream import Reach, StreamEvent, follow
+from shoal.client.resources import (
+    DrillsApi,
+    ProjectsApi,
+    ServicesApi,
+    TokensApi,
+    UsersApi,
+    WindowsApi,
+    items_of,
+)
+from shoal.client.stream import ServerReach, StreamEvent, follow
 from shoal.client.submission import project_of, send
 from shoal.client.transport import Transport, path_of
-from shoal.client.windows import Windows
 from shoal.errors import NotFound, SpecError, StateError
 from shoal.home import home_from_env
 
@@ -28,8 +33,8 @@ MAX_NAMED = 10
 
 
 @contextmanager
-def naming(project: str | None) -> Iterator[None]:
-    """The server answers the same for a project that is not there and one not to be seen: name it here."""
+def name_missing_project(project: str | None) -> Iterator[None]:
+    """Name the project in a 404. The server gives one reply for a missing project and for a hidden one."""
     try:
         yield
     except NotFound as error:
@@ -43,8 +48,8 @@ def naming(project: str | None) -> Iterator[None]:
 class Connection:
     """A connection to one control plane. Not for use by two threads at once.
 
-    Without arguments it talks to the server that the `shoal` command talks to. `patience_s` is how long a
-    server that was there and is gone (a restart, say) is waited for.
+    Without arguments it uses the server that the `shoal` command uses. `patience_s` is how long to wait for a
+    server that was reached and is gone, for example during a restart.
     """
 
     def __init__(
@@ -62,13 +67,14 @@ class Connection:
         self.patience_s = patience_s
         self.transport = Transport(locate, patience_s=patience_s)
         self.on_progress: Callable[[str], None] | None = None
-        """Told what a submit does that may take time: reading, packing, sending the work directory."""
-        self.users = Users(self.transport)
-        self.projects = Projects(self.transport)
-        self.tokens = Tokens(self.transport)
-        self.windows = Windows(self.transport)
-        self.drills = Drills(self.transport)
-        self.services = Services(self.transport)
+        """Called with the steps of a submit that may take time: reading, packing, sending the work
+        directory."""
+        self.users = UsersApi(self.transport)
+        self.projects = ProjectsApi(self.transport)
+        self.tokens = TokensApi(self.transport)
+        self.windows = WindowsApi(self.transport)
+        self.drills = DrillsApi(self.transport)
+        self.services = ServicesApi(self.transport)
 
     def __enter__(self) -> Self:
         return self
@@ -78,20 +84,20 @@ class Connection:
 
     def send(
         self,
-        asked: Mapping[str, Any],
+        request: Mapping[str, Any],
         *,
         workdir: Path | None = None,
         secrets: Sequence[str] = (),
         key: str | None = None,
     ) -> JobHandle | ArrayHandle:
-        """Submit `{"spec": ...}` or `{"flags": ...}` as it is: reading it is left to the server.
+        """Submit `{"spec": ...}` or `{"flags": ...}` unchanged; the server parses it.
 
         `secrets` are names; their values come from the environment.
         """
-        with naming(project_of(asked)):
+        with name_missing_project(project_of(request)):
             answer = send(
                 self.transport,
-                asked,
+                request,
                 workdir=workdir,
                 secrets=secrets,
                 env=self.env,
@@ -118,16 +124,16 @@ class Connection:
         limit: int | None = None,
         predict: bool = False,
     ) -> Iterator[JobData]:
-        """Jobs one may see, newest first, page by page as they are asked for; at most `limit`.
+        """Yield the jobs that this user may see, newest first, fetched page by page; at most `limit`.
 
-        `predict`: those that wait have an `outlook`, when they will start.
+        `predict`: waiting jobs have an `outlook`, which says when they will start.
         """
         params = {"project": project, "status": status, "name": name, "owner": owner, "array": array}
         params["predict"] = "true" if predict else None
         cursor, left = None, limit
         while left is None or left > 0:
             size = min(500, left) if left is not None else 500
-            with naming(project):
+            with name_missing_project(project):
                 page = self.transport.call(
                     "GET", path_of("jobs"), params={**params, "cursor": cursor, "limit": size}
                 )
@@ -138,8 +144,8 @@ class Connection:
                 return
 
     def job(self, ref: str) -> JobHandle:
-        """The job named `17`, `vision/17`, `job_...` or by name (the newest of that name, or an array's
-        newest element).
+        """Return the job that `ref` names: `17`, `vision/17`, `job_...`, or a name (the newest job of that
+        name, or an array's newest element).
         """
         return JobHandle(self, self.job_data(self.job_id(ref)))
 
@@ -147,47 +153,53 @@ class Connection:
         return ref if ref.startswith("job_") else str(self.find(ref)[0]["job_id"])
 
     def find(self, ref: str) -> tuple[JobData, str | None]:
-        """The job that `ref` names; where it names an array, its newest element and the array's id."""
+        """Return the job that `ref` names. If it names an array, return its newest element and the array's
+        id.
+        """
         page = self.transport.call("GET", path_of("jobs"), params={"ref": ref})
-        found = page["items"]
-        if not found:
+        jobs = page["items"]
+        if not jobs:
             raise NotFound(f"no job `{ref}`", hint="list what you can see with `shoal queue --all`")
-        if len(found) > 1:
-            names = [f"`{job['ref']}`" for job in found[:MAX_NAMED]]
-            more = f" and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
+        if len(jobs) > 1:
+            names = [f"`{job['ref']}`" for job in jobs[:MAX_NAMED]]
+            more = f" and {len(jobs) - MAX_NAMED} more" if len(jobs) > MAX_NAMED else ""
             raise SpecError(
-                f"`{ref}` is a job in {len(found)} projects", hint=f"type one of {', '.join(names)}{more}"
+                f"`{ref}` is a job in {len(jobs)} projects", hint=f"type one of {', '.join(names)}{more}"
             )
-        return dict(found[0]), page.get("array_id")
+        return dict(jobs[0]), page.get("array_id")
 
     def job_data(self, job_id: str) -> JobData:
         """One job with its attempts, explanation and spec."""
         return dict(self.transport.call("GET", path_of("jobs", job_id)))
 
     def why(self, ref: str, *, predict: bool = False) -> dict[str, Any]:
-        """Why it is where it is. `predict`: one that waits has an `outlook`, and what would start it now."""
+        """Explain the job's state. `predict`: a waiting job has an `outlook`, with what would
+        start it now.
+        """
         params = {"predict": "true" if predict else None}
         return dict(self.transport.call("GET", path_of("jobs", self.job_id(ref), "why"), params=params))
 
     def metrics(self, ref: str, *, names: Sequence[str] = (), points: int = 60) -> dict[str, Any]:
-        """What the job and its nodes measured: `items`, each a curve of at most so many points."""
+        """Return the measurements of the job and its nodes: `items`, each a curve of at most `points`
+        points.
+        """
         params = {"name": tuple(names), "points": points}
         return dict(self.transport.call("GET", path_of("jobs", self.job_id(ref), "metrics"), params=params))
 
     def checkpoints(self, ref: str, *, verify: bool = False) -> dict[str, Any]:
-        """What the job's checkpoint directory holds: `items`, and the `decision` how often to save."""
+        """Return the contents of the checkpoint directory: `items`, and the `decision` how often to save."""
         path = path_of("jobs", self.job_id(ref), "checkpoints")
         return dict(self.transport.call("GET", path, params={"verify": "true" if verify else None}))
 
     def stop(self, ref: str) -> JobHandle:
-        """Ask for the end of one job, `job_...`, `17` or named. Returns at once; `wait` to see it.
+        """Ask one job to end: `job_...`, `17` or a name. Returns at once; use `wait` to see the end.
 
         A name that stands for an array stops all of it and returns its newest element.
         """
         return self.stop_all(ref)[-1]
 
     def stop_all(self, ref: str) -> list[JobHandle]:
-        """Ask for the end of the job, or of every element of the array, that `ref` names."""
+        """Ask the job that `ref` names, or every element of the array, to end."""
         job_id, array_id = ref, None
         if not ref.startswith("job_"):
             job, array_id = self.find(ref)
@@ -199,9 +211,10 @@ class Connection:
         return [JobHandle(self, job) for job in elements]
 
     def retry_all(self, ref: str) -> list[JobHandle]:
-        """A new attempt of the job that `ref` names; of an array, of every element that did not succeed.
+        """Start a new attempt of the job that `ref` names; of an array, of every element that did not
+        succeed.
 
-        `StateError` where an array has no such element.
+        `StateError` if an array has no such element.
         """
         if ref.startswith("job_"):
             return [self.retry(ref)]
@@ -218,7 +231,7 @@ class Connection:
         return [self.retry(job_id) for job_id in unwell]
 
     def retry(self, ref: str) -> JobHandle:
-        """A new attempt of a job that has ended."""
+        """Start a new attempt of a job that has ended."""
         return JobHandle(self, self.transport.call("POST", path_of("jobs", self.job_id(ref), "retry")))
 
     def stop_array(self, array_id: str) -> None:
@@ -237,9 +250,9 @@ class Connection:
         tail: int | None = None,
         stacks: bool = False,
     ) -> Iterator[JobData]:
-        """Log lines, oldest first. With `follow`, of every attempt until the job has ended.
+        """Yield log lines, oldest first. With `follow`, of every attempt until the job has ended.
 
-        `stacks`: where ranks stood when they hung, instead of what they wrote.
+        `stacks`: the stacks of hung ranks instead of their output.
         """
         if follow:
             yield from (e.data for e in self.follow_logs(ref, rank=rank, tail=tail) if e.kind == "line")
@@ -255,7 +268,7 @@ class Connection:
             }
             page = self.transport.call("GET", path, params=params)
             yield from page["items"]
-            # A tail is one page: what is behind its cursor was written after it had been asked for.
+            # A tail is one page: lines behind its cursor were written after the request.
             if tail is not None or not page.get("next_cursor") or page["next_cursor"] == cursor:
                 return
             cursor = page["next_cursor"]
@@ -266,11 +279,12 @@ class Connection:
         *,
         rank: int | None = None,
         tail: int | None = None,
-        on_change: Callable[[Reach], None] | None = None,
+        on_change: Callable[[ServerReach], None] | None = None,
     ) -> Iterator[StreamEvent]:
-        """`placed`, `attempt`, `line`, `again` and finally one `end` event, through restarts of the server.
+        """Yield `placed`, `attempt`, `line`, `again` and finally one `end` event, across restarts of the
+        server.
 
-        `on_change` hears when the server goes and when it answers again.
+        `on_change` is called when the server goes and when it answers again.
         """
         path = path_of("jobs", self.job_id(ref), "logs", "stream")
         for event in follow(self.transport, path, {"rank": rank, "tail": tail}, on_change):
@@ -285,38 +299,38 @@ class Connection:
         return dict(self.transport.call("GET", path_of("nodes", name)))
 
     def cordon(self, node: str, because: str = "") -> dict[str, Any]:
-        """No new work there; what runs, runs on."""
+        """Place no new work there. Running jobs keep running."""
         return self._decide(node, "cordon", because)
 
     def drain(self, node: str, because: str = "") -> dict[str, Any]:
-        """No new work there; what runs is stopped and queued again."""
+        """Place no new work there. Running jobs are stopped and queued again."""
         return self._decide(node, "drain", because)
 
     def resume(self, node: str, because: str = "") -> dict[str, Any]:
         return self._decide(node, "resume", because)
 
     def declare_dead(self, node: str, because: str = "") -> dict[str, Any]:
-        """Assert that nothing runs there any more: its attempts are replaced at once."""
+        """Assert that nothing runs there any more, so its attempts are replaced at once."""
         return self._decide(node, "declare-dead", because)
 
     def remove_node(self, node: str) -> None:
-        """Take one that does not answer and holds nothing off the list."""
+        """Remove a node from the list. It must be silent and hold nothing."""
         self.transport.call("DELETE", path_of("nodes", node))
 
     def events(
         self, *, after: int | None = None, limit: int = 100, tail: int | None = None, **filters: str | None
     ) -> list[dict[str, Any]]:
-        """Events in order, after the one numbered `after`, or the newest `tail`.
+        """Return events in order, after the event numbered `after`, or the newest `tail`.
 
         Filters: `project job service node kind`.
         """
         params = {"after": after, "tail": tail, "limit": limit, **filters}
-        with naming(filters.get("project")):
+        with name_missing_project(filters.get("project")):
             return list(self.transport.call("GET", path_of("events"), params=params)["items"])
 
     def follow_events(self, *, after: int | None = None, **filters: str | None) -> Iterator[dict[str, Any]]:
-        """Events as they come; filters as for `events`."""
-        with naming(filters.get("project")):
+        """Yield events as they come, with the filters of `events`."""
+        with name_missing_project(filters.get("project")):
             params = {"after": after, **filters}
             yield from (e.data for e in follow(self.transport, path_of("events", "stream"), params))
 

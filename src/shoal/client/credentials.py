@@ -1,47 +1,59 @@
-"""Which server to talk to, and with which token: `credentials.json`, `server.json` and `SHOAL_*`.
+"""Choose the server and the token: `credentials.json`, `server.json` and `SHOAL_*`.
 
-One rule: `SHOAL_URL`, else what `shoal login` chose, else the server of this home. The file is 0600 and
+The order is `SHOAL_URL`, then what `shoal login` chose, then the server of this home. The file is 0600 and
 replaced whole. The server of this home has its own entry, `local`, because its address may change.
+
+`refuse_strangers` checks which process on this machine may get a token over plain HTTP, because a job can
+take the port of a server that is down. It runs after connecting and before anything is sent.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from shoal.errors import ServerUnreachable, SpecError
-from shoal.home import home_from_env, last_port
-from shoal.ownership import Secrecy, problems_on_the_way, refuse_unsafe
+from shoal.home import LOCK, home_from_env, last_port, pid_holding
+from shoal.local_sockets import (
+    FIRST_PROJECT_UID,
+    SocketOwner,
+    UnexpectedListener,
+    is_loopback,
+    socket_owners,
+    sockets_of,
+)
+from shoal.ownership import Secrecy, problems_on_path, refuse_unsafe
 
 LOCAL = "local"
 HERE = ("http://127.", "http://localhost:", "http://[::1]:")
 
 
 class Endpoint(NamedTuple):
-    """Where to send a request, and as whom. The token is kept out of `repr`."""
+    """Where to send a request, and with which token. The token is kept out of `repr`."""
 
     url: str
     token: str | None
     ca_file: str | None = None
     is_local: bool = False
     chosen_by: str = ""
-    """What made it this one, for people; empty where a program named it."""
+    """What chose this endpoint, as shown to people; empty if a program named it."""
     home: Path | None = None
-    """Where the server at this address lives, if it may be the one of this user's home."""
+    """The home of the server at this address, if it may be this user's home."""
     listener_uid: int | None = None
-    """Who listened there at login, where the address is this machine's."""
+    """User id of the listener at login, if the address is on this machine."""
     others: tuple[Endpoint, ...] = ()
-    """Further control planes of the same cluster, named beside this one."""
+    """Further control planes of the same cluster, named together with this one."""
 
     def __repr__(self) -> str:
         return f"Endpoint({self.url!r}, token={'set' if self.token else 'none'})"
 
 
 class Credentials:
-    """Tokens of this user by server. Every change rewrites the file atomically."""
+    """This user's tokens by server. Every change rewrites the file atomically."""
 
     def __init__(self, home: Path) -> None:
         self.path = home / "credentials.json"
@@ -54,31 +66,32 @@ class Credentials:
         )
 
     def load(self) -> dict[str, Any]:
-        """`{"current": name, "servers": {name: {"token": ..., "uid": ...}}}`; absent: empty.
+        """Return `{"current": name, "servers": {name: {"token": ..., "uid": ...}}}`; empty if there is no
+        file.
 
-        `UnsafePath` where others can read or change it, as ssh refuses a key.
+        `UnsafePath` if other users can read or change it, as ssh refuses a key.
         """
         self._refuse_unsafe()
         try:
-            told = json.loads(self.path.read_text(encoding="utf-8"))
+            content = json.loads(self.path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            told = {}
+            content = {}
         except (OSError, ValueError) as error:
             raise SpecError(f"cannot read {self.path}: {error}", hint=self._way_out) from error
-        if not isinstance(told, dict) or not isinstance(told.get("servers", {}), dict):
+        if not isinstance(content, dict) or not isinstance(content.get("servers", {}), dict):
             raise SpecError(
                 f"{self.path} is not a credentials file",
                 hint=self._way_out,
             )
-        return {"current": told.get("current"), "servers": told.get("servers", {})}
+        return {"current": content.get("current"), "servers": content.get("servers", {})}
 
     def _refuse_unsafe(self) -> None:
         try:
             owner = self.path.stat().st_uid
         except OSError:
-            return  # there is none, or reading it says what is wrong
-        if os.geteuid() == owner or os.geteuid() != 0:  # root may use what is somebody else's
-            refuse_unsafe(problems_on_the_way(self.path, Secrecy.OWNER))
+            return  # there is no file, or reading it reports the problem
+        if os.geteuid() == owner or os.geteuid() != 0:  # root may use another user's file
+            refuse_unsafe(problems_on_path(self.path, Secrecy.OWNER))
 
     def token(self, server: str) -> str | None:
         entry = self.load()["servers"].get(server)
@@ -91,29 +104,31 @@ class Credentials:
         return uid if isinstance(uid, int) else None
 
     def save(self, server: str, token: str, listener_uid: int | None = None) -> None:
-        """Remember the token, and who listened; which server is talked to stays as it is."""
-        told = self.load()
-        known = {} if listener_uid is None else {"uid": listener_uid}
-        told["servers"][server] = {"token": token, **known}
-        self._write(told)
+        """Save the token and the listener's user id. The current server does not change."""
+        content = self.load()
+        entry = {} if listener_uid is None else {"uid": listener_uid}
+        content["servers"][server] = {"token": token, **entry}
+        self._write(content)
 
     def use(self, server: str) -> None:
-        """Talk to this server from now on."""
-        told = self.load()
-        if told["current"] != server:
-            self._write({**told, "current": server})
+        """Make this the current server."""
+        content = self.load()
+        if content["current"] != server:
+            self._write({**content, "current": server})
 
     def forget(self, server: str) -> None:
-        told = self.load()
-        told["servers"].pop(server, None)
-        self._write({**told, "current": None if told["current"] == server else told["current"]})
+        content = self.load()
+        content["servers"].pop(server, None)
+        self._write({**content, "current": None if content["current"] == server else content["current"]})
 
-    def _write(self, told: dict[str, Any]) -> None:
-        write_private(self.path, json.dumps(told, indent=2) + "\n")
+    def _write(self, content: dict[str, Any]) -> None:
+        write_private(self.path, json.dumps(content, indent=2) + "\n")
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replace `path` durably with a file only its owner can read. Readers see the old text or the new."""
+    """Replace `path` durably with a file that only its owner can read. Readers see the old text
+    or the new.
+    """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.urandom(6).hex()}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
@@ -129,25 +144,26 @@ def write_private(path: Path, text: str) -> None:
 
 
 def read_server_file(home: Path) -> dict[str, Any] | None:
-    """What the control plane of this home wrote when it last listened; it may be gone since."""
+    """Return what the control plane of this home wrote when it last listened. It may be gone by now."""
     try:
-        told = json.loads((home / "server.json").read_text(encoding="utf-8"))
+        facts = json.loads((home / "server.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return told if isinstance(told, dict) and isinstance(told.get("url"), str) else None
+    return facts if isinstance(facts, dict) and isinstance(facts.get("url"), str) else None
 
 
 def find_endpoint(env: Mapping[str, str] = os.environ) -> Endpoint:
-    """`SHOAL_URL`, else the server last logged in to, else the one of this home, which is also `local`.
+    """Return the endpoint: `SHOAL_URL`, else the server last logged in to, else the one of this home
+    (`local`).
 
-    Raises `ServerUnreachable` when there is none. `SHOAL_TOKEN` overrides the saved token.
+    Raises `ServerUnreachable` if there is none. `SHOAL_TOKEN` overrides the saved token.
     """
     home = home_from_env(env)
     saved = Credentials(home)
     override = env.get("SHOAL_TOKEN") or None
     name = env.get("SHOAL_URL") or saved.load()["current"] or LOCAL
     if name != LOCAL:
-        urls = spelled(name)
+        urls = normalize_urls(name)
         why = "SHOAL_URL" if env.get("SHOAL_URL") else "shoal login"
         token = override or saved.token(urls)
         return endpoint_at(urls, token, home, chosen_by=why, listener_uid=saved.listener_uid(urls))
@@ -165,25 +181,25 @@ def find_endpoint(env: Mapping[str, str] = os.environ) -> Endpoint:
 def endpoint_at(
     url: str, token: str | None, home: Path, *, chosen_by: str = "", listener_uid: int | None = None
 ) -> Endpoint:
-    """The server at `url`, which may be the one of `home`, running or not: by its address or its port.
+    """Return the server at `url`. By its address or port it may be the one of `home`, running or not.
 
-    Several, separated by commas, are control planes of one cluster: the first, with the others beside it.
+    Several URLs, separated by commas, are control planes of one cluster: the first, with the others attached.
     """
     first, *others = (
         Endpoint(
-            one,
+            address,
             token,
             chosen_by=chosen_by,
-            home=home if _is_of(one, home) else None,
+            home=home if _is_of(address, home) else None,
             listener_uid=listener_uid,
         )
-        for one in spelled(url).split(",")
+        for address in normalize_urls(url).split(",")
     )
     return first._replace(others=tuple(others))
 
 
-def spelled(urls: str) -> str:
-    """Addresses separated by commas as they are remembered: one way to write them."""
+def normalize_urls(urls: str) -> str:
+    """Normalize addresses separated by commas to the one form in which they are saved."""
     return ",".join(url.strip().rstrip("/") for url in urls.split(",") if url.strip())
 
 
@@ -193,6 +209,55 @@ def _is_of(url: str, home: Path) -> bool:
 
 
 def env_for_home(env: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """`env` for a connection to the server of this home, whichever one commands talk to."""
-    kept = {k: v for k, v in env.items() if k != "SHOAL_TOKEN" or not env.get("SHOAL_URL")}
-    return {**kept, "SHOAL_URL": LOCAL}
+    """Return `env` for a connection to the server of this home, whichever server commands use."""
+    base = {k: v for k, v in env.items() if k != "SHOAL_TOKEN" or not env.get("SHOAL_URL")}
+    return {**base, "SHOAL_URL": LOCAL}
+
+
+def refuse_strangers(link: socket.socket, endpoint: Endpoint) -> int | None:
+    """Raise `UnexpectedListener` unless the listener may be the server. Return its user id if known.
+
+    The server of a home is the process that holds the home: without root, jobs run as the same user, so the
+    user id alone proves nothing. A server of another user is checked by its user id: it must be the one seen
+    at login, and never that of a project.
+    """
+    if endpoint.home is None and not is_loopback(link):
+        return None
+    listeners = socket_owners(link)
+    if listeners is None:
+        return None
+    port = link.getpeername()[1]
+    is_own = endpoint.is_local or any(listener.uid == os.geteuid() for listener in listeners)
+    if endpoint.home is not None and is_own:
+        _refuse_other_processes(listeners, endpoint.home, port)
+    else:
+        _refuse_other_users(listeners, endpoint, port)
+    return listeners[0].uid
+
+
+def _refuse_other_processes(listeners: tuple[SocketOwner, ...], home: Path, port: int) -> None:
+    pid = pid_holding(home)
+    server_sockets = sockets_of(pid, with_open=home / LOCK) if pid else frozenset()
+    for listener in listeners:
+        # Only root can look into root's processes, but no job runs as root.
+        if listener.inode not in server_sockets and (listener.uid != 0 or os.geteuid() == 0 or pid is None):
+            runs = f"process {pid} is the control plane" if pid else "no control plane runs"
+            raise UnexpectedListener(
+                f"{runs} in {home}, and port {port} is held by {listener}", "start it with `shoal up`"
+            )
+
+
+def _refuse_other_users(listeners: tuple[SocketOwner, ...], endpoint: Endpoint, port: int) -> None:
+    uid_at_login = endpoint.listener_uid
+    for listener in listeners:
+        if uid_at_login is not None and listener.uid != uid_at_login:
+            raise UnexpectedListener(
+                f"port {port} is held by {listener}; when you logged in it was user {uid_at_login}",
+                f"start the server again (`shoal up`), or if it moved: `shoal login {endpoint.url}`",
+            )
+        if listener.uid >= FIRST_PROJECT_UID:
+            raise UnexpectedListener(
+                f"port {port} is held by {listener}, "
+                f"and users from {FIRST_PROJECT_UID} on are projects' jobs",
+                "start the server again: `shoal up`",
+            )

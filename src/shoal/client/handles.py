@@ -1,4 +1,4 @@
-"""What `submit` gives back: a job or an array one can wait for, read, stop and try again."""
+"""Handles that `submit` returns: a job or an array to wait for, read, stop and retry."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ ENDED = ("succeeded", "failed", "cancelled")
 FIRST_POLL_S, LAST_POLL_S = 0.1, 2.0
 
 
-class NotEnded(LimitReached):
-    """The time that somebody would `wait` is over, and the job is not: no server says so."""
+class WaitTimeout(LimitReached):
+    """The `timeout_s` of a `wait` is over and the job has not ended. Raised by the client, not by
+    a server.
+    """
 
     code = "wait.over"
 
 
 class JobHandle:
-    """One job as last heard of; `refresh` asks again. `data` is the API's own answer."""
+    """One job as last fetched; `refresh` fetches it again. `data` is the API's own reply."""
 
     def __init__(
         self,
@@ -36,7 +38,7 @@ class JobHandle:
         self.data = data
         self.was_repeated = was_repeated
         self.left_behind = left_behind or {}
-        """Of a job just submitted: which files of the folder did not travel (`num_files`, `files`, ...)."""
+        """Of a job just submitted: the files of the folder that were not sent (`num_files`, `files`, ...)."""
 
     def __repr__(self) -> str:
         return f"JobHandle({self.ref!r}, {self.status!r})"
@@ -47,7 +49,7 @@ class JobHandle:
 
     @property
     def ref(self) -> str:
-        """How people name it: `vision/17`."""
+        """The name that people use: `vision/17`."""
         return str(self.data["ref"])
 
     @property
@@ -70,7 +72,7 @@ class JobHandle:
 
     @property
     def because(self) -> str:
-        """One sentence about how it ended; empty until then."""
+        """One sentence about how the job ended; empty until then."""
         return str(self.data.get("because") or "")
 
     def refresh(self) -> JobHandle:
@@ -78,32 +80,34 @@ class JobHandle:
         return self
 
     def wait(self, timeout_s: float | None = None) -> JobHandle:
-        """Block until the job has ended. `NotEnded` after `timeout_s`; the job runs on."""
+        """Block until the job has ended. `WaitTimeout` after `timeout_s`; the job keeps running."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         pause = FIRST_POLL_S
         while not self.refresh().is_ended:
             if deadline is not None and time.monotonic() + pause > deadline:
-                raise NotEnded(
+                raise WaitTimeout(
                     f"job {self.ref} is still {self.status} after {timeout_s:g} s",
-                    hint=f"it runs on; look with `shoal why {self.ref}`",
+                    hint=f"it keeps running; see `shoal why {self.ref}`",
                 )
             time.sleep(pause)
             pause = min(pause * 1.5, LAST_POLL_S)
         return self
 
     def logs(self, *, follow: bool = False, rank: int | None = None) -> Iterator[dict[str, Any]]:
-        """Its lines: `at node rank stream text`. With `follow`, until the job has ended."""
+        """Yield its lines: `at node rank stream text`. With `follow`, until the job has ended."""
         return self._shoal.logs(self.job_id, follow=follow, rank=rank)
 
     def why(self, *, predict: bool = False) -> dict[str, Any]:
         return self._shoal.why(self.job_id, predict=predict)
 
     def metrics(self, *, names: Sequence[str] = (), points: int = 60) -> dict[str, Any]:
-        """What it and its nodes measured: `items`, each a curve of at most so many points."""
+        """Return the measurements of the job and its nodes: `items`, each a curve of at most `points`
+        points.
+        """
         return self._shoal.metrics(self.job_id, names=names, points=points)
 
     def checkpoints(self, *, verify: bool = False) -> dict[str, Any]:
-        """What its checkpoint directory holds: `items`, and the `decision` how often to save."""
+        """Return the contents of the checkpoint directory: `items`, and the `decision` how often to save."""
         return self._shoal.checkpoints(self.job_id, verify=verify)
 
     def stop(self) -> JobHandle:
@@ -116,7 +120,7 @@ class JobHandle:
 
 
 class ArrayHandle:
-    """The elements of one array. `jobs` holds the first hundred as submitted; `all` asks for every one."""
+    """The elements of one array. `jobs` holds the first hundred as submitted; `all` fetches every one."""
 
     def __init__(self, shoal: Connection, array_id: str, count: int, jobs: list[JobHandle]) -> None:
         self._shoal = shoal
@@ -128,9 +132,9 @@ class ArrayHandle:
         return f"ArrayHandle({self.array_id!r}, count={self.count})"
 
     def all(self) -> list[JobHandle]:
-        """Every element, in the order of their indices."""
-        found = [JobHandle(self._shoal, job) for job in self._shoal.jobs(array=self.array_id)]
-        return sorted(found, key=lambda job: int((job.data.get("array") or {}).get("index", 0)))
+        """Fetch every element, in the order of their indices."""
+        elements = [JobHandle(self._shoal, job) for job in self._shoal.jobs(array=self.array_id)]
+        return sorted(elements, key=lambda job: int((job.data.get("array") or {}).get("index", 0)))
 
     def wait(self) -> list[JobHandle]:
         """Block until every element has ended."""

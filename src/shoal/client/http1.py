@@ -1,14 +1,21 @@
-"""HTTP/1.1 over one socket, as much of it as a client of Shoal needs: a request, and its answer.
+"""HTTP/1.1 over one socket, as far as a client of Shoal needs it: a request and its reply.
 
 The standard library's `http.client` costs every command 20 ms, most of it for `email` and `ssl`
-(docs/decisions/0002). No redirects, no pipelining, no header of an answer but those that say where it ends.
+(docs/decisions/0002). No redirects, no pipelining, and only the reply headers that say where it ends.
+
+`error_from` turns problem documents (RFC 9457) back into the error that the server raised.
 """
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Iterator, Mapping
-from typing import IO
+from functools import cache
+from typing import IO, Any
+
+from shoal import errors
+from shoal.errors import ShoalError, SpecError
 
 BLOCK = 64 << 10
 MAX_LINE = 64 << 10
@@ -16,15 +23,15 @@ MAX_HEADERS = 200
 MAX_BODY_LINE = 4 << 20
 
 
-class BadAnswer(OSError):
-    """What came back is not HTTP/1.1, or is cut off in the middle."""
+class BadHttpReply(OSError):
+    """The reply is not HTTP/1.1, or it is cut off."""
 
 
-class Connection:
-    """One kept-alive connection. After an `OSError` from it, it is of no more use."""
+class HttpConnection:
+    """One kept-alive connection. After an `OSError` it must not be used again."""
 
     def __init__(self, link: socket.socket, host: str) -> None:
-        """`host` is who we mean to speak to, as in the address: `localhost:7462`."""
+        """`host` is the server meant, as in the address: `localhost:7462`."""
         self._link = link
         self._host = host
         self._file = link.makefile("rb")
@@ -36,7 +43,7 @@ class Connection:
     def request(
         self, method: str, target: str, headers: Mapping[str, str], body: bytes | IO[bytes] | None = None
     ) -> None:
-        """Send it. A file is sent from where it stands, and must be as long as `headers` say."""
+        """Send a request. A file is sent from its current position, and must be as long as `headers` say."""
         lines = [f"{method} {target} HTTP/1.1", f"Host: {self._host}", "Accept-Encoding: identity"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         if isinstance(body, bytes) or (body is None and method != "GET"):
@@ -49,29 +56,31 @@ class Connection:
             while block := body.read(BLOCK):
                 self._link.sendall(block)
 
-    def answer(self) -> Answer:
-        """The answer to the last request, its body not read yet. Read it to its end before the next one."""
+    def read_reply(self) -> HttpReply:
+        """Return the reply to the last request with its body unread. Read it to its end before the next
+        request.
+        """
         while True:
             version, status = _status(self._line())
             headers = self._headers()
             if not 100 <= status < 200:
-                return Answer(self._file, version, status, headers)
+                return HttpReply(self._file, version, status, headers)
 
     def _line(self) -> bytes:
         return _line(self._file)
 
     def _headers(self) -> dict[str, str]:
-        found: dict[str, str] = {}
+        headers: dict[str, str] = {}
         for _ in range(MAX_HEADERS):
             line = self._line()
             if not line:
-                return found
+                return headers
             name, _, value = line.decode("latin-1").partition(":")
-            found[name.strip().lower()] = value.strip()
-        raise BadAnswer(f"the answer has over {MAX_HEADERS} headers")
+            headers[name.strip().lower()] = value.strip()
+        raise BadHttpReply(f"the answer has over {MAX_HEADERS} headers")
 
 
-class Answer:
+class HttpReply:
     """A status and a body, which is read once: whole, or line by line."""
 
     def __init__(self, file: IO[bytes], version: bytes, status: int, headers: Mapping[str, str]) -> None:
@@ -80,7 +89,7 @@ class Answer:
         coding, length = headers.get("transfer-encoding"), headers.get("content-length")
         is_chunked = coding is not None
         if coding is not None and coding.lower() != "chunked":
-            raise BadAnswer("the answer is encoded in a way nobody asked for")
+            raise BadHttpReply(f"the answer has an unknown transfer encoding, {coding[:60]!r}")
         if is_chunked:
             self._blocks = self._chunks()
         elif status in (204, 304):
@@ -91,20 +100,20 @@ class Answer:
             self._blocks = self._all()
         is_kept = version == b"HTTP/1.1" and headers.get("connection", "").lower() != "close"
         self.is_last = not is_kept or (not is_chunked and length is None and status not in (204, 304))
-        """Whether the server ends the connection after it."""
+        """Whether the server closes the connection after this reply."""
 
     def read(self) -> bytes:
-        """The whole body. `BadAnswer` if it is cut off."""
+        """Return the whole body. `BadHttpReply` if it is cut off."""
         return b"".join(self._blocks)
 
     def lines(self) -> Iterator[bytes]:
-        """Its lines as they come, without their ends, and what follows the last end."""
+        """Yield the lines as they come, without their ends, and finally what follows the last end."""
         rest = b""
         for block in self._blocks:
             *whole, rest = (rest + block).split(b"\n")
             yield from whole
             if len(rest) > MAX_BODY_LINE:
-                raise BadAnswer(f"the answer has a line of over {MAX_BODY_LINE} bytes")
+                raise BadHttpReply(f"the answer has a line of over {MAX_BODY_LINE} bytes")
         if rest:
             yield rest
 
@@ -112,7 +121,7 @@ class Answer:
         while length:
             block = self._file.read1(min(length, BLOCK))  # type: ignore[attr-defined]
             if not block:
-                raise BadAnswer(f"the answer is cut off {length} bytes before its end")
+                raise BadHttpReply(f"the answer is cut off {length} bytes before its end")
             length -= len(block)
             yield block
 
@@ -120,9 +129,9 @@ class Answer:
         while size := _number(_line(self._file).partition(b";")[0].decode("latin-1"), 16):
             yield from self._exactly(size)
             if _line(self._file):
-                raise BadAnswer("the answer has a chunk that is longer than it says")
+                raise BadHttpReply("the answer has a chunk that is longer than it says")
         while _line(self._file):
-            pass  # trailers say nothing to us
+            pass  # trailers are ignored
 
     def _all(self) -> Iterator[bytes]:
         while block := self._file.read1(BLOCK):  # type: ignore[attr-defined]
@@ -132,22 +141,76 @@ class Answer:
 def _line(file: IO[bytes]) -> bytes:
     line = file.readline(MAX_LINE)
     if not line.endswith(b"\n"):
-        raise BadAnswer("no answer" if not line else "the answer is cut off, or has an endless line")
+        raise BadHttpReply("no answer" if not line else "the answer is cut off, or has an endless line")
     return line.rstrip(b"\r\n")
 
 
 def _status(line: bytes) -> tuple[bytes, int]:
-    """`HTTP/1.1 200 OK`."""
+    """Parse `HTTP/1.1 200 OK`."""
     version, _, rest = line.partition(b" ")
     code = rest[:3]
     if version not in (b"HTTP/1.0", b"HTTP/1.1") or len(code) != 3 or not code.isdigit():
-        raise BadAnswer("the answer is not HTTP/1.1")
+        raise BadHttpReply("the answer is not HTTP/1.1")
     return version, int(code)
 
 
 def _number(text: str, base: int) -> int:
-    """A length. `int` alone would take signs and underscores, which nobody else reads as a length."""
+    """Parse a length. `int` alone would accept signs and underscores, which other readers do not."""
     digits = text.strip().lower()
     if not 0 < len(digits) <= 16 or not set(digits) <= set("0123456789abcdef"[:base]):
-        raise BadAnswer("the answer says no length that can be read")
+        raise BadHttpReply("the answer has no valid length")
     return int(digits, base)
+
+
+BY_STATUS: dict[int, type[ShoalError]] = {
+    400: errors.SpecError,
+    401: errors.Unauthenticated,
+    403: errors.Denied,
+    404: errors.NotFound,
+    405: errors.SpecError,
+    408: errors.LimitReached,
+    409: errors.StateError,
+    413: errors.TooLarge,
+    415: errors.SpecError,
+    421: errors.Denied,
+    422: errors.SpecError,
+    429: errors.LimitReached,
+    431: errors.LimitReached,
+    500: errors.Bug,
+    502: errors.EngineRefused,
+    503: errors.StoreUnavailable,
+}
+BY_CODE: dict[str, type[ShoalError]] = {
+    kind.code: kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, ShoalError)
+}
+
+
+def error_from(status: int, body: bytes, url: str) -> ShoalError:
+    """Return the error that a reply stands for. A reply that is not Shoal's becomes `ServerUnreachable`."""
+    try:
+        document = json.loads(body)
+    except ValueError:
+        document = None
+    if not isinstance(document, dict) or not isinstance(document.get("code"), str):
+        return errors.ServerUnreachable(
+            f"{url} answered {status}, but not as Shoal does",
+            hint="check the address: `shoal login` alone says which one it is",
+        )
+    message = str(document.get("detail") or document.get("title") or f"the server answered {status}")
+    kind = _kind(document["code"], status)
+    facts: dict[str, Any] = {"request_id": document.get("request_id")}
+    if issubclass(kind, SpecError):
+        problems = tuple(str(problem) for problem in document.get("problems") or ())
+        return kind(message, problems=problems, hint=document.get("hint"), **facts)
+    return kind(message, hint=document.get("hint"), **facts)
+
+
+@cache
+def _kind(code: str, status: int) -> type[ShoalError]:
+    """Return the class with this code. An unknown code is kept on the class of the reply's status."""
+    if code in BY_CODE:
+        return BY_CODE[code]
+    family = BY_STATUS.get(status, ShoalError)
+    return type(family.__name__, (family,), {"code": code})

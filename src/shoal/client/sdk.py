@@ -1,4 +1,4 @@
-"""The SDK's front door: one object, one server, blocking calls.
+"""The SDK's main class: one object for one server, with blocking calls.
 
 shoal = Shoal()
 job = shoal.submit(run="python train.py", resources={"gpus": 8})
@@ -13,7 +13,7 @@ from typing import Any
 
 from shoal.client.connection import Connection
 from shoal.client.handles import ArrayHandle, JobHandle
-from shoal.client.people import Answer
+from shoal.client.resources import JsonObject
 from shoal.errors import SpecError
 from shoal.spec import JobSpec, parse_job
 from shoal.spec.files import load_job, load_service
@@ -35,8 +35,8 @@ class Shoal(Connection):
     ) -> JobHandle:
         """Submit one job: a `JobSpec`, the path of a job file, or the fields of one.
 
-        A relative `workdir` starts at `base`: by default the job file's directory, else the current one.
-        Returns once the server has it durably. Repeating with the same `key` gives the same job.
+        A relative `workdir` starts at `base`, by default the job file's directory or else the current one.
+        Returns once the server has stored the job durably. Repeating with the same `key` gives the same job.
         """
         job, start = spec_of(spec, fields)
         if job.array is not None:
@@ -64,31 +64,33 @@ class Shoal(Connection):
 
     def serve(
         self, spec: ServiceSpec | str | Path | None = None, /, *, key: str | None = None, **fields: Any
-    ) -> Answer:
+    ) -> JsonObject:
         """Run a service or a new release of it: a `ServiceSpec`, the path of a service file, or its fields.
-        Fields beside a spec or a file replace what stands there.
+        Fields given together with a spec or a file replace those in it.
 
-        Returns once the server has it durably; `services.show` tells how far it is.
+        Returns once the server has stored it durably; `services.show` reports the progress.
         """
         base = Path(spec).absolute().parent if isinstance(spec, str | Path) else Path.cwd()
         if isinstance(spec, str | Path):
             spec = load_service(spec)
-        asked = spec
-        if asked is None or fields:
-            asked = parse_service({**(asked.canonical() if asked else {}), **fields}, source="serve")
-        workdir = base / asked.workdir if asked.workdir else None
+        service = spec
+        if service is None or fields:
+            service = parse_service({**(service.canonical() if service else {}), **fields}, source="serve")
+        workdir = base / service.workdir if service.workdir else None
         return self.services.serve(
-            asked.canonical(), workdir=workdir, env=self.env, key=key, progress=self.on_progress
+            service.canonical(), workdir=workdir, env=self.env, key=key, progress=self.on_progress
         )
 
     def submit_spec(self, job: JobSpec, base: Path, *, key: str | None = None) -> JobHandle | ArrayHandle:
-        """Submit what was read already, a job or an array; a relative `workdir` starts at `base`."""
+        """Submit a parsed spec, a job or an array. A relative `workdir` starts at `base`."""
         workdir = base / job.workdir if job.workdir else None
         return self.send({"spec": job.canonical()}, workdir=workdir, secrets=job.secrets, key=key)
 
 
 def spec_of(spec: JobSpec | str | Path | None, fields: dict[str, Any]) -> tuple[JobSpec, Path]:
-    """The job, and where a relative `workdir` starts: the job file's directory, else the current one."""
+    """Return the job, and where a relative `workdir` starts: the job file's directory, else the
+    current one.
+    """
     if spec is not None and fields:
         raise SpecError("give a spec or fields, not both", hint="`submit(spec)` or `submit(run=..., ...)`")
     if isinstance(spec, str | Path):

@@ -1,8 +1,8 @@
-"""Which files of a working directory travel with a job, and which stay behind.
+"""Select the files of a work directory that are sent with a job.
 
-Those that git keeps, or all of them where git has no say; with those that `include` names, without those that
-`exclude` names, which is the stronger. A home of Shoal below the directory never travels. Looks at few more
-files than the limit, however many there are.
+These are the files that git keeps, or all files if git is not used; plus those that `include` names, minus
+those that `exclude` names. `exclude` is stronger. A Shoal home below the directory is never sent. The search
+visits only a few more files than the limit, however many there are.
 """
 
 from __future__ import annotations
@@ -19,115 +19,126 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from shoal.client.globs import Globs
-from shoal.client.left_behind import MAX_EXCLUDED_BYTES, SKIPPED, LeftBehind, left_behind, short_of
+from shoal.client.left_behind import (
+    MAX_EXCLUDED_BYTES,
+    SKIPPED,
+    LeftBehindFiles,
+    PathMatcher,
+    find_left_behind,
+    truncate_names,
+)
 from shoal.errors import SpecError, TooLarge
 from shoal.globs import problem_of
 from shoal.home import holds_keys
 
-TOLD_EVERY = 500
+PROGRESS_EVERY = 500
 MAX_LOOKED = 200_000
-"""Files and folders that are looked at for the patterns of `include`."""
+"""Files and folders to visit for the patterns of `include`."""
 MAX_EXCLUDED = 200
 MAX_COMPARED = 2_000
-"""Names that a pattern may have meant."""
+"""Names to compare with a pattern that matches nothing, to suggest another."""
 GIT_S = 60.0
 
 Progress = Callable[[str], None]
-"""Told now and then what is being done, in words."""
-Facts = tuple[str, os.stat_result]
+"""Called now and then with a text that says what is being done."""
+FileEntry = tuple[str, os.stat_result]
 
 
 class Selection(NamedTuple):
-    entries: list[Facts]
-    """Files, links and, where git has no say, empty folders, by sorted relative name."""
-    left_behind: LeftBehind
+    entries: list[FileEntry]
+    """Files, links and, without git, empty folders, by sorted relative name."""
+    left_behind: LeftBehindFiles
 
 
 def select(
-    root: Path, include: Sequence[str], exclude: Sequence[str], max_files: int, tell: Progress
+    root: Path, include: Sequence[str], exclude: Sequence[str], max_files: int, progress: Progress
 ) -> Selection:
-    """Raise `SpecError` for a pattern that is none, or of `include` and names nothing; `TooLarge`."""
+    """Raise `SpecError` for an invalid pattern, or one of `include` that matches nothing; or `TooLarge`."""
     wanted, unwanted = _globs("include", include), _globs("exclude", exclude)
-    entries: list[Facts] = []
+    entries: list[FileEntry] = []
     seen: list[str] = []
-    is_by_git, usual, shut = _usual(root, unwanted, max_files, tell)
-    excluded = shut[:MAX_EXCLUDED]
-    for folder in shut:
+    is_by_git, default_names, not_entered = _default_names(root, unwanted, max_files, progress)
+    excluded = not_entered[:MAX_EXCLUDED]
+    for folder in not_entered:
         wanted.skip(folder)
         unwanted.skip(folder)
-    for name, facts in _entries(root, [*usual, *_included(root, wanted, unwanted)]):
+    for name, facts in _entries(root, [*default_names, *_included(root, wanted, unwanted)]):
         seen.append(name)
         is_folder = stat.S_ISDIR(facts.st_mode)
         if wanted.patterns:
-            wanted.names(name, is_folder=is_folder)
-        if unwanted.patterns and unwanted.names(name, is_folder=is_folder):
+            wanted.matches(name, is_folder=is_folder)
+        if unwanted.patterns and unwanted.matches(name, is_folder=is_folder):
             excluded += [name] if len(excluded) < MAX_EXCLUDED else []
             continue
         entries.append((name, facts))
         if len(entries) > max_files:
             raise too_many(root, (name for name, _ in entries), max_files)
-    behind = left_behind(root, is_by_git=is_by_git, is_sent=set(seen).__contains__, unwanted=unwanted)
+    left_behind = find_left_behind(
+        root, is_by_git=is_by_git, is_sent=set(seen).__contains__, unwanted=unwanted
+    )
     for pattern in wanted.unused:
-        raise _names_nothing(root, pattern, (*seen, *behind.ignored), unwanted)
-    named = short_of(excluded, MAX_EXCLUDED_BYTES)
-    return Selection(entries, behind._replace(excluded=named, useless=tuple(unwanted.unused)))
+        raise _names_nothing(root, pattern, (*seen, *left_behind.ignored), unwanted)
+    named = truncate_names(excluded, MAX_EXCLUDED_BYTES)
+    return Selection(entries, left_behind._replace(excluded=named, unused_patterns=tuple(unwanted.unused)))
 
 
-def _globs(field: str, patterns: Sequence[str]) -> Globs:
+def _globs(field: str, patterns: Sequence[str]) -> PathMatcher:
     for pattern in patterns:
         problem = problem_of(pattern)
         if problem is not None:
             raise SpecError(f"`{field}`: `{pattern}` {problem}")
-    return Globs(patterns)
+    return PathMatcher(patterns)
 
 
-def _usual(root: Path, unwanted: Globs, max_files: int, tell: Progress) -> tuple[bool, list[str], list[str]]:
-    """Whether git says so, the names, and the folders that were not entered because `exclude` names them.
+def _default_names(
+    root: Path, unwanted: PathMatcher, max_files: int, progress: Progress
+) -> tuple[bool, list[str], list[str]]:
+    """Return whether git listed the names, the names, and the folders not entered because `exclude` names
+    them.
 
-    Of other files that `exclude` names, the first few are among the names, and none counts for the limit.
+    The first few other files that `exclude` names are among the names; none of them counts for the limit.
     """
     names = _git_names(root)
     if names:
         return True, names, []
-    shut: list[str] = []
+    not_entered: list[str] = []
     excluded: list[str] = []
 
     def is_entered(folder: str) -> bool:
         if os.path.basename(folder) in SKIPPED:  # noqa: PTH119 - as often as there are folders
             return False
-        is_unwanted = unwanted.names(folder, is_folder=True)
+        is_unwanted = unwanted.matches(folder, is_folder=True)
         if is_unwanted:
-            shut.append(f"{folder}/")
+            not_entered.append(f"{folder}/")
         return not is_unwanted
 
     for num_looked, name in enumerate(_walk(root, "", is_entered), 1):
-        if num_looked % TOLD_EVERY == 0:
-            tell(f"reading the work directory: {num_looked:,} files ...")
-        if unwanted.names(name):
+        if num_looked % PROGRESS_EVERY == 0:
+            progress(f"reading the work directory: {num_looked:,} files ...")
+        if unwanted.matches(name):
             excluded += [name] if len(excluded) < MAX_EXCLUDED else []
             continue
         names.append(name)
         if len(names) > max_files:
             raise too_many(root, names, max_files)
-    return False, [*names, *excluded], shut
+    return False, [*names, *excluded], not_entered
 
 
-def _included(root: Path, wanted: Globs, unwanted: Globs) -> Iterator[str]:
-    """Names of files that `include` names. A folder that is hardly ever meant is entered only by its name."""
+def _included(root: Path, wanted: PathMatcher, unwanted: PathMatcher) -> Iterator[str]:
+    """Yield files that `include` names. A folder of `SKIPPED` is entered only if a pattern names it."""
     if not wanted.patterns:
         return
-    told = {word for pattern in wanted.patterns for word in pattern.split("/")}
+    named_folders = {part for pattern in wanted.patterns for part in pattern.split("/")}
     num_looked = 0
 
     def is_entered(folder: str) -> bool:
         nonlocal num_looked
         num_looked += 1
-        if os.path.basename(folder) in SKIPPED - told:  # noqa: PTH119 - as often as there are folders
+        if os.path.basename(folder) in SKIPPED - named_folders:  # noqa: PTH119 - as often as there are folders
             return False
-        if unwanted.names(folder, is_folder=True):
+        if unwanted.matches(folder, is_folder=True):
             return False
-        return wanted.names(folder, is_folder=True) or wanted.may_name_below(folder)
+        return wanted.matches(folder, is_folder=True) or wanted.may_name_below(folder)
 
     for name in _walk(root, "", is_entered):
         num_looked += 1
@@ -136,7 +147,7 @@ def _included(root: Path, wanted: Globs, unwanted: Globs) -> Iterator[str]:
                 f"more than {MAX_LOOKED:,} files of {root} were looked at for `include`",
                 hint="begin its patterns with the folder that they are in, such as `data/*.bin`",
             )
-        if wanted.names(name):
+        if wanted.matches(name):
             yield name
 
 
@@ -146,7 +157,7 @@ def _is_link(path: Path) -> bool:
     return False
 
 
-def _names_nothing(root: Path, pattern: str, seen: Sequence[str], unwanted: Globs) -> SpecError:
+def _names_nothing(root: Path, pattern: str, seen: Sequence[str], unwanted: PathMatcher) -> SpecError:
     first = pattern.removeprefix("./").split("/")[0]
     if _is_link(root / first) and leads_outside(root, first):
         there = os.path.realpath(root / first)
@@ -154,7 +165,7 @@ def _names_nothing(root: Path, pattern: str, seen: Sequence[str], unwanted: Glob
             f"`include`: `{pattern}` leads outside of workdir {root}: `{first}` is a link",
             hint=f"replace it by a copy, or mount the directory: `--mount {there}:/data`",
         )
-    if unwanted.names(pattern.rstrip("/"), is_folder=True) or unwanted.names(pattern):
+    if unwanted.matches(pattern.rstrip("/"), is_folder=True) or unwanted.matches(pattern):
         return SpecError(
             f"`include`: `{pattern}` names nothing that `exclude` does not name, too",
             hint="`exclude` is the stronger of the two: take the pattern out of one of them",
@@ -169,8 +180,8 @@ def _names_nothing(root: Path, pattern: str, seen: Sequence[str], unwanted: Glob
     )
 
 
-def _entries(root: Path, names: Iterable[str]) -> Iterator[Facts]:
-    """Files, links and empty folders, by sorted relative name. Sockets, pipes and devices are not content."""
+def _entries(root: Path, names: Iterable[str]) -> Iterator[FileEntry]:
+    """Yield files, links and empty folders, by sorted relative name, without sockets, pipes and devices."""
     inner, closed = {""}, {"": False}
     for name in sorted(set(names)):
         facts = _facts(root, name)
@@ -184,27 +195,29 @@ def _entries(root: Path, names: Iterable[str]) -> Iterator[Facts]:
             continue
         if stat.S_ISDIR(facts.st_mode):  # a repository inside this one, or an empty folder
             below = _walk(root, name, lambda folder: os.path.basename(folder) not in SKIPPED)  # noqa: PTH119
-            found = ((n, _facts(root, n)) for n in sorted(below))
-            yield from ((n, facts) for n, facts in found if facts is not None)
+            entries = ((n, _facts(root, n)) for n in sorted(below))
+            yield from ((n, facts) for n, facts in entries if facts is not None)
         elif stat.S_ISREG(facts.st_mode) or stat.S_ISLNK(facts.st_mode):
             yield name, facts
 
 
-def _is_in_home(root: Path, folder: str, known: dict[str, bool]) -> bool:
-    """Whether the folder is a home of Shoal or in one. `known`: what was found of others."""
+def _is_in_home(root: Path, folder: str, results: dict[str, bool]) -> bool:
+    """Return whether the folder is a Shoal home or in one. `results` caches the answer for other folders."""
     unknown = []
     above = folder
-    while above not in known:
+    while above not in results:
         unknown.append(above)
         above = above.rpartition("/")[0]
     for inner in reversed(unknown):
-        known[inner] = known[above] or holds_keys(root / inner)
+        results[inner] = results[above] or holds_keys(root / inner)
         above = inner
-    return known[folder]
+    return results[folder]
 
 
 def _refuse_outside(root: Path, folder: str) -> None:
-    """Git lists what it once tracked, also where a link has taken the folder's place since."""
+    """Refuse a folder that is a link: git lists what it once tracked, even if a link has replaced the
+    folder.
+    """
     if leads_outside(root, folder):
         raise SpecError(
             f"`{folder}` in workdir {root} leads outside it",
@@ -213,13 +226,13 @@ def _refuse_outside(root: Path, folder: str) -> None:
 
 
 def leads_outside(root: Path, name: str) -> bool:
-    """Whether a name of the folder is, or is below, a link out of it. Links in a circle are not."""
+    """Return whether a name in the folder is, or is below, a link out of it. Circular links are not."""
     # `Path.resolve` raises RuntimeError for a circle before Python 3.13.
     return not Path(os.path.realpath(root / name)).is_relative_to(root)
 
 
 def _facts(root: Path, name: str) -> os.stat_result | None:
-    """None: it is not there, or not any more."""
+    """Return None if it does not exist, or not any more."""
     try:
         return os.lstat(root / name)
     except (FileNotFoundError, NotADirectoryError):
@@ -229,8 +242,8 @@ def _facts(root: Path, name: str) -> os.stat_result | None:
 
 
 def _git_names(root: Path) -> list[str]:
-    """What git would keep: tracked files and new ones it does not ignore. Empty where git has no say."""
-    # Without a repository there is nothing to ask git for, which costs a process.
+    """Return tracked files and new ones that git does not ignore. Empty if git is not used."""
+    # Without a repository, asking git would only cost a process.
     if not is_in_git(root):
         return []
     options = ["-c", "core.fsmonitor=false", "-C", str(root)]
@@ -252,7 +265,7 @@ def is_in_git(root: Path) -> bool:
 
 
 def _walk(root: Path, below: str, is_entered: Callable[[str], bool]) -> Iterator[str]:
-    """Names of files, links and empty folders; a link to a folder is a link, and is not followed."""
+    """Yield names of files, links and empty folders. A link to a folder is a link, and is not followed."""
     waiting = [below]
     while waiting:
         above = waiting.pop()
@@ -276,7 +289,7 @@ def _walk(root: Path, below: str, is_entered: Callable[[str], bool]) -> Iterator
 
 
 def too_many(root: Path, seen: Iterable[str], max_files: int) -> TooLarge:
-    """Nobody counts a whole disk to say that it is too large: `seen` is what was met up to the limit."""
+    """`seen` holds the names up to the limit, because counting a whole disk would take too long."""
     weight = Counter(name.split("/", 1)[0] for name in seen)
     most = [f"{name} ({count:,} files)" for name, count in weight.most_common(3)]
     return TooLarge(
@@ -286,7 +299,7 @@ def too_many(root: Path, seen: Iterable[str], max_files: int) -> TooLarge:
 
 
 def ways_out(root: Path) -> str:
-    """What to do about a folder that is too large, as a clause."""
+    """Return what to do about a folder that is too large, as a clause."""
     less = "ignore them in .gitignore, " if is_in_git(root) else ""
     less += "leave them out with `--exclude PATTERN`, "
     return f"{less}name a smaller directory with `--workdir DIR`, or none with `--workdir ''`"

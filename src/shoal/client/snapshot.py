@@ -1,8 +1,8 @@
-"""A job's working directory as one deterministic tar file, so that later edits do not change the job.
+"""Pack a job's work directory as one deterministic tar file, so that later edits do not change the job.
 
-The same files give the same bytes and so the same digest, whoever packs them and when. Refuses links
-that leave the tree and directories too large to be meant. Others may write the directory meanwhile: what is
-packed lies in it, and a folder that becomes a link leads nowhere else.
+The same files give the same bytes and so the same digest, for every user and at any time. Links that leave
+the tree are refused, and directories too large to be meant. Other processes may write to the directory
+meanwhile: only files in it are packed, and a folder that becomes a link leads nowhere else.
 """
 
 from __future__ import annotations
@@ -20,8 +20,16 @@ from itertools import groupby
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from shoal.client.left_behind import LeftBehind
-from shoal.client.selection import TOLD_EVERY, Facts, Progress, leads_outside, select, unreadable, ways_out
+from shoal.client.left_behind import LeftBehindFiles
+from shoal.client.selection import (
+    PROGRESS_EVERY,
+    FileEntry,
+    Progress,
+    leads_outside,
+    select,
+    unreadable,
+    ways_out,
+)
 from shoal.errors import SpecError, TooLarge
 from shoal.home import holds_keys
 from shoal.tar_check import TarLimits, check_tar
@@ -29,17 +37,17 @@ from shoal.tar_check import TarLimits, check_tar
 MAX_BYTES = 256 << 20
 MAX_FILES = 20_000
 FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-"""A folder need not be readable to open what is in it."""
+"""Opening files in a folder does not require that the folder is readable."""
 
 
-class Snapshot(NamedTuple):
+class WorkdirSnapshot(NamedTuple):
     """A packed directory: an anonymous temporary file, gone when closed."""
 
     digest: str
     size_bytes: int
     num_files: int
     file: IO[bytes]
-    left_behind: LeftBehind = LeftBehind()
+    left_behind: LeftBehindFiles = LeftBehindFiles()
 
 
 def take_snapshot(
@@ -50,9 +58,9 @@ def take_snapshot(
     max_bytes: int = MAX_BYTES,
     max_files: int = MAX_FILES,
     progress: Progress | None = None,
-) -> Snapshot | None:
-    """Pack `workdir`; None when there is nothing in it. Raises `SpecError` or `TooLarge`."""
-    tell = progress or (lambda _: None)
+) -> WorkdirSnapshot | None:
+    """Pack `workdir`; None if it is empty. Raises `SpecError` or `TooLarge`."""
+    report_progress = progress or (lambda _: None)
     root = Path(os.path.realpath(workdir))
     if not root.is_dir():
         raise SpecError(f"workdir `{workdir}` is not a directory", hint="name one with `--workdir DIR`")
@@ -68,19 +76,19 @@ def take_snapshot(
             hint="go to the folder of your program, name it with `--workdir DIR`, or send none with "
             "`--workdir ''`",
         )
-    top = os.open(root, FOLDER)  # before the files are listed: those of another folder are not packed
+    top = os.open(root, FOLDER)  # before the listing, so that files of another folder are never packed
     try:
-        entries, behind = select(root, include, exclude, max_files, tell)
+        entries, left_behind = select(root, include, exclude, max_files, report_progress)
         _refuse_excess(root, entries, max_bytes)
         if not entries:
             return None
-        packed = _packed(top, root, entries, TarLimits(max_files, max_bytes), tell)
-        return packed._replace(left_behind=behind)
+        packed = _pack(top, root, entries, TarLimits(max_files, max_bytes), report_progress)
+        return packed._replace(left_behind=left_behind)
     finally:
         os.close(top)
 
 
-def _refuse_excess(root: Path, entries: list[Facts], max_bytes: int) -> None:
+def _refuse_excess(root: Path, entries: list[FileEntry], max_bytes: int) -> None:
     total = sum(facts.st_size for _, facts in entries)
     if total <= max_bytes:
         return
@@ -95,7 +103,7 @@ def _refuse_excess(root: Path, entries: list[Facts], max_bytes: int) -> None:
 
 
 def _check(root: Path, file: IO[bytes], limits: TarLimits) -> None:
-    """Refuse here what the control plane would refuse once it has the whole archive."""
+    """Refuse here what the control plane would refuse after the whole upload."""
     try:
         check_tar(file, limits)
     except SpecError as error:
@@ -105,18 +113,20 @@ def _check(root: Path, file: IO[bytes], limits: TarLimits) -> None:
         ) from error
 
 
-def _packed(top: int, root: Path, entries: list[Facts], limits: TarLimits, tell: Progress) -> Snapshot:
+def _pack(
+    top: int, root: Path, entries: list[FileEntry], limits: TarLimits, progress: Progress
+) -> WorkdirSnapshot:
     file = tempfile.TemporaryFile(prefix="shoal-workdir-")  # noqa: SIM115 - the caller closes it
     try:
         with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
             count = 0
             for above, inner in groupby(entries, key=lambda entry: os.path.dirname(entry[0])):  # noqa: PTH120
-                with _opened(top, root, above) as folder:
+                with _open_folder(top, root, above) as folder:
                     for name, facts in inner:
-                        if count % TOLD_EVERY == 0:
-                            tell(f"packing the work directory: {count:,} of {len(entries):,} files ...")
+                        if count % PROGRESS_EVERY == 0:
+                            progress(f"packing the work directory: {count:,} of {len(entries):,} files ...")
                         count += 1
-                        with _in_words(root, name):
+                        with _readable_errors(root, name):
                             _add(tar, root, folder, name, facts)
         _check(root, file, limits)
         size = file.seek(0, os.SEEK_END)
@@ -126,7 +136,7 @@ def _packed(top: int, root: Path, entries: list[Facts], limits: TarLimits, tell:
     except BaseException:
         file.close()
         raise
-    return Snapshot(digest, size, len(entries), file)
+    return WorkdirSnapshot(digest, size, len(entries), file)
 
 
 def _add(tar: tarfile.TarFile, root: Path, folder: int, name: str, facts: os.stat_result) -> None:
@@ -149,26 +159,26 @@ def _add(tar: tarfile.TarFile, root: Path, folder: int, name: str, facts: os.sta
 
 
 @contextlib.contextmanager
-def _in_words(root: Path, name: str) -> Iterator[None]:
+def _readable_errors(root: Path, name: str) -> Iterator[None]:
     try:
         yield
     except PermissionError as error:
         raise unreadable(root, name) from error
     except OSError as error:
-        told = f"`{name or '.'}` changed while it was packed"
-        raise SpecError(told, hint="run the same command again") from error
+        message = f"`{name or '.'}` changed while it was packed"
+        raise SpecError(message, hint="run the same command again") from error
 
 
 @contextlib.contextmanager
-def _opened(top: int, root: Path, name: str) -> Iterator[int]:
-    """A folder of the tree, or one that a link leads to. `SpecError`: it is not in the tree any more."""
+def _open_folder(top: int, root: Path, name: str) -> Iterator[int]:
+    """Open a folder of the tree, or one that a link leads to. `SpecError`: it is no longer in the tree."""
     folder = os.dup(top)
     try:
-        with _in_words(root, name):
+        with _readable_errors(root, name):
             real = Path(os.path.realpath(root / name))
             if not real.is_relative_to(root):
                 raise FileNotFoundError(name)
-            # Step by step, because a folder that was one a moment ago can be a link now.
+            # Step by step, because a folder may have become a link since.
             for part in real.relative_to(root).parts:
                 inner = os.open(part, FOLDER, dir_fd=folder)
                 os.close(folder)
@@ -179,9 +189,9 @@ def _opened(top: int, root: Path, name: str) -> Iterator[int]:
 
 
 def _open_same(base: str, folder: int, facts: os.stat_result) -> IO[bytes]:
-    """The file that was looked at, and nothing that took its place: no link is followed, no pipe waited for.
+    """Open the file that was listed and nothing that replaced it; follow no link, and wait for no pipe.
 
-    `OSError`: it is another one now.
+    `OSError`: it is another file now.
     """
     fd = os.open(base, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     try:
@@ -192,13 +202,13 @@ def _open_same(base: str, folder: int, facts: os.stat_result) -> IO[bytes]:
     return os.fdopen(fd, "rb")
 
 
-def _refuse_other(found: os.stat_result, facts: os.stat_result) -> None:
-    if (found.st_dev, found.st_ino) != (facts.st_dev, facts.st_ino):
+def _refuse_other(current: os.stat_result, facts: os.stat_result) -> None:
+    if (current.st_dev, current.st_ino) != (facts.st_dev, facts.st_ino):
         raise FileNotFoundError
 
 
 def _inner_link(root: Path, name: str, target: str) -> str:
-    """The link's target, if both its text and what it leads to stay inside the tree."""
+    """Return the link's target if its text and the place it leads to are both inside the tree."""
     lands = os.path.normpath(root / Path(name).parent / target)
     if Path(target).is_absolute() or not Path(lands).is_relative_to(root) or leads_outside(root, name):
         link, source = shlex.quote(str(root / name)), shlex.quote(os.path.realpath(root / name))

@@ -1,4 +1,4 @@
-"""Server-sent events that survive the server: a lost stream is taken up again where it broke."""
+"""Server-sent events across restarts of the server: a lost stream resumes where it broke."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
-from shoal.client.http1 import Answer
-from shoal.client.transport import Lost, Params, Transport
+from shoal.client.http1 import HttpReply
+from shoal.client.transport import ConnectionLost, Params, Transport
 from shoal.errors import ServerUnreachable, ShoalError
 
-Reach = Literal["gone", "back"]
+ServerReach = Literal["gone", "back"]
 
 
 class StreamEvent(NamedTuple):
-    """One event: its kind (`line`, `attempt`, `end`, ...), the decoded data and where it was."""
+    """One event: its kind (`line`, `attempt`, `end`, ...), the decoded data, and its id in the stream."""
 
     kind: str
     data: Any
@@ -25,13 +25,13 @@ def follow(
     transport: Transport,
     path: str,
     params: Params | None = None,
-    on_change: Callable[[Reach], None] | None = None,
+    on_change: Callable[[ServerReach], None] | None = None,
 ) -> Iterator[StreamEvent]:
-    """Every event from now on, each once, over as many connections as it takes.
+    """Yield every event from now on, each once, over as many connections as it takes.
 
-    Reconnects with Last-Event-ID while the transport's patience lasts, counted anew from each event.
-    The caller stops when it has seen the end; the stream itself never ends by itself. `on_change` is called
-    with `gone` when the server has gone, and with `back` when it answers again.
+    After a loss it reconnects with Last-Event-ID for the transport's patience, which each event resets. The
+    stream never ends by itself: the caller stops when it has seen the end. `on_change` is called with `gone`
+    when the server has gone, and with `back` when it answers again.
     """
     last_id: str | None = None
     pauses = transport.pauses()
@@ -47,7 +47,7 @@ def follow(
                     pauses = transport.pauses()
                     yield event
             lost: BaseException = ConnectionResetError("the stream ended early")
-        except Lost as error:
+        except ConnectionLost as error:
             lost = error
         except ShoalError as error:
             if error.status != ServerUnreachable.status:
@@ -55,18 +55,18 @@ def follow(
             lost = error
         losses += 1
         is_hopeless = transport.is_hopeless(lost)
-        # A single cut may be a proxy's: the first try to go on comes at once, and only then it is news.
+        # A single cut may be a proxy's. The first retry is immediate, and only its failure is reported.
         if losses == 2 and not is_hopeless and on_change is not None:
             on_change("gone")
         if is_hopeless or not next(pauses, False):
             raise lost if isinstance(lost, ShoalError) else transport.unreachable(lost) from lost
 
 
-def read_events(answer: Answer) -> Iterator[StreamEvent]:
-    """The events of one connection, until it closes. An event cut off in the middle is not delivered."""
+def read_events(reply: HttpReply) -> Iterator[StreamEvent]:
+    """Yield the events of one connection until it closes. An event that is cut off is not delivered."""
     kind, last_id = "message", None
     data: list[str] = []
-    for raw in answer.lines():
+    for raw in reply.lines():
         line = raw.decode("utf-8", "replace").rstrip("\r")
         if not line:
             if data:

@@ -1,6 +1,6 @@
-"""One submit: the job as asked for, its secrets' values, its working directory's snapshot.
+"""One submit: the request, the values of its secrets, and a snapshot of its work directory.
 
-Sends no archive that the server has already: it names the digest, and uploads only when told to.
+It names the snapshot's digest, and uploads the archive only if the server does not have it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from shoal.errors import ArchiveMissing, SpecError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shoal.client.snapshot import Snapshot
+    from shoal.client.snapshot import WorkdirSnapshot
 
 
 def send(
     transport: Transport,
-    asked: Mapping[str, Any],
+    request: Mapping[str, Any],
     *,
     workdir: Path | None,
     secrets: Sequence[str],
@@ -30,16 +30,18 @@ def send(
     progress: Callable[[str], None] | None = None,
     to: str = "jobs",
 ) -> dict[str, Any]:
-    """The server's answer. `asked` is `{"spec": ...}` or `{"flags": ...}`; the server reads either.
+    """Submit and return the server's reply. `request` is `{"spec": ...}` or `{"flags": ...}`; the server
+    parses it.
 
-    One request where `workdir` is None, empty or known to the server already. Repeating it with the same
-    `key` gives the same job. `progress` is told what takes time. `to`: `jobs` or `services`. Where
-    files of the folder did not travel, the answer has `left_behind` (see `LeftBehind.facts`).
+    One request is enough if `workdir` is None, empty, or known to the server already. Repeating it with the
+    same `key` gives the same job. `progress` is called with steps that take time. `to`: `jobs` or
+    `services`. If files of the folder were not sent, the reply has `left_behind` (see
+    `LeftBehindFiles.facts`).
     """
-    body = dict(asked)
+    body = dict(request)
     if secrets:
         body["secrets"] = secrets_from(env, secrets)
-    snapshot = _snapshot_of(workdir, asked, progress) if workdir is not None else None
+    snapshot = _snapshot_of(workdir, request, progress) if workdir is not None else None
     if snapshot is None:
         return _post(transport, to, body, key)
     with snapshot.file as file:
@@ -51,14 +53,18 @@ def send(
         except ArchiveMissing:
             if progress is not None:
                 progress(f"sending the work directory: {snapshot.size_bytes / (1 << 20):,.0f} MiB ...")
-            _upload(transport, snapshot.digest, project_of(asked), file)
+            _upload(transport, snapshot.digest, project_of(request), file)
             answer = _post(transport, to, body, key)
-        behind = snapshot.left_behind
-        return {**answer, "left_behind": behind.facts()} if behind.files or behind.useless else answer
+        left_behind = snapshot.left_behind
+        return (
+            {**answer, "left_behind": left_behind.facts()}
+            if left_behind.files or left_behind.unused_patterns
+            else answer
+        )
 
 
 def secrets_from(env: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
-    """Values from the submitter's environment; every missing name is reported at once."""
+    """Return values from the submitter's environment. Every missing name is reported at once."""
     missing = tuple(name for name in names if name not in env)
     if missing:
         raise SpecError(
@@ -70,28 +76,28 @@ def secrets_from(env: Mapping[str, str], names: Sequence[str]) -> dict[str, str]
 
 
 def _snapshot_of(
-    workdir: Path, asked: Mapping[str, Any], progress: Callable[[str], None] | None
-) -> Snapshot | None:
-    """None for a directory with nothing in it, found out without loading what packs one."""
+    workdir: Path, request: Mapping[str, Any], progress: Callable[[str], None] | None
+) -> WorkdirSnapshot | None:
+    """Return None for an empty directory, which is found out without importing the packer."""
     try:
         with os.scandir(workdir) as entries:
             if next(entries, None) is None:
                 return None
     except OSError:
-        pass  # said in words below
+        pass  # the packer reports the problem
     packer = importlib.import_module("shoal.client.snapshot")
-    told: Mapping[str, Any] = asked.get("spec") or asked.get("flags") or {}
-    include, exclude = (_patterns(told.get(field)) for field in ("include", "exclude"))
-    taken: Snapshot | None = packer.take_snapshot(
+    fields: Mapping[str, Any] = request.get("spec") or request.get("flags") or {}
+    include, exclude = (_patterns(fields.get(field)) for field in ("include", "exclude"))
+    snapshot: WorkdirSnapshot | None = packer.take_snapshot(
         workdir, include=include, exclude=exclude, progress=progress
     )
-    return taken
+    return snapshot
 
 
-def _patterns(told: object) -> tuple[str, ...]:
-    if isinstance(told, str):
-        return (told,)
-    return tuple(map(str, told)) if isinstance(told, list | tuple) else ()
+def _patterns(value: object) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return (value,)
+    return tuple(map(str, value)) if isinstance(value, list | tuple) else ()
 
 
 def _post(transport: Transport, to: str, body: dict[str, Any], key: str | None) -> dict[str, Any]:
@@ -102,7 +108,9 @@ def _upload(transport: Transport, digest: str, project: str | None, file: IO[byt
     transport.call("PUT", path_of("archives", digest), params={"project": project}, file=file)
 
 
-def project_of(asked: Mapping[str, Any]) -> str | None:
-    """The project as the sender named it; None leaves the choice to the server, as in the submit itself."""
-    told: Mapping[str, Any] = asked.get("spec") or asked.get("flags") or {}
-    return told.get("project")
+def project_of(request: Mapping[str, Any]) -> str | None:
+    """Return the project as the sender named it. None leaves the choice to the server, as in the submit
+    itself.
+    """
+    fields: Mapping[str, Any] = request.get("spec") or request.get("flags") or {}
+    return fields.get("project")

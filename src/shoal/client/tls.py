@@ -7,7 +7,9 @@ import ssl
 
 
 def wrap(link: socket.socket, host: str, ca_file: str | None) -> socket.socket:
-    """The link, encrypted, to somebody who has proved to be `host`. `ssl.SSLError` (an `OSError`) if not."""
+    """Return the link over TLS to a server proven to be `host`. `ssl.SSLError` (an `OSError`) if
+    it is not.
+    """
     context = ssl.create_default_context()
     context.set_alpn_protocols(["http/1.1"])
     if ca_file:

@@ -1,4 +1,4 @@
-"""Scripts of `sh` about packages, with the looks that say whether they are needed. Pure text."""
+"""Shell scripts about packages, with the checks that say whether they are needed. Pure text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from shoal.cluster.facts import STATE_DIR
 
 
 def is_in_state(names: str, pattern: str) -> str:
-    """Whether one of these is. In two letters dpkg says what is wanted of it and what is so: `ii`, `hi`."""
+    """Whether one of the packages is in a dpkg state: the wanted state, then the actual one, as `ii` or
+    `hi`.
+    """
     return f"dpkg-query -W -f='${{db:Status-Abbrev}}\\n' {names} 2>/dev/null | grep -q '{pattern}'"
 
 
@@ -17,7 +19,9 @@ def are_installed(packages: Sequence[str]) -> str:
 
 
 def _not_on_hold(packages: Sequence[str]) -> str:
-    """Sets `names`. What somebody holds is left as it is; apt would refuse to touch it, and all the rest."""
+    """Set `names` to the packages not on hold: apt would refuse to touch a held one, and all others with
+    it.
+    """
     return f"""\
 names=
 for name in {" ".join(packages)}; do {is_in_state("$name", ON_HOLD)} || names="$names $name"; done"""
@@ -39,7 +43,9 @@ update() {{
 
 
 def install(packages: Sequence[str]) -> str:
-    """Only what is missing: a database of somebody's that is there is not renewed along with it."""
+    """Install only what is missing, so that a database that was there before is not upgraded along with
+    it.
+    """
     return f"""\
 set -eu
 missing=
@@ -57,7 +63,9 @@ install || {{
 
 
 def are_newest(packages: Sequence[str]) -> str:
-    """Asks the archives first: the one look that writes, and only apt's own lists."""
+    """Whether all are up to date. Updates the package lists: the one check that writes, and only these
+    lists.
+    """
     return f"""\
 {_not_on_hold(packages)}
 apt='apt-get -q -o DPkg::Lock::Timeout=300 -o APT::Update::Error-Mode=any'
@@ -66,7 +74,7 @@ $apt update </dev/null >/dev/null 2>&1 || exit 1
 
 
 def upgrade(packages: Sequence[str]) -> str:
-    """An archive that cannot be asked is a failure: nobody should take old packages for the newest."""
+    """Upgrade the packages. Fails if an archive cannot be read: old packages must not pass for the newest."""
     return f"""\
 set -eu
 {_not_on_hold(packages)}
@@ -77,7 +85,7 @@ $apt install --only-upgrade --no-install-recommends --no-remove $names </dev/nul
 
 
 def remove_packages(names: Sequence[str]) -> str:
-    """All of these but those on hold, and those with which apt would also remove what somebody installed."""
+    """Remove all packages except those on hold and those with which apt would remove a user's packages."""
     mine = " ".join(f"-e {name}" for name in names)
     return f"""\
 set -eu

@@ -1,4 +1,4 @@
-"""Somewhere a script can run, and what it answers: all that carrying out steps needs to know of a machine."""
+"""A machine that can run a script, and the script's result: all that applying steps needs to know of it."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ HINT = "hint: "
 
 
 @dataclass(frozen=True)
-class Answer:
+class ScriptResult:
     code: int
     out: str
     err: str
 
     @property
     def last_words(self) -> str:
-        """What the machine said about its failure, on one line."""
+        """Return the machine's error output about its failure, on one line."""
         lines = [line for line in self._lines if not line.startswith(HINT)]
-        return "; ".join(lines[-3:]) or f"exit code {self.code}, and no word about it"
+        return "; ".join(lines[-3:]) or f"exit code {self.code}, without any error output"
 
     @property
     def hint(self) -> str:
-        """What the script itself says is to be typed; mostly nothing."""
+        """Return what the script says to type, or ""."""
         return next((line.removeprefix(HINT) for line in self._lines if line.startswith(HINT)), "")
 
     @property
@@ -30,25 +30,25 @@ class Answer:
         return [line.strip() for line in (self.err or self.out).splitlines() if line.strip()]
 
 
-class Machine(Protocol):
-    """Somewhere a script can run as root."""
+class RemoteMachine(Protocol):
+    """A machine that can run a script as root."""
 
     @property
     def typed(self) -> str:
-        """By which words a person would log in there as we did."""
+        """The command by which a person logs in there as we did."""
         ...
 
     @property
     def as_root(self) -> str:
-        """The words before a command that a person has run there as root."""
+        """The prefix of a command that a person runs there as root."""
         ...
 
-    async def run(self, script: str, stdin: bytes = b"", timeout_s: float = 120.0) -> Answer:
-        """What the script answered. `EngineUnreachable`: it may or may not have run."""
+    async def run(self, script: str, stdin: bytes = b"", timeout_s: float = 120.0) -> ScriptResult:
+        """Run a script and return its result. After `EngineUnreachable` it may or may not have run."""
         ...
 
     async def hold(self) -> str:
-        """Keep everybody else from changing the machine until `close`. Says who does already, or nothing."""
+        """Lock the machine until `close`. Return who holds the lock already, or ""."""
         ...
 
     async def close(self) -> None: ...

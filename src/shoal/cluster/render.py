@@ -21,11 +21,11 @@ from shoal.cluster.facts import (
     SLURMDBD_CONF,
     Facts,
 )
-from shoal.cluster.inventory import Found, Host, Inventory, Role
+from shoal.cluster.inventory import DetectedHardware, HostRole, Inventory, InventoryHost
 
 CONTROLLER_PORT, WORKER_PORT, DATABASE_PORT = 6817, 6818, 6819
 SRUN_PORTS = "60001-63000"
-"""Where `srun` listens for its tasks: a range, so that a firewall can be told."""
+"""The ports where `srun` listens for its tasks: a range, so that a firewall can open it."""
 HEALTH_PATH = "/usr/local/sbin/shoal-node-health"
 MARIADB_CNF = "/etc/mysql/mariadb.conf.d/60-shoal-slurm.cnf"
 NOTICE = "# Written by `shoal cluster`. Settings of your own belong in the inventory, under `slurm:`.\n"
@@ -47,8 +47,8 @@ class File:
 
 
 @dataclass(frozen=True)
-class Secrets:
-    """What only the machines may know. `repr` must not tell it to a log."""
+class ClusterSecrets:
+    """Secrets that only the machines may know. `repr` must not print them to a log."""
 
     munge_key: bytes
     database_password: str
@@ -57,44 +57,49 @@ class Secrets:
         return "Secrets(...)"
 
 
-def declared(inventory: Inventory) -> list[tuple[Host, Found]]:
-    """Workers that are known well enough to be nodes, in the inventory's order."""
-    return [(host, host.found) for host in inventory.hosts if host.has(Role.WORKER) and host.found]
+def declared_nodes(inventory: Inventory) -> list[tuple[InventoryHost, DetectedHardware]]:
+    """Return workers whose hardware is known, in the inventory's order: only these can be declared as
+    nodes.
+    """
+    return [(host, host.hardware) for host in inventory.hosts if host.has(HostRole.WORKER) and host.hardware]
 
 
 def slurm_conf(inventory: Inventory, facts: Mapping[str, Facts]) -> File:
-    """`slurm.conf`, the same everywhere."""
-    nodes = declared(inventory)
+    """Return `slurm.conf`, the same on every machine."""
+    nodes = declared_nodes(inventory)
     lines = [f"{key}={value}" for key, value in {**_settings(inventory, facts), **inventory.slurm}.items()]
-    lines += ["", *(_node_line(host, found) for host, found in nodes), ""]
+    lines += ["", *(_node_line(host, hardware) for host, hardware in nodes), ""]
     names = ",".join(host.label for host, _ in nodes)
     lines += [f"PartitionName=main Nodes={names} Default=YES MaxTime=INFINITE State=UP"]
-    if with_gpus := ",".join(host.label for host, found in nodes if found.gpus):
+    if with_gpus := ",".join(host.label for host, hardware in nodes if hardware.gpus):
         lines += [f"PartitionName=gpu Nodes={with_gpus} MaxTime=INFINITE State=UP"]
     return File(SLURM_CONF, (NOTICE + "\n".join(lines) + "\n").encode())
 
 
 def is_contained(inventory: Inventory, facts: Mapping[str, Facts]) -> bool:
-    """Whether cgroups hold jobs everywhere, so that a job's end says that nothing of it runs.
+    """Whether cgroups hold jobs everywhere, so that the end of a job means that none of its processes runs.
 
-    Only if every machine is known to have them. One that does not answer keeps the `slurm.conf` it has, and
-    may come back with it: cgroups are taken up only while all answer, and kept while some do not.
+    That is so only if every machine is known to have cgroups. A machine that does not answer keeps its
+    `slurm.conf` and may come back with it, so cgroups are switched on only while all answer, and stay on
+    while some do not.
     """
-    known = {host.address: host.found for host in inventory.hosts if host.found}
+    detected = {host.address: host.hardware for host in inventory.hosts if host.hardware}
     controller = facts.get(inventory.controller.address)
     is_taken_up = controller is not None and controller.is_contained
-    return all(found.cgroup for found in known.values()) and (is_taken_up or known.keys() <= facts.keys())
+    return all(hardware.cgroup for hardware in detected.values()) and (
+        is_taken_up or detected.keys() <= facts.keys()
+    )
 
 
 def _settings(inventory: Inventory, facts: Mapping[str, Facts]) -> dict[str, str | int]:
     controller, database = inventory.controller, inventory.database
-    assert controller.found is not None
-    assert database.found is not None
-    nodes = declared(inventory)
+    assert controller.hardware is not None
+    assert database.hardware is not None
+    nodes = declared_nodes(inventory)
     has_cgroups = is_contained(inventory, facts)
     settings: dict[str, str | int] = {
         "ClusterName": inventory.cluster,
-        "SlurmctldHost": f"{controller.found.hostname}({controller.found.address})",
+        "SlurmctldHost": f"{controller.hardware.hostname}({controller.hardware.address})",
         "SlurmctldPort": CONTROLLER_PORT,
         "SlurmdPort": WORKER_PORT,
         "SrunPortRange": SRUN_PORTS,
@@ -117,7 +122,7 @@ def _settings(inventory: Inventory, facts: Mapping[str, Facts]) -> dict[str, str
         "TopologyPlugin": "topology/tree",
         "PriorityType": "priority/multifactor",
         "AccountingStorageType": "accounting_storage/slurmdbd",
-        "AccountingStorageHost": database.found.address,
+        "AccountingStorageHost": database.hardware.address,
         "AccountingStoragePort": DATABASE_PORT,
         "JobAcctGatherType": "jobacct_gather/linux",
         "JobAcctGatherFrequency": 30,
@@ -125,41 +130,45 @@ def _settings(inventory: Inventory, facts: Mapping[str, Facts]) -> dict[str, str
         "HealthCheckInterval": HEALTH_EVERY_S,
         "HealthCheckNodeState": "ANY",
         "ReturnToService": 2,
-        # When a node is back that was away for longer, Slurm ends what ran there: a fence's default, no less.
+        # Slurm ends the jobs of a node that was away for longer than this: at least a fence's default.
         "SlurmdTimeout": 1800,
         "KillWait": 30,
     }
     if nodes:
-        settings["DefMemPerCPU"] = min(found.memory_mib // found.cpus for _, found in nodes)
-    if any(found.gpus for _, found in nodes):
+        settings["DefMemPerCPU"] = min(hardware.memory_mib // hardware.cpus for _, hardware in nodes)
+    if any(hardware.gpus for _, hardware in nodes):
         settings |= {"GresTypes": "gpu", "AccountingStorageTRES": "gres/gpu"}
     return settings
 
 
-def _node_line(host: Host, found: Found) -> str:
+def _node_line(host: InventoryHost, hardware: DetectedHardware) -> str:
     gres = ",".join(
-        ":".join(("gpu", *((gpus.kind,) if gpus.kind else ()), str(len(gpus.files)))) for gpus in found.gpus
+        ":".join(("gpu", *((gpus.kind,) if gpus.kind else ()), str(len(gpus.files))))
+        for gpus in hardware.gpus
     )
     return (
-        f"NodeName={host.label} NodeHostname={found.hostname} NodeAddr={found.address} CPUs={found.cpus}"
-        f" Sockets={found.sockets} CoresPerSocket={found.cores} ThreadsPerCore={found.threads}"
-        f" RealMemory={found.memory_mib}{f' Gres={gres}' if gres else ''} State=UNKNOWN"
+        f"NodeName={host.label} NodeHostname={hardware.hostname} "
+        f"NodeAddr={hardware.address} CPUs={hardware.cpus}"
+        f" Sockets={hardware.sockets} CoresPerSocket={hardware.cores} ThreadsPerCore={hardware.threads}"
+        f" RealMemory={hardware.memory_mib}{f' Gres={gres}' if gres else ''} State=UNKNOWN"
     )
 
 
 def gres_conf(inventory: Inventory) -> File:
-    """`gres.conf`: every GPU by its device file. Empty where there is none: a stale one breaks a node."""
+    """Return `gres.conf`: every GPU by its device file. Empty if there is none: a stale file breaks a
+    node.
+    """
     lines = [
         f"NodeName={host.label} Name=gpu{f' Type={gpus.kind}' if gpus.kind else ''}"
         f" File={file_range(gpus.files)}"
-        for host, found in declared(inventory)
-        for gpus in found.gpus
+        for host, hardware in declared_nodes(inventory)
+        for gpus in hardware.gpus
     ]
     return File(f"{SLURM_DIR}/gres.conf", (NOTICE + "".join(line + "\n" for line in lines)).encode())
 
 
 def file_range(files: Sequence[str]) -> str:
-    """`/dev/nvidia[0-7]` for eight in a row; a list otherwise."""
+    """Return `/dev/nvidia[0-7]` for eight in a row; a list otherwise."""
     numbers = [int(re.sub(r"\D", "", path)) for path in files]
     stem = re.sub(r"\d+$", "", files[0])
     if [f"{stem}{number}" for number in numbers] != list(files):
@@ -172,9 +181,9 @@ def file_range(files: Sequence[str]) -> str:
 
 
 def topology_conf(inventory: Inventory) -> File:
-    """`topology.conf`: one leaf for each `switch` of the inventory, under one root if there are several."""
+    """Return `topology.conf`: one leaf for each `switch`, under one root if there are several."""
     leaves: dict[str, list[str]] = {}
-    for host, _ in declared(inventory):
+    for host, _ in declared_nodes(inventory):
         leaves.setdefault(host.switch, []).append(host.label)
     lines = [f"SwitchName={name} Nodes={','.join(nodes)}" for name, nodes in leaves.items()]
     if len(leaves) > 1:
@@ -183,8 +192,8 @@ def topology_conf(inventory: Inventory) -> File:
 
 
 def cgroup_conf(fact: Facts) -> File:
-    """`cgroup.conf` for one machine: its own version of cgroups, and no systemd where there is none."""
-    cgroup = fact.found.cgroup
+    """Return `cgroup.conf` for one machine: its version of cgroups, and no systemd if it has none."""
+    cgroup = fact.hardware.cgroup
     lines = [
         f"CgroupPlugin=cgroup/{cgroup}",
         "ConstrainCores=yes",
@@ -199,8 +208,8 @@ def cgroup_conf(fact: Facts) -> File:
     return File(f"{SLURM_DIR}/cgroup.conf", (NOTICE + "".join(line + "\n" for line in lines)).encode())
 
 
-def slurmdbd_conf(inventory: Inventory, secrets: Secrets) -> File:
-    database = inventory.database.found
+def slurmdbd_conf(inventory: Inventory, secrets: ClusterSecrets) -> File:
+    database = inventory.database.hardware
     assert database is not None
     settings = {
         "AuthType": "auth/munge",
@@ -221,7 +230,7 @@ def slurmdbd_conf(inventory: Inventory, secrets: Secrets) -> File:
 
 
 def mariadb_cnf() -> File:
-    """What slurmdbd wants of InnoDB, or it warns at every start."""
+    """Return the InnoDB settings that slurmdbd needs; without them it warns at every start."""
     text = (
         "[mariadbd]\nbind-address = 127.0.0.1\n"
         "innodb_buffer_pool_size = 256M\ninnodb_lock_wait_timeout = 900\n"
@@ -229,12 +238,14 @@ def mariadb_cnf() -> File:
     return File(MARIADB_CNF, (NOTICE + text).encode())
 
 
-def munge_key(secrets: Secrets) -> File:
+def munge_key(secrets: ClusterSecrets) -> File:
     return File(MUNGE_KEY, secrets.munge_key, owner="munge:munge", mode="0400", is_secret=True)
 
 
-def database_sql(secrets: Secrets) -> bytes:
-    """What makes the accounting database. May run again; sent on standard input, for the password's sake."""
+def database_sql(secrets: ClusterSecrets) -> bytes:
+    """Return SQL that makes the accounting database. It may run again. Sent on standard input, because it has
+    the password.
+    """
     if not re.fullmatch(r"[A-Za-z0-9]{16,}", secrets.database_password):
         raise ValueError("the database password must be letters and digits, at least 16")
     return (
@@ -269,37 +280,39 @@ unkilled() {{
   done
 }}
 """
-"""In `sh`: `unkilled` names a job that is over, or runs elsewhere by now, and of which something lives here.
+"""In `sh`: `unkilled` names a job that is over, or runs elsewhere by now, and still has a live process here.
 
-It looks thread by thread, as with cgroups v1 a process whose first thread has ended is shown in none; threads
-may end meanwhile. Users must not be able to hide what lives, nor to feign it. Their names and commands stand
-in what Slurm tells of a job, so it is asked for numbers alone, of jobs that go on at this node: one that was
-queued again has its number elsewhere, too. And in `user@UID.service`, users name control groups as they like.
+It looks thread by thread, because with cgroups v1 a process whose first thread has ended is shown in no
+cgroup. Threads may end meanwhile. Users must not be able to hide or fake a live process. Their names and
+commands appear in what Slurm prints of a job, so it is asked only for the numbers of jobs that are active on
+this node: a job that was queued again has its number elsewhere, too. And in `user@UID.service`, users name
+control groups as they like.
 """
 
 
-def health_check(host: Host, found: Found) -> File:
-    """The program slurmd runs every minute: what is wrong drains the node, what Shoal drained comes back.
+def health_check(host: InventoryHost, hardware: DetectedHardware) -> File:
+    """Return the program that slurmd runs every minute. It drains a broken node and resumes what Shoal
+    drained.
 
-    The word of whoever else drained it stands, Slurm's own (`Kill task failed`) too: a person resumes it. Of
-    a node that Shoal has drained Slurm does not say what it could not kill, so that is looked for; whatever
-    goes wrong with that look keeps the drain.
+    A node drained by another user, or by Slurm (`Kill task failed`), stays so until a person resumes it.
+    Slurm does not report what it could not kill on a node that Shoal has drained, so the program looks for
+    it. If that fails in any way, the node stays drained.
     """
-    num_gpus = sum(len(gpus.files) for gpus in found.gpus)
-    devices = " ".join(path for gpus in found.gpus for path in gpus.files)
+    num_gpus = sum(len(gpus.files) for gpus in hardware.gpus)
+    devices = " ".join(path for gpus in hardware.gpus for path in gpus.files)
     text = f"""\
 #!/bin/sh
 {NOTICE.strip()}
 export PATH=$PATH:/usr/sbin:/sbin LC_ALL=C
 node={host.label}
-told() {{
+node_info() {{
   scontrol -o show node "$node" 2>/dev/null
 }}
 wrong() {{
-  case $(told) in
+  case $(node_info) in
     "") exit 1 ;;
     *" Reason=shoal:"*) ;;
-    *" Reason="*) case $(told | sed 's/.* State=//; s/ .*//') in *DOWN* | *DRAIN*) exit 1 ;; esac ;;
+    *" Reason="*) case $(node_info | sed 's/.* State=//; s/ .*//') in *DOWN* | *DRAIN*) exit 1 ;; esac ;;
   esac
   scontrol update "nodename=$node" state=drain "reason=shoal: $1"
   exit 1
@@ -317,7 +330,7 @@ if [ {num_gpus} -gt 0 ] && command -v nvidia-smi >/dev/null; then
   seen=$(timeout 30 nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | grep -c '^[0-9]')
   [ "$seen" -eq {num_gpus} ] || wrong "$seen of {num_gpus} GPUs answer"
 fi
-case $(told) in
+case $(node_info) in
   *" Reason=shoal:"*)
     left=$(unkilled) || wrong "it is not known whether something of a job that is over lives"
     [ -z "$left" ] || wrong "Kill task failed: job $left is over, and something of it lives"
@@ -329,14 +342,12 @@ exit 0
     return File(HEALTH_PATH, text.encode(), mode="0755")
 
 
-def names(inventory: Inventory) -> tuple[str, ...]:
-    """Lines for `/etc/hosts`: ranks of a job find each other by name without any DNS."""
-    pairs = [(host.found, host.label) for host in inventory.hosts if host.found]
-    return tuple(
-        f"{found.address} {' '.join(dict.fromkeys((found.hostname, label)))}" for found, label in pairs
-    )
+def hosts_file_lines(inventory: Inventory) -> tuple[str, ...]:
+    """Return lines for `/etc/hosts`: ranks of a job find each other by name without DNS."""
+    pairs = [(host.hardware, host.label) for host in inventory.hosts if host.hardware]
+    return tuple(f"{fact.address} {' '.join(dict.fromkeys((fact.hostname, label)))}" for fact, label in pairs)
 
 
 def digest(files: Iterable[File]) -> str:
-    """One word for the contents of several files."""
+    """Return one hash of the contents of several files."""
     return hashlib.sha256("".join(file.sha256 for file in files).encode()).hexdigest()[:32]

@@ -1,6 +1,6 @@
-"""Scripts of `sh` for one change each, with the look that says whether it is needed. Pure text.
+"""Shell scripts for one change each, with the check that says whether it is needed. Pure text.
 
-Every script may run again, and may be cut off anywhere: what Shoal is about to make is written down under
+Every script may run again and may be interrupted anywhere. What Shoal is about to make is recorded under
 `STATE_DIR` before it is made, files appear whole under their name, and no secret stands in a script.
 """
 
@@ -18,14 +18,14 @@ HOSTS = "/etc/hosts"
 MARK = "# shoal-cluster"
 """Ends every line of `/etc/hosts` that Shoal wrote."""
 OFF = "# shoal-cluster off: "
-"""Begins every line of it that Shoal put out of use, as it stood there."""
+"""Begins every line of it that Shoal disabled; the original line follows."""
 LOOPBACK_NAME = "127[.]0[.]1[.]1"
-"""What Debian's installer writes for the machine's own name."""
+"""The address that Debian's installer writes for the machine's own name."""
 
 
 @dataclass(frozen=True)
-class Service:
-    """A daemon: as systemd knows it, and how to start it where there is no systemd."""
+class Daemon:
+    """A daemon: its systemd unit, and how to start it without systemd."""
 
     name: str
     package: str
@@ -38,7 +38,7 @@ class Service:
     """Whether it is killed if it still runs `stop_s` after SIGTERM."""
 
 
-MUNGE = Service(
+MUNGE = Daemon(
     name="munge",
     package="munge",
     process="munged",
@@ -49,7 +49,7 @@ MUNGE = Service(
     stop_s=10,
     is_killed=True,
 )
-MARIADB = Service(
+MARIADB = Daemon(
     name="mariadb",
     package="mariadb-server",
     process="mariadbd",
@@ -57,25 +57,25 @@ MARIADB = Service(
     start="setsid --fork /usr/sbin/mariadbd --user=mysql",
     before="install -d -o mysql -g mysql -m 0755 /run/mysqld",
 )
-SLURMDBD = Service("slurmdbd", "slurmdbd", "slurmdbd", "/run/slurmdbd.pid", "/usr/sbin/slurmdbd")
-SLURMCTLD = Service("slurmctld", "slurmctld", "slurmctld", "/run/slurmctld.pid", "/usr/sbin/slurmctld")
-SLURMD = Service(
+SLURMDBD = Daemon("slurmdbd", "slurmdbd", "slurmdbd", "/run/slurmdbd.pid", "/usr/sbin/slurmdbd")
+SLURMCTLD = Daemon("slurmctld", "slurmctld", "slurmctld", "/run/slurmctld.pid", "/usr/sbin/slurmctld")
+SLURMD = Daemon(
     name="slurmd",
     package="slurmd",
     process="slurmd",
     pid_file="/run/slurmd.pid",
     start="/usr/sbin/slurmd",
-    # One that could not register sleeps for up to 128 s before it ends. Its jobs do not end with it.
+    # A slurmd that could not register sleeps for up to 128 s before it ends. Its jobs do not end with it.
     stop_s=30,
     is_killed=True,
 )
-SERVICES = (SLURMD, SLURMCTLD, SLURMDBD, MARIADB, MUNGE)
+DAEMONS = (SLURMD, SLURMCTLD, SLURMDBD, MARIADB, MUNGE)
 """In the order in which they are stopped."""
 
 
-def recorded(what: str, line: str) -> str:
-    """Write a line down among what Shoal made here, once."""
-    quoted, place = shlex.quote(line), f"{STATE_DIR}/{what}"
+def append_record(record: str, line: str) -> str:
+    """Record a line, once, among what Shoal made on the machine."""
+    quoted, place = shlex.quote(line), f"{STATE_DIR}/{record}"
     return f"grep -qxF {quoted} {place} 2>/dev/null || echo {quoted} >>{place}"
 
 
@@ -92,7 +92,7 @@ echo {claim} >{STATE_DIR}/cluster"""
 
 
 def removal(path: str) -> tuple[str, str]:
-    """The look and the change: Shoal's file goes, and what was there before it is back, in one move."""
+    """Return the check and the change that remove Shoal's file and put the earlier file back, in one move."""
     kept = f"{path}{BACKUP}"
     return (
         f"[ ! -e {kept} ] && [ ! -e {path} ]",
@@ -108,9 +108,9 @@ def is_written(file: File) -> str:
 
 
 def write(file: File, *, is_foreign: bool) -> str:
-    """Take the content from standard input; what was there before and is not Shoal's is kept beside it.
+    """Return a script that takes the content from standard input and keeps a foreign file beside it.
 
-    The first of it stays what is put back in the end; what came between is kept under other names.
+    The first backup is the one that is restored in the end; later ones are kept under other names.
     """
     backup = f"{file.path}{BACKUP}"
     kept = (
@@ -129,12 +129,12 @@ cat >{file.path}.shoal-new
   {{ rm -f {file.path}.shoal-new; echo 'only a part of it arrived' >&2; exit 1; }}
 chown {file.owner} {file.path}.shoal-new
 chmod {file.mode} {file.path}.shoal-new
-{kept}{recorded("files", f"{file.sha256} {file.path}")}
+{kept}{append_record("files", f"{file.sha256} {file.path}")}
 mv -f {file.path}.shoal-new {file.path}"""
 
 
-def give(file: File) -> str:
-    """The right owner and mode for a file that somebody else wrote."""
+def set_owner_and_mode(file: File) -> str:
+    """Return a script that sets owner and mode of a file that another program wrote."""
     return f"set -eu\nchown {file.owner} {file.path}\nchmod {file.mode} {file.path}"
 
 
@@ -146,14 +146,14 @@ def has_names(lines: Sequence[str]) -> str:
 
 
 def write_names(lines: Sequence[str]) -> str:
-    """The cluster's names, and the machine's own name no longer at a loopback address.
+    """Write the cluster's names, and remove the machine's own name from loopback addresses.
 
-    A rank that looks its own name up would tell its peers to find it there: gloo does.
+    Otherwise a rank that looks up its own name would tell its peers a loopback address, as gloo does.
     """
     wanted = shlex.quote("\n".join(f"{line} {MARK}" for line in lines))
     off = f"s/^{LOOPBACK_NAME}[[:space:]].*\\b'\"$(hostname -s)\"'\\b/{OFF}&/"
     text = f"{{ grep -v '{MARK}$' {HOSTS} | sed '{off}'; printf '%s\\n' {wanted}; }}"
-    return f"set -eu\n{recorded('made', 'names')}\n{_replace_hosts(text)}"
+    return f"set -eu\n{append_record('made', 'names')}\n{_replace_hosts(text)}"
 
 
 def has_no_names() -> str:
@@ -166,7 +166,7 @@ def remove_names() -> str:
 
 
 def _replace_hosts(text: str) -> str:
-    # Renamed, so that nobody reads half of it; in a container it is a mount of its own, and written over.
+    # Renamed, so that no process reads half of it. In a container the file is a mount, so it is overwritten.
     return f"""\
 cp -p {HOSTS} {HOSTS}.shoal-new
 {text} >{HOSTS}.shoal-new
@@ -182,45 +182,47 @@ def make_folder(path: str, owner: str, mode: str) -> str:
     user, _, group = owner.partition(":")
     return f"""\
 set -eu
-[ -d {path} ] || {{ {recorded("made", f"folder {path}")}; }}
+[ -d {path} ] || {{ {append_record("made", f"folder {path}")}; }}
 install -d -o {user} -g {group} -m {mode} {path}"""
 
 
-def is_running(service: Service, init: str) -> str:
+def is_running(service: Daemon, init: str) -> str:
     if init == "systemd":
         return f"systemctl is-active --quiet {service.name}"
     return _is_alive(service, f"$(cat {service.pid_file} 2>/dev/null)")
 
 
-def _is_alive(service: Service, pid: str) -> str:
-    # A container's first process may never reap its children: a zombie does not run.
+def _is_alive(service: Daemon, pid: str) -> str:
+    # The first process of a container may never reap its children: a zombie does not count as running.
     status = f"/proc/{pid}/status"
     return f"{{ grep -qs '^Name:.{service.process}$' {status} && ! grep -qs '^State:.[ZX]' {status}; }}"
 
 
-def _stamp(service: Service, digest: str) -> str:
+def _stamp(service: Daemon, digest: str) -> str:
     return f"\"{digest} $(dpkg-query -W -f='${{Version}}' {service.package})\""
 
 
-def stamp_of(service: Service) -> str:
-    """Where it is written down with what Shoal started it. Emptied when Shoal begins to stop it for good."""
+def stamp_of(service: Daemon) -> str:
+    """Return where the stamp of Shoal's start is recorded. It is emptied when Shoal begins to stop the daemon
+    for good.
+    """
     return f"{STATE_DIR}/started/{service.name}"
 
 
-def is_being_stopped(service: Service) -> str:
-    """Whether Shoal has stopped it, or is about to; or never started it."""
+def is_being_stopped(service: Daemon) -> str:
+    """Whether Shoal has stopped it, is about to, or never started it."""
     return f"[ ! -s {stamp_of(service)} ]"
 
 
-def is_started(service: Service, init: str, digest: str) -> str:
-    """Whether it runs, was started by Shoal with these files, and is of the version that is installed."""
+def is_started(service: Daemon, init: str, digest: str) -> str:
+    """Whether it runs, was started by Shoal with these files, and is of the installed version."""
     return f"""\
 {is_running(service, init)} || exit 1
 [ "$(cat {stamp_of(service)} 2>/dev/null)" = {_stamp(service, digest)} ]"""
 
 
-def start(service: Service, init: str, digest: str) -> str:
-    """Start it, or start it again with the files as they are now."""
+def start(service: Daemon, init: str, digest: str) -> str:
+    """Start it, or restart it with the files as they are now."""
     stamp = stamp_of(service)
     log = f"{stamp}.log"
     if init == "systemd":
@@ -241,10 +243,11 @@ for i in $(seq 300); do {is_running(service, init)} && break || sleep 0.1; done
 echo {_stamp(service, digest)} >{stamp}"""
 
 
-def stop(service: Service, init: str) -> str:
-    """Stop it and wait until it is gone, with its pid file; nothing if it does not run.
+def stop(service: Daemon, init: str) -> str:
+    """Stop it and wait until it is gone, with its pid file; do nothing if it does not run.
 
-    A daemon that gave up root cannot remove that file, and Debian's packages take it for a daemon that runs.
+    A daemon that gave up root cannot remove that file, and Debian's packages take the file for a running
+    daemon.
     """
     if init == "systemd":
         return f"systemctl disable --now --quiet {service.name} 2>/dev/null || true\nrm -f {service.pid_file}"
@@ -253,7 +256,7 @@ def stop(service: Service, init: str) -> str:
     kill = (
         f'  if {alive}; then kill -KILL "$pid" 2>/dev/null || true; {gone}; fi\n' if service.is_killed else ""
     )
-    # The pid is read once: a daemon that still starts may rewrite its pid file, which is empty meanwhile.
+    # The pid is read once: a daemon that is starting may rewrite its pid file, which is empty meanwhile.
     return f"""\
 if {is_running(service, init)}; then
   pid=$(cat {service.pid_file})
@@ -271,14 +274,16 @@ mariadb -N -e 'show databases' | grep -qx {DATABASE}"""
 
 
 def make_database(digest: str) -> str:
-    """Takes SQL from standard input, once the server answers. One that Shoal did not make is left alone."""
+    """Read SQL from standard input when the server answers. Leave alone a database that Shoal did not
+    make.
+    """
     return f"""\
 set -eu
 for i in $(seq 300); do mariadb -e 'select 1' >/dev/null 2>&1 && break || sleep 0.2; done
 there=$(mariadb -N -e "show databases like '{DATABASE}'")
 [ -z "$there" ] || grep -qx database {STATE_DIR}/made 2>/dev/null ||
   {{ echo 'a database {DATABASE} was there before Shoal; rename it' >&2; exit 1; }}
-{recorded("made", "database")}
+{append_record("made", "database")}
 mariadb
 echo {digest} >{STATE_DIR}/started/database"""
 
@@ -299,15 +304,15 @@ for i in $(seq 100); do sacctmgr -n show cluster >/dev/null 2>&1 && break || sle
 {is_registered(cluster)}"""
 
 
-def answers(node: str) -> str:
-    """Whether the controller counts on the node: one word for its state, none of those that mean trouble."""
+def is_node_ready(node: str) -> str:
+    """Whether the controller counts on the node: its state has none of the words that mean trouble."""
     return f"""\
 state=$(scontrol show node {node} 2>/dev/null | sed -n 's/^ *State=\\([^ ]*\\).*/\\1/p')
 case $state in *DOWN*|*DRAIN*|*NOT_RESPONDING*|*UNKNOWN*|*'*'*|'') exit 1 ;; *) exit 0 ;; esac"""
 
 
-def await_answer(node: str, patience_s: int) -> str:
+def await_node_ready(node: str, patience_s: int) -> str:
     return f"""\
-for i in $(seq {patience_s}); do ({answers(node)}) && exit 0; sleep 1; done
+for i in $(seq {patience_s}); do ({is_node_ready(node)}) && exit 0; sleep 1; done
 scontrol show node {node} | grep -E 'State=|Reason=' | sed 's/^ *//' >&2
 exit 1"""

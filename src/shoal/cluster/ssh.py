@@ -1,8 +1,8 @@
-"""Machines over SSH: one connection each, a script and its standard input in, an answer out.
+"""Machines over SSH: one connection each; a script and its standard input go in, a result comes out.
 
-Host keys are checked against `known_hosts`, always. A machine nobody knows yet is refused unless new keys
-were explicitly accepted; a key that changed is refused in any case. Only public keys log in: no password is
-ever asked for, stored or put on a command line.
+Host keys are always checked against `known_hosts`. An unknown machine is refused unless new keys were
+explicitly accepted; a changed key is always refused. Only public keys log in: no password is ever asked for,
+stored or put on a command line.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 
 import asyncssh
 
-from shoal.cluster.inventory import Host
-from shoal.cluster.machine import Answer
+from shoal.cluster.inventory import InventoryHost
+from shoal.cluster.machine import ScriptResult
 from shoal.errors import EngineRefused, EngineUnreachable
 
 CONNECT_S = 15.0
@@ -41,27 +41,27 @@ class Access:
 
 
 class _Client(asyncssh.SSHClient):
-    """Decides about host keys that `known_hosts` does not vouch for."""
+    """Decides about host keys that `known_hosts` does not have."""
 
-    def __init__(self, access: Access, known: asyncssh.SSHKnownHosts) -> None:
+    def __init__(self, access: Access, host_keys: asyncssh.SSHKnownHosts) -> None:
         self.access = access
-        self.known = known
+        self.host_keys = host_keys
         self.seen = ""
         self.is_changed = False
 
     def validate_host_public_key(self, host: str, addr: str, port: int, key: asyncssh.SSHKey) -> bool:
         self.seen = key.get_fingerprint()
-        self.is_changed = bool(self.known.match(host, addr, port)[0])
+        self.is_changed = bool(self.host_keys.match(host, addr, port)[0])
         if self.is_changed or not self.access.accepts_new_keys:
             return False
         place = host if port == 22 else f"[{host}]:{port}"
-        words = key.export_public_key("openssh").decode("ascii").split()
+        key_fields = key.export_public_key("openssh").decode("ascii").split()
         file = self.access.known_hosts_file
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         last = file.read_bytes()[-1:] if file.exists() else b""
-        with file.open("a", encoding="ascii") as known:
-            known.write("\n" if last not in {b"", b"\n"} else "")  # somebody did not end the last line
-            known.write(f"{place} {words[0]} {words[1]}\n")
+        with file.open("a", encoding="ascii") as key_file:
+            key_file.write("\n" if last not in {b"", b"\n"} else "")  # the last line may lack its newline
+            key_file.write(f"{place} {key_fields[0]} {key_fields[1]}\n")
         return True
 
 
@@ -69,22 +69,22 @@ class SshMachine:
     """A machine behind an open connection."""
 
     def __init__(
-        self, host: Host, connection: asyncssh.SSHClientConnection, typed: str, *, is_root: bool
+        self, host: InventoryHost, connection: asyncssh.SSHClientConnection, typed: str, *, is_root: bool
     ) -> None:
-        """`typed`: by which words a person would log in as we did."""
+        """`typed`: the command by which a person logs in as we did."""
         self._host = host
         self.typed = typed
         self.as_root = typed if is_root else f"{typed} sudo"
         self._connection = connection
         self._prefix = "" if is_root else 'sudo -n env SSH_CONNECTION="$SSH_CONNECTION" '
 
-    async def run(self, script: str, stdin: bytes = b"", timeout_s: float = 120.0) -> Answer:
-        """What the script answered. `EngineUnreachable`: it may or may not have run."""
-        # Without content of its own, standard input brings the script: of any length, and read whole first.
+    async def run(self, script: str, stdin: bytes = b"", timeout_s: float = 120.0) -> ScriptResult:
+        """Run a script and return its result. After `EngineUnreachable` it may or may not have run."""
+        # Without content of its own, standard input brings the script: of any length, read whole first.
         command = f"{self._prefix}sh -c {shlex.quote(script)}" if stdin else f"{self._prefix}sh -s"
         stdin = stdin or f"{{\n{script}\n}} </dev/null\n".encode()
         try:
-            # The opening of a channel waits, too, and asyncssh's own limit begins after it.
+            # Opening a channel waits, too, and asyncssh's own limit starts after it.
             async with asyncio.timeout(timeout_s):
                 done = await self._connection.run(command, input=stdin, encoding=None)
         except TimeoutError:
@@ -97,29 +97,29 @@ class SshMachine:
                 f"{self._host.label}: the connection was lost ({lost})", hint=f"{self.typed} true"
             ) from None
         code = 255 if done.returncode is None else done.returncode
-        return Answer(code, _text(done.stdout), _text(done.stderr))
+        return ScriptResult(code, _text(done.stdout), _text(done.stderr))
 
     async def hold(self) -> str:
-        """The lock is a process there that reads from us: it ends, and with it the lock, when we are gone."""
-        who = shlex.quote(f"{getpass.getuser()}@{socket.gethostname()}")
+        """Lock the machine by a process there that reads from us: it ends when this process is gone."""
+        user = shlex.quote(f"{getpass.getuser()}@{socket.gethostname()}")
         script = f"""\
 umask 077
 exec 9>>{LOCK}
 flock -n 9 || {{ echo "busy $(cat {LOCK})"; exit 1; }}
-echo {who} "(process $$ there)" >{LOCK}
+echo {user} "(process $$ there)" >{LOCK}
 echo held
 exec cat >/dev/null"""
         command = f"{self._prefix}sh -c {shlex.quote(script)}"
         try:
             async with asyncio.timeout(CONNECT_S):
                 process = await self._connection.create_process(command)
-                told = str(await process.stdout.readline()).strip()
+                line = str(await process.stdout.readline()).strip()
         except (OSError, asyncssh.Error, TimeoutError) as lost:
             raise EngineUnreachable(
                 f"{self._host.label}: the connection was lost ({lost})", hint=f"{self.typed} true"
             ) from None
-        # Where not even this could be run, what is asked next says why.
-        return told.removeprefix("busy").strip() or "somebody" if told.startswith("busy") else ""
+        # If even this could not be run, the next command reports why.
+        return line.removeprefix("busy").strip() or "somebody" if line.startswith("busy") else ""
 
     async def close(self) -> None:
         self._connection.close()
@@ -137,22 +137,22 @@ class Ssh:
         self._access = access
         self._jumps: dict[str, asyncio.Task[asyncssh.SSHClientConnection]] = {}
 
-    async def connect(self, host: Host) -> SshMachine:
-        """A machine to run scripts on. Both errors say what to type.
+    async def connect(self, host: InventoryHost) -> SshMachine:
+        """Connect to a machine. Both errors say what to type.
 
-        `EngineUnreachable`: it did not answer. `EngineRefused`: it, or we, would not have the other.
+        Raise `EngineUnreachable` if it did not answer, `EngineRefused` if one side refused the other.
         """
-        typed = ssh_words(host.address, host.user, host.port, host.jump, self._access.identity)
+        typed = ssh_command(host.address, host.user, host.port, host.jump, self._access.identity)
         tunnel = await self._jump(host.jump) if host.jump else None
         connection = await self._open(host.address, host.user, host.port, tunnel, host.jump)
         try:
-            who = await connection.run("id -u", timeout=CONNECT_S)
+            result = await connection.run("id -u", timeout=CONNECT_S)
         except (OSError, asyncssh.Error) as lost:
             connection.close()
             raise EngineUnreachable(
-                f"{host.label} let us in and ran nothing: {lost}", hint=f"{typed} id"
+                f"{host.label} accepted the login and ran nothing: {lost}", hint=f"{typed} id"
             ) from None
-        return SshMachine(host, connection, typed, is_root=str(who.stdout).strip() == "0")
+        return SshMachine(host, connection, typed, is_root=str(result.stdout).strip() == "0")
 
     async def _jump(self, where: str) -> asyncssh.SSHClientConnection:
         if where not in self._jumps:
@@ -171,11 +171,11 @@ class Ssh:
         jump: str | None = None,
     ) -> asyncssh.SSHClientConnection:
         file = self._access.known_hosts_file
-        known = _known(file)
-        typed = ssh_words(address, user, port, jump, self._access.identity)
-        client = _Client(self._access, known)
+        host_keys = _load_host_keys(file)
+        typed = ssh_command(address, user, port, jump, self._access.identity)
+        client = _Client(self._access, host_keys)
         options: dict[str, Any] = {
-            "known_hosts": known,
+            "known_hosts": host_keys,
             "preferred_auth": "publickey",
             "connect_timeout": CONNECT_S,
             "keepalive_interval": KEEPALIVE_S,
@@ -198,8 +198,8 @@ class Ssh:
                 f"the key {self._access.identity or 'in ~/.ssh'} cannot be read: {wrong}", hint="ssh-add"
             ) from None
         except (OSError, asyncssh.Error, TimeoutError) as wrong:
-            told = str(wrong) or f"no answer within {CONNECT_S:g} s"
-            raise EngineUnreachable(f"{address} cannot be reached: {told}", hint=f"{typed} true") from None
+            problem = str(wrong) or f"no answer within {CONNECT_S:g} s"
+            raise EngineUnreachable(f"{address} cannot be reached: {problem}", hint=f"{typed} true") from None
 
     async def close(self) -> None:
         for task in self._jumps.values():
@@ -207,13 +207,13 @@ class Ssh:
                 task.result().close()
 
 
-def ssh_words(
+def ssh_command(
     address: str, user: str | None, port: int | None, jump: str | None, identity: str | None
 ) -> str:
-    """What a person types to log in there as we do."""
+    """Return the command by which a person logs in there as we do."""
     ways = {"-i": identity, "-p": port, "-J": jump}
-    words = [word for flag, way in ways.items() if way for word in (flag, str(way))]
-    return shlex.join(["ssh", *words, f"{user}@{address}" if user else address])
+    options = [option for flag, way in ways.items() if way for option in (flag, str(way))]
+    return shlex.join(["ssh", *options, f"{user}@{address}" if user else address])
 
 
 def _no_key(
@@ -222,37 +222,37 @@ def _no_key(
     tried = f"does not take the key {identity}" if identity else "takes none of our keys"
     whose = f"user `{user}`" if user else "the user that ~/.ssh/config or your own login names"
     copier = shlex.join(["ssh-copy-id", *(["-o", f"ProxyJump={jump}"] if jump else [])])  # it has no `-J`
-    copied = ssh_words(address, user, port, None, identity).replace("ssh", copier, 1)
+    copied = ssh_command(address, user, port, None, identity).replace("ssh", copier, 1)
     other = "another key" if identity else "a key"
     return EngineRefused(
         f"{address} {tried} for {whose}", hint=f"{copied}, or name {other} with `--identity`"
     )
 
 
-def _known(file: Path) -> asyncssh.SSHKnownHosts:
-    """The host keys in a file; none where there is none. Raises `EngineRefused` with the line that is odd."""
-    place, known = str(file), asyncssh.import_known_hosts("")
+def _load_host_keys(file: Path) -> asyncssh.SSHKnownHosts:
+    """Load the host keys of a file, if it exists. Raise `EngineRefused` with the line that cannot be read."""
+    place, host_keys = str(file), asyncssh.import_known_hosts("")
     hint = f"ls -l {shlex.quote(place)}"
     try:
         for number, line in enumerate(file.read_text("utf-8", "replace").split("\n"), start=1):
             place = f"line {number} of {file}"
             hint = f"sed -n {number}p {shlex.quote(str(file))} shows it"
-            known.load(line)
+            host_keys.load(line)
     except FileNotFoundError:
         pass
     except (ValueError, OSError) as wrong:
         raise EngineRefused(
             f"{place} cannot be read: {wrong}",
-            hint=f"{hint}; mend it, or name another file with `--known-hosts`",
+            hint=f"{hint}; fix it, or name another file with `--known-hosts`",
         ) from None
-    return known
+    return host_keys
 
 
 def _unknown_key(address: str, client: _Client, file: Path) -> EngineRefused:
     if client.is_changed:
         return EngineRefused(
             f"{address} shows another host key ({client.seen}) than {file} knows: it was reinstalled,"
-            " or somebody stands in between",
+            " or another machine answers in its place",
             hint=f"if it was reinstalled: ssh-keygen -R {address}",
         )
     return EngineRefused(

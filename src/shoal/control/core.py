@@ -1,4 +1,6 @@
-"""What the loops and the commands share: the store, the engine, the clock and what is only in memory."""
+"""The object that the loops and the commands share: the store, the engine, the clock and everything that is
+only in memory.
+"""
 
 from __future__ import annotations
 
@@ -10,53 +12,50 @@ from typing import NamedTuple
 import anyio
 
 from shoal.clock import Clock
-from shoal.control.absences import Absences
-from shoal.control.backoff import Backoff
-from shoal.control.checkpoints import Checkpoints
-from shoal.control.drill_book import DrillBook
-from shoal.control.failures import Failures
-from shoal.control.foreseen import Foreseen
-from shoal.control.known_nodes import KnownNodes
-from shoal.control.known_projects import KnownProjects
-from shoal.control.leases import Leases
-from shoal.control.looks import Looks
-from shoal.control.meetings import Meetings
-from shoal.control.outage import Outages
-from shoal.control.queue import Queue
-from shoal.control.record import Recorder
-from shoal.control.refusals import Refusals
-from shoal.control.services.book import ServiceBook
-from shoal.control.services.porches import Porches
-from shoal.control.signals import Signal
-from shoal.control.turns import Turns
-from shoal.control.worlds import WorldBook
+from shoal.control.memory.health import EngineOutages, LoopHealth, MissingNodeTimes, Signal
+from shoal.control.memory.leases import Leases
+from shoal.control.memory.open_drills import OpenDrills
+from shoal.control.memory.planner_input import PlannerNodes, PlannerProjects
+from shoal.control.memory.queue import Backoff, JobQueue
+from shoal.control.memory.refusals import Refusals
+from shoal.control.memory.start_predictions import StartPredictions
+from shoal.control.memory.supervisor_reports import (
+    CheckpointTimes,
+    RankFailures,
+    RendezvousPorts,
+    ReportedWorlds,
+    SingleFlight,
+)
+from shoal.control.record import AttemptRecorder
+from shoal.control.services.state import ServiceState, SidecarIdentities
 from shoal.engines.base import Engine
 from shoal.ids import IdFactory
 from shoal.scheduler import Planner, Policy, Stamps
 from shoal.settings import Settings
 from shoal.store import Store
-from shoal.wire import NodeOutcome
+from shoal.wire import TaskOutcome
 
 RENEW_S = 5.0
-"""How often a supervisor renews its lease."""
+"""Interval at which a supervisor renews its lease."""
 
 
-NEWS_PATIENCE_S = 0.05
-"""While the store is busy, word of a start lets ends and plans pass: they make room and use it."""
+REPORT_PATIENCE_S = 0.05
+"""While the store is busy, a report of a start lets ends and plans go first: ends make room and plans use it.
+"""
 
 
-class Lost(NamedTuple):
-    """A share that is over, and may have another in its place on another node."""
+class LostTask(NamedTuple):
+    """A task that has ended and that another node may take over."""
 
-    outcome: NodeOutcome
+    outcome: TaskOutcome
     fence_s: float | None = None
-    """There is no other evidence of it than that this has passed: see `Leases.fenced_nodes`."""
+    """Set if the only evidence of the end is that this fence has passed: see `Leases.fenced_nodes`."""
     is_declared: bool = False
-    """There is no other than an operator's word: see `is_still_dead`."""
+    """Whether the only evidence of the end is an operator's word: see `is_still_dead`."""
 
 
 class Core:
-    """Nothing here that is not in the store or the engine matters after a crash."""
+    """Shared state of one control plane. After a crash only the store and the engine matter."""
 
     def __init__(
         self,
@@ -76,59 +75,62 @@ class Core:
         self.new_id = new_id
         self.settings = settings
         self.key = key
-        """Signs job and supervisor tokens and seals secrets; lives outside the database."""
+        """Signs job and supervisor tokens and seals secrets. It lives outside the database."""
         self.random = random
         self.backoff = Backoff(clock)
         self.leases = Leases(clock)
-        self.recorder = Recorder(new_id, clock.now, self.backoff, self.leases)
-        self.looks = Looks()
-        self.meetings = Meetings()
-        self.drills = DrillBook()
-        self.failures = Failures()
-        self.services = ServiceBook()
-        self.worlds = WorldBook()
-        self.porches: Porches | None = None
-        """Where nodes are other machines: how data planes come to replicas there."""
+        self.recorder = AttemptRecorder(new_id, clock.now, self.backoff, self.leases)
+        self.single_flight = SingleFlight()
+        self.rendezvous = RendezvousPorts()
+        self.open_drills = OpenDrills()
+        self.rank_failures = RankFailures()
+        self.services = ServiceState()
+        self.worlds = ReportedWorlds()
+        self.sidecar_identities: SidecarIdentities | None = None
+        """Certificates by which data planes reach replicas. Set only if nodes are other machines."""
         self.submitting: set[str] = set()
-        """Attempts being handed to the engine at this moment."""
-        self.lost: dict[str, Lost] = {}
-        """By attempt: a share to be replaced on another node, or else the attempt's end. The next look finds
-        it again if it is forgotten."""
-        self.placer = Signal()
-        """Somebody wants a plan at once."""
-        self.watcher = Signal()
-        """Somebody has seen a reason to look at what runs at once."""
+        """Attempts that a loop hands to the engine at this moment."""
+        self.lost_tasks: dict[str, LostTask] = {}
+        """By attempt id: a task that another node shall take over, or whose loss ends the attempt. If this is
+        forgotten, the next pass of `watch` finds the loss again.
+        """
+        self.plan_signal = Signal()
+        """Set when a loop or a command wants a plan at once."""
+        self.watch_signal = Signal()
+        """Set when something is a reason to look at running attempts at once."""
         self.term = 0
-        """Of this control plane as the leader; 0 where there can be no other."""
+        """The term of this control plane as the leader; 0 if no other control plane can lead."""
         self.lead_confirmed_at = 0.0
-        """When the database last said so, on the clock that never jumps."""
+        """When the database last confirmed the lead, on the monotonic clock."""
         self.deposed = anyio.Event()
-        """Another leads."""
+        """Set once another control plane leads."""
         self.control_urls: tuple[str, ...] = ()
-        """Where supervisors find us, and the other control planes of the cluster after us."""
+        """URLs for supervisors: this control plane first, then the other control planes of the cluster."""
         self.planner = Planner(policy or Policy())
-        self.checkpoints = Checkpoints(self.planner)
-        self.projects = KnownProjects()
+        self.checkpoint_times = CheckpointTimes(self.planner)
+        self.projects = PlannerProjects()
         self.stamps = Stamps()
-        self.queue = Queue(self.planner, self.backoff, self.stamps)
-        self.foreseen = Foreseen()
-        self.anchored = 0
-        """The newest event known to be written down outside the database."""
-        self.anchored_copy = 0
-        """The same, in the second place."""
-        self.nodes = KnownNodes()
-        self.absences = Absences(clock)
-        self.outages = Outages(clock)
-        self.turns = Turns(clock)
-        self.choosing_uid = anyio.Lock()
-        """Held while a project is made: its uid is looked up on the machine before the transaction."""
+        self.queue = JobQueue(self.planner, self.backoff, self.stamps)
+        self.start_predictions = StartPredictions()
+        self.anchored_seq = 0
+        """Sequence number of the newest event that is written down outside the database."""
+        self.anchored_copy_seq = 0
+        """The same for the second place."""
+        self.nodes = PlannerNodes()
+        self.missing_nodes = MissingNodeTimes(clock)
+        self.outages = EngineOutages(clock)
+        self.loop_health = LoopHealth(clock)
+        self.uid_lock = anyio.Lock()
+        """Held while a project is created, because the search for a free uid on the machine precedes the
+        transaction.
+        """
         self.refusals: Refusals = Refusals(clock.monotonic, clock.now)
 
     @property
-    def urls_to_tell(self) -> tuple[str, ...]:
-        """What whoever speaks to us is to learn; nothing where there is nobody but us."""
+    def announced_urls(self) -> tuple[str, ...]:
+        """The URLs that replies announce. Empty if this is the only control plane."""
         return self.control_urls if len(self.control_urls) > 1 else ()
 
     def archive_path(self, digest: str) -> str:
-        """Where the snapshot of a workdir is kept; the digest was checked when it came in."""
+        """Path of the snapshot of a workdir. The digest was checked when it came in."""
         return str(Path(self.settings.state_dir) / "archives" / f"{digest}.tar")

@@ -1,4 +1,4 @@
-"""The control plane as the API sees it: commands, answers, and nothing about how the loops run."""
+"""The control plane as the API sees it: commands and replies, and nothing about how the loops run."""
 
 from __future__ import annotations
 
@@ -6,55 +6,64 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from shoal.control import (
+from shoal.control.actor import Actor
+from shoal.control.commands import (
     arrays,
     audit,
-    desk,
     drills,
     explain,
     jobs,
+    mailbox,
     nodes,
-    outlook,
     people,
-    reports,
+    renewals,
     submit,
     tokens,
     windows,
 )
-from shoal.control.actor import Actor
-from shoal.control.arrays import Stopped
-from shoal.control.audit import Verdict
+from shoal.control.commands import explain as explain_module
+from shoal.control.commands.arrays import ArrayStop
+from shoal.control.commands.audit import AuditVerdict
+from shoal.control.commands.drills import DrillRequest
+from shoal.control.commands.submit import SubmitRequest, SubmitResult
+from shoal.control.commands.tokens import TokenRevocation
+from shoal.control.commands.windows import WindowRequest
 from shoal.control.core import Core
-from shoal.control.drills import AskedDrill
-from shoal.control.frozen import Frozen
+from shoal.control.job_specs import FrozenSpec
+from shoal.control.loops.runner import CommitNotifier, run_loops
 from shoal.control.opening import open_core
-from shoal.control.record import note
-from shoal.control.runner import Changed, run_loops
+from shoal.control.record import record_event
 from shoal.control.services import commands as services
-from shoal.control.services.commands import AskedService
-from shoal.control.submit import Asked, SubmitResult
-from shoal.control.tokens import Revoked
-from shoal.control.windows import AskedWindow
+from shoal.control.services.commands import ServiceRequest
 from shoal.errors import ShoalError
 from shoal.model.attempt import Attempt
 from shoal.model.drill import Drill
 from shoal.model.job import Job
-from shoal.model.node import NodeState
+from shoal.model.node import NodeState, Window
 from shoal.model.people import Membership, Project, Role, Token, User
 from shoal.model.service import Service
-from shoal.model.window import Window
 from shoal.scheduler import Explanation, Outlook
 from shoal.settings import Settings
 from shoal.spec import JobSpec
-from shoal.wire import Assignment, Dispatch, DispatchAnswer, Fetch, LeftBehind, Renewal, RenewalAnswer
+from shoal.wire import (
+    LeftBehind,
+    Renewal,
+    RenewalReply,
+    StatusReply,
+    StatusReport,
+    TaskAssignment,
+    TaskSpecRequest,
+)
 
 
 class ControlPlane:
-    """Every mutation is one transaction with its event, idempotent by `key`, on disk when it returns."""
+    """All commands of the control plane. Each change is one transaction with its event, idempotent by `key`,
+    and on disk when the method returns.
+    """
 
     def __init__(self, core: Core) -> None:
         self.core = core
-        self.changed = Changed()
+        self.commits = CommitNotifier()
 
     @property
     def settings(self) -> Settings:
@@ -63,22 +72,22 @@ class ControlPlane:
     @classmethod
     @asynccontextmanager
     async def open(cls, settings: Settings) -> AsyncIterator[ControlPlane]:
-        """Open the home, recover what ran, and run the loops for as long as the block lasts."""
+        """Open the home, recover what ran, and run the loops while the block lasts."""
         async with open_core(settings) as core, cls.running(core) as plane:
             yield plane
 
     @classmethod
     @asynccontextmanager
     async def running(cls, core: Core) -> AsyncIterator[ControlPlane]:
-        """Run the loops for as long as the block lasts."""
+        """Run the loops while the block lasts."""
         plane = cls(core)
-        async with run_loops(core, plane.changed):
+        async with run_loops(core, plane.commits):
             yield plane
 
     async def submit(
         self,
         actor: Actor,
-        spec: JobSpec | Frozen,
+        spec: JobSpec | FrozenSpec,
         *,
         project: str,
         owner: User,
@@ -86,27 +95,28 @@ class ControlPlane:
         archive_digest: str | None = None,
         left_behind: LeftBehind | None = None,
         secrets: dict[str, str] | None = None,
-        said: bytes | None = None,
+        raw_request: bytes | None = None,
         refusal: ShoalError | None = None,
     ) -> SubmitResult:
-        """`said`: the request as it came, where it came from outside.
+        """Submit a job.
 
-        `refusal`: what the caller found missing, raised unless the key was accepted before.
+        `raw_request`: the request as it came, if it came from outside. `refusal`: what the caller found
+        missing. It is raised unless the key was accepted before.
         """
-        asked = Asked(
+        request = SubmitRequest(
             spec=spec,
             project=project,
             owner=owner,
             archive_digest=archive_digest,
             left_behind=left_behind,
             secrets=secrets or {},
-            said=said,
+            raw_request=raw_request,
             refusal=refusal,
         )
-        return await submit.submit(self.core, actor, asked, key)
+        return await submit.submit(self.core, actor, request, key)
 
-    async def serve(self, actor: Actor, asked: AskedService, *, key: str | None = None) -> Service:
-        return await services.serve(self.core, actor, asked, key)
+    async def serve(self, actor: Actor, request: ServiceRequest, *, key: str | None = None) -> Service:
+        return await services.serve(self.core, actor, request, key)
 
     async def scale_service(
         self, actor: Actor, service_id: str, low: int, high: int, *, key: str | None = None
@@ -114,10 +124,10 @@ class ControlPlane:
         return await services.scale(self.core, actor, service_id, low, high, key)
 
     async def undo_rollout(self, actor: Actor, service_id: str, *, key: str | None = None) -> Service:
-        return await services.undo(self.core, actor, service_id, key)
+        return await services.undo_rollout(self.core, actor, service_id, key)
 
     async def promote_rollout(self, actor: Actor, service_id: str, *, key: str | None = None) -> Service:
-        return await services.promote(self.core, actor, service_id, key)
+        return await services.promote_rollout(self.core, actor, service_id, key)
 
     async def stop_service(self, actor: Actor, service_id: str, *, key: str | None = None) -> Service:
         return await services.stop(self.core, actor, service_id, key)
@@ -125,7 +135,7 @@ class ControlPlane:
     async def stop_job(self, actor: Actor, job_id: str, *, key: str | None = None) -> Job:
         return await jobs.stop_job(self.core, actor, job_id, key)
 
-    async def stop_array(self, actor: Actor, array_id: str, *, key: str | None = None) -> Stopped:
+    async def stop_array(self, actor: Actor, array_id: str, *, key: str | None = None) -> ArrayStop:
         return await arrays.stop_array(self.core, actor, array_id, key)
 
     async def retry_job(self, actor: Actor, job_id: str, *, key: str | None = None) -> Job:
@@ -133,22 +143,22 @@ class ControlPlane:
 
     async def set_node_state(
         self, actor: Actor, name: str, state: NodeState, because: str = "", *, key: str | None = None
-    ) -> nodes.Decided:
+    ) -> nodes.NodeStateChange:
         decided = await nodes.set_node_state(self.core, actor, name, state, because, key)
-        self.changed.wake_healer()
+        self.commits.wake_healer()
         return decided
 
     async def remove_node(self, actor: Actor, name: str, *, key: str | None = None) -> None:
         await nodes.remove_node(self.core, actor, name, key)
 
-    async def declare_window(self, actor: Actor, asked: AskedWindow, *, key: str | None = None) -> Window:
-        return await windows.declare_window(self.core, actor, asked, key)
+    async def declare_window(self, actor: Actor, request: WindowRequest, *, key: str | None = None) -> Window:
+        return await windows.declare_window(self.core, actor, request, key)
 
     async def cancel_window(self, actor: Actor, window_id: str, *, key: str | None = None) -> Window:
         return await windows.cancel_window(self.core, actor, window_id, key)
 
-    async def start_drill(self, actor: Actor, asked: AskedDrill, *, key: str | None = None) -> Drill:
-        return await drills.start_drill(self.core, actor, asked, key)
+    async def start_drill(self, actor: Actor, request: DrillRequest, *, key: str | None = None) -> Drill:
+        return await drills.start_drill(self.core, actor, request, key)
 
     async def create_user(
         self, actor: Actor, name: str, cluster_role: Role | None = None, *, key: str | None = None
@@ -192,53 +202,59 @@ class ControlPlane:
         lifetime_s: float | None = None,
         key: str | None = None,
     ) -> tuple[Token, str | None]:
-        asked = tokens.AskedToken(
+        request = tokens.TokenRequest(
             label=label, scope=scope, project=project, service=service, lifetime_s=lifetime_s
         )
-        return await tokens.create_token(self.core, actor, user, asked, key)
+        return await tokens.create_token(self.core, actor, user, request, key)
 
     async def revoke_token(
         self, actor: Actor, token_id: str, *, keep_children: bool = False, key: str | None = None
-    ) -> tuple[Revoked, bool]:
+    ) -> tuple[TokenRevocation, bool]:
         return await tokens.revoke_token(self.core, actor, token_id, key, keep_children=keep_children)
 
-    async def record_denied(self, actor: Actor, what: str, facts: dict[str, Any]) -> None:
-        """Somebody tried what they may not: the audit keeps it."""
+    async def record_denied(self, actor: Actor, action: str, facts: dict[str, Any]) -> None:
+        """Record for the audit that somebody tried something without the permission."""
         now = self.core.clock.now()
-        data = {"what": what, **facts}
-        await self.core.store.write(lambda tx: note(tx, "access.denied", now, actor, data=data))
+        data = {"what": action, **facts}
+        await self.core.store.write(lambda tx: record_event(tx, "access.denied", now, actor, data=data))
 
-    async def tell_refusals(self) -> None:
-        """Put into the log what was refused and only counted so far."""
+    async def write_refusals(self) -> None:
+        """Write into the log the refusals that were only counted until now."""
         await audit.write_refusals(self.core, is_all=True)
 
-    async def verify_audit(self) -> Verdict:
-        """Whether the log is what was written, and the tables of people what the log says."""
-        return await audit.verify(self.core)
+    async def verify_audit(self) -> AuditVerdict:
+        """Check that the log is what was written, and that the tables of people are what the log says."""
+        return await audit.verify_audit(self.core)
 
-    async def renew(self, renewal: Renewal) -> RenewalAnswer:
-        return await reports.renew(self.core, renewal)
+    async def renew(self, renewal: Renewal) -> RenewalReply:
+        return await renewals.renew(self.core, renewal)
 
-    async def fetch_order(self, asked: Fetch) -> Assignment:
-        return await desk.fetch(self.core, asked)
+    async def assign_task(self, request: TaskSpecRequest) -> TaskAssignment:
+        return await mailbox.assign_task(self.core, request)
 
-    async def archive_for(self, asked: Fetch) -> str:
-        return await desk.archive_for(self.core, asked)
+    async def archive_for(self, request: TaskSpecRequest) -> str:
+        return await mailbox.archive_for(self.core, request)
 
-    async def hear_keeper(self, told: Dispatch, piece: bytes) -> DispatchAnswer:
-        return await desk.hear(self.core, told, piece)
+    async def receive_status_report(self, report: StatusReport, log_chunk: bytes) -> StatusReply:
+        return await mailbox.receive_report(self.core, report, log_chunk)
 
     def explain(
         self, job: Job, attempts: Sequence[Attempt], *, has_outlook: bool = False
     ) -> Explanation | None:
-        """`attempts`: all of the job's, oldest first. `has_outlook`: what would start it is told there."""
-        told = explain.explain(self.core, job, attempts)
-        return explain.without_guess(told, job) if told is not None and has_outlook else told
+        """Explain why the job does not run. `attempts`: all attempts of the job, oldest first. `has_outlook`:
+        the outlook, not the hint, says what would start it.
+        """
+        explanation = explain.explain(self.core, job, attempts)
+        return (
+            explain.without_hint(explanation, job) if explanation is not None and has_outlook else explanation
+        )
 
-    async def look_ahead(self, actor: Actor, attempt_ids: Collection[str]) -> dict[str, Outlook]:
-        """When each of them that waits will start. Takes a thread for up to about a quarter of a second."""
-        return await outlook.look_ahead(self.core, actor, attempt_ids)
+    async def predict_starts(self, actor: Actor, attempt_ids: Collection[str]) -> dict[str, Outlook]:
+        """Predict when each of the attempts that wait will start. Takes a thread for up to about a quarter of
+        a second.
+        """
+        return await explain_module.predict_starts(self.core, actor, attempt_ids)
 
-    async def look_ahead_and_around(self, actor: Actor, attempt_id: str) -> Outlook | None:
-        """The same for one, with changes that would start it now; None when it does not wait."""
-        return await outlook.look_ahead_and_around(self.core, actor, attempt_id)
+    async def predict_start_with_changes(self, actor: Actor, attempt_id: str) -> Outlook | None:
+        """Predict one start, with changes that would start it now. None if the attempt does not wait."""
+        return await explain_module.predict_start_with_changes(self.core, actor, attempt_id)

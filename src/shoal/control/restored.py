@@ -1,7 +1,8 @@
-"""Make a copied home a place of its own: settle every open job before anything acts on it.
+"""Make a copied home a home of its own: settle every open job before anything acts on it.
 
-The original may still run those jobs. So without the operator's word that it is gone nothing of the copy
-starts: open jobs end, services have no replicas, and no process that the copy's files name gets a signal.
+The original may still run those jobs. So nothing of the copy starts without the operator's word that the
+original is gone: open jobs end, services have no replicas, and no process that the copy's files name gets a
+signal.
 """
 
 from __future__ import annotations
@@ -14,27 +15,26 @@ import anyio.to_thread
 import msgspec
 import structlog
 
-from shoal import site
+from shoal import home_identity
 from shoal.control.actor import SHOAL
-from shoal.control.arrays import finish_submission
+from shoal.control.bootstrap import SITE_ID, register_name, write_private
+from shoal.control.commands.arrays import finish_submission
 from shoal.control.core import Core
-from shoal.control.first import SITE_ID, register_name, write_private
-from shoal.control.owners import give_home
-from shoal.control.record import note
-from shoal.control.uids import claim_block, keep_blocks
-from shoal.engines.set_aside import BECAUSE, Outcomes, outcomes_of
+from shoal.control.project_uids import chown_home, claim_block, keep_blocks
+from shoal.control.record import record_event
+from shoal.engines.home_records import RESTORED_MESSAGE, Outcomes, outcomes_of
+from shoal.home_identity import HomeIdentity, RestoreRequest
 from shoal.model.attempt import Attempt, EndReason
-from shoal.model.moves import NodeEnded, StopAsked
+from shoal.model.moves import StopRequested, TaskEnded
 from shoal.model.people import Project
-from shoal.site import RestoreRequest, Site
 from shoal.store import ArrayVerb, Tx
-from shoal.wire import EndKind, NodeOutcome
+from shoal.wire import EndKind, TaskOutcome
 
 RESTORED_AT = "restored_at"
-"""In the database: what happened before then was in another home."""
+"""Key in the database. What happened before that time happened in another home."""
 BATCH = 100
-"""Attempts settled in one transaction."""
-ENDED = (
+"""Attempts that one transaction settles."""
+ENDED_BECAUSE = (
     "the home was restored from a copy, whose original may run this job; `shoal retry` begins it again here"
 )
 
@@ -42,27 +42,29 @@ log = structlog.get_logger()
 
 
 async def settle_restored(core: Core, request: RestoreRequest) -> None:
-    """Record what became of open work. May be repeated; `finish` makes it final."""
+    """Record what became of open work. May be repeated until `finish_restore` makes it final."""
     for array_id, verb in await core.store.read(lambda tx: tx.array_work.all()):
-        if verb is ArrayVerb.SUBMIT:  # else its other elements would be recorded, and begin, afterwards
+        if verb is ArrayVerb.SUBMIT:  # else the other elements would be recorded, and start, afterwards
             await finish_submission(core, array_id)
     settled = 0
     while batch := await core.store.read(partial(_open_attempts, runs_again=request.runs_again)):
         outcomes = await anyio.to_thread.run_sync(_read_outcomes, core.settings.state_dir, batch)
         await core.store.write(partial(_settle, core, batch, outcomes, runs_again=request.runs_again))
         settled += len(batch)
-    services = 0 if request.runs_again else await core.store.write(partial(_rest_services, core))
-    await finish(core, request, settled, services)
+    services = 0 if request.runs_again else await core.store.write(partial(_scale_services_to_zero, core))
+    await finish_restore(core, request, settled, services)
 
 
-async def finish(core: Core, request: RestoreRequest, jobs: int, services: int) -> None:
-    """Tie home and database to each other under a new identity. Last: until then a restart begins again.
+async def finish_restore(core: Core, request: RestoreRequest, jobs: int, services: int) -> None:
+    """Tie home and database to each other under a new identity. This is the last step: until then a restart
+    begins again.
 
-    May be repeated, also after a kill between two of its steps: the identity came with the operator's word.
+    May be repeated, also after a kill between two of its steps, because the identity came with the operator's
+    request.
     """
     home = core.settings.state_dir
-    before = site.read_site(home)
-    new = Site(site_id=request.site_id, directory=site.identify(home))
+    before = home_identity.read_identity(home)
+    new = HomeIdentity(site_id=request.site_id, directory=home_identity.identify(home))
     moves, next_uid = await _claim_uids(core, is_heir=request.runs_again)
     facts: dict[str, Any] = {
         "path": str(home),
@@ -83,23 +85,23 @@ async def finish(core: Core, request: RestoreRequest, jobs: int, services: int) 
         for project, uid in moves:
             tx.people.change_uid(project, uid)
             data = {"project": project.name, "uid": uid}
-            note(tx, "project.updated", now, SHOAL, project=project.name, data=data)
-        note(tx, "home.restored", now, SHOAL, data=facts)
+            record_event(tx, "project.updated", now, SHOAL, project=project.name, data=data)
+        record_event(tx, "home.restored", now, SHOAL, data=facts)
 
     await core.store.write(change)
-    write_private(home / site.FILE, site.encoded(new))
-    (home / site.REQUEST).unlink(missing_ok=True)
+    write_private(home / home_identity.FILE, home_identity.encode_record(new))
+    (home / home_identity.REQUEST).unlink(missing_ok=True)
     log.warning("home.restored", **facts)
 
 
 async def _claim_uids(core: Core, *, is_heir: bool) -> tuple[list[tuple[Project, int]], int]:
-    """Claim a block of uids. Return the projects that get another uid, with that one, and where those of new
-    projects begin.
+    """Claim a block of uids. Return the projects that get another uid, with that uid, and the first uid for
+    new projects.
 
     Original and copy would count on from the same uid. While the original is on this machine, its projects
-    and those of the copy get different users: as one user, jobs of the copy could do to the original's what
-    jobs of one project can do to each other. When this returns, what jobs left in this home belongs to the
-    new users. May be repeated, also after a kill: the block is the same one.
+    and those of the copy get different users. With one user, jobs of the copy could do to the original's jobs
+    what jobs of one project can do to each other. When this returns, the files that jobs left in this home
+    belong to the new users. May be repeated, also after a kill: the block is the same one.
     """
     home = core.settings.state_dir
     name = register_name(home)
@@ -111,14 +113,14 @@ async def _claim_uids(core: Core, *, is_heir: bool) -> tuple[list[tuple[Project,
         moved = [project for project in projects if project.uid in foreign]
         first = claim_block(home, name, used=used, wanted=len(moved) + 1)
         moves = [(project, uid) for uid, project in enumerate(moved, first)]
-        give_home(home, moves)
+        chown_home(home, moves)
         return moves, first + len(moves)
 
     return await anyio.to_thread.run_sync(work)
 
 
 def _open_attempts(tx: Tx, *, runs_again: bool) -> list[Attempt]:
-    """Those that hold resources; and those that wait, where nothing is to begin here."""
+    """Return attempts that hold resources. If nothing shall start here, return queued attempts too."""
     holding = [attempt for _, attempt in tx.attempts.holding()]
     if holding or runs_again:
         return holding[:BATCH]
@@ -134,34 +136,34 @@ def _settle(
 ) -> None:
     for attempt in batch:
         if not runs_again:
-            stop = StopAsked(reason=EndReason.CANCELLED, by="shoal up --restored", because=ENDED)
+            stop = StopRequested(reason=EndReason.CANCELLED, by="shoal up --restored", because=ENDED_BECAUSE)
             core.recorder.advance(tx, attempt.attempt_id, stop)
-        known = outcomes[attempt.attempt_id]
+        recorded = outcomes[attempt.attempt_id]
         for node in attempt.nodes_left:
-            outcome = known.get(node)
+            outcome = recorded.get(node)
             is_its = (
                 outcome is not None
                 and outcome.epoch == attempt.epoch
-                and outcome.incarnation == attempt.incarnation(node)
+                and outcome.replacement == attempt.replacement_on(node)
             )
-            ended = outcome if outcome is not None and is_its else _lost(core, attempt, node)
-            core.recorder.advance(tx, attempt.attempt_id, NodeEnded(ended))
+            ended = outcome if outcome is not None and is_its else _lost_outcome(core, attempt, node)
+            core.recorder.advance(tx, attempt.attempt_id, TaskEnded(ended))
 
 
-def _lost(core: Core, attempt: Attempt, node: str) -> NodeOutcome:
-    return NodeOutcome(
+def _lost_outcome(core: Core, attempt: Attempt, node: str) -> TaskOutcome:
+    return TaskOutcome(
         attempt_id=attempt.attempt_id,
         epoch=attempt.epoch,
         node=node,
         kind=EndKind.LOST,
         ended_at=core.clock.now(),
-        message=BECAUSE,
-        incarnation=attempt.incarnation(node),
+        message=RESTORED_MESSAGE,
+        replacement=attempt.replacement_on(node),
     )
 
 
-def _rest_services(core: Core, tx: Tx) -> int:
-    """No replicas until an operator scales the service up again: its releases stay."""
+def _scale_services_to_zero(core: Core, tx: Tx) -> int:
+    """Set services to no replicas until an operator scales them up again. Their releases stay."""
     now, resting = core.clock.now(), 0
     for service in tx.services.all():
         if service.stop_asked_by is not None or service.max_replicas == 0:
@@ -170,6 +172,6 @@ def _rest_services(core: Core, tx: Tx) -> int:
         rest = rest.resized(0, "the home was restored from a copy", now)
         tx.services.update(msgspec.structs.replace(rest, version=service.version + 1))
         facts = {"service": service.name, "min": 0, "max": 0, "because": "restored from a copy"}
-        note(tx, "service.scaled", now, SHOAL, project=service.project, data=facts)
+        record_event(tx, "service.scaled", now, SHOAL, project=service.project, data=facts)
         resting += 1
     return resting

@@ -1,4 +1,4 @@
-"""What every engine offers the control plane, and what it may rely on. `EngineContract` judges them all."""
+"""The contract between engines and the control plane. `EngineContract` tests every engine against it."""
 
 from __future__ import annotations
 
@@ -9,71 +9,75 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from shoal.model.node import NodeFacts
-from shoal.wire import Credentials, NodeOutcome, Order
+from shoal.wire import TaskCredentials, TaskOutcome, TaskSpec
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt, as an order for the supervisor of each node. The same id always has the same content."""
+    """One attempt: a task spec for the supervisor of each node. One attempt id always has the same
+    content.
+    """
 
     attempt_id: str
     epoch: int
-    orders: tuple[Order, ...]
-    credentials: dict[str, Credentials] = {}
-    """By node: a supervisor's credential is good for its own node alone."""
+    task_specs: tuple[TaskSpec, ...]
+    credentials: dict[str, TaskCredentials] = {}
+    """By node. The credential of a supervisor is valid for its own node only."""
     archive_path: str | None = None
-    """The workdir's snapshot on the control plane's disk, a tar file named by its digest."""
-    ticket: str = ""
-    """What supervisors on other machines fetch their orders with; of no use to who has none there."""
+    """The snapshot of the work directory on the control plane's disk: a tar file named by its digest."""
+    bootstrap_token: str = ""
+    """The token with which supervisors on other machines fetch their task specs. It has no other use."""
 
 
-class Sight(StrEnum):
-    """What an engine sees of one node's share of an attempt."""
+class ObservedState(StrEnum):
+    """What an engine observes of one node's task of an attempt."""
 
     PENDING = "pending"
-    """Taken, supervisor not yet seen alive."""
+    """Accepted. The engine has not seen the supervisor alive."""
     ALIVE = "alive"
     """The supervisor lives."""
     ENDED = "ended"
-    """Evidence that nothing of it runs any more; `outcome` is set."""
+    """Evidence that nothing of the task runs any more; `outcome` is set."""
     ORPHANED = "orphaned"
-    """The supervisor is dead, and what it left lives or cannot be told dead. Nobody is left to keep the
-    fence, so however long this lasts, or is not seen again, it is no end: only ENDED is."""
+    """The supervisor is dead, and processes of the task live or cannot be proven dead. No process is left
+    to keep the fence. However long this state lasts, and even if the engine no longer observes it, it is
+    no end. Only ENDED is."""
     DOUBTFUL = "doubtful"
-    """Silent, and something on its node does not die that may be of it. The supervisor may live all the same,
-    cut off: nothing is stopped for it. But nobody may be left to keep the fence, so it is no end either."""
+    """The task is silent, and processes that may belong to it do not die on its node. The supervisor may
+    still live, cut off from us, so nothing is stopped. But perhaps no process is left to keep the fence,
+    so this is no end either."""
     UNKNOWN = "unknown"
-    """We could not look. Not evidence of anything."""
+    """The engine could not look. Evidence of nothing."""
 
 
-CANNOT_ASK = "the cluster cannot be asked"
-"""How the raw words begin that an engine has of what waits while its cluster does not answer."""
+CLUSTER_UNREACHABLE = "the cluster cannot be asked"
+"""`raw` begins with this text if a task waits while its cluster does not answer."""
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
-    """One look at one node's share of one attempt. Late and repeated looks are normal."""
+    """One observation of one node's task. Late and repeated observations are normal."""
 
     attempt_id: str
     epoch: int
     node: str
     native_id: str
-    sight: Sight
-    incarnation: int = 0
-    """Of the share that was seen: see `Order`."""
+    state: ObservedState
+    replacement: int = 0
+    """Of the observed task: see `TaskSpec`."""
     started_at: float | None = None
-    """Set once the ranks were started."""
-    outcome: NodeOutcome | None = None
+    """Set after the ranks have started."""
+    outcome: TaskOutcome | None = None
     raw: str = ""
-    """The engine's own words, kept verbatim."""
+    """The engine's own text, verbatim."""
     is_hearsay: bool = False
-    """The cluster says so, and nobody who is there: that it is ALIVE, ORPHANED or DOUBTFUL."""
+    """Only the cluster says that the task is ALIVE, ORPHANED or DOUBTFUL, and no process on the node does."""
     is_cleared: bool = False
-    """Of one that is UNKNOWN: the cluster does not say, or no longer, that something does not die there. If
-    hearsay made it ORPHANED or DOUBTFUL, and nothing else, its fence counts again."""
+    """For state UNKNOWN: the cluster does not say, or no longer says, that processes on the node do not die.
+    If only hearsay made the task ORPHANED or DOUBTFUL, its fence counts again."""
     is_queued: bool = False
-    """It waits in the cluster's own queue, however long: nothing of it runs, and who is started for it
-    asks us before it begins."""
+    """The task waits in the cluster's own queue, for any length of time. Nothing of it runs, and its node
+    agent asks us before it begins."""
     silent_s: float = 0.0
-    """Of one that is ALIVE because it was heard from lately: how long ago."""
+    """Seconds since the last report. Set only if the task is ALIVE because of a recent report."""
 
 
 class LogChunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,84 +89,93 @@ class LogChunk(msgspec.Struct, frozen=True, kw_only=True):
     data: bytes
     next_offset: int
     size: int
-    """How many bytes the log has now, so that one can begin near its end."""
+    """The size of the log now, so that a reader can begin near its end."""
     is_complete: bool
-    """Nothing will ever follow `next_offset`."""
+    """Nothing will follow `next_offset`."""
 
 
 class Engine(Protocol):
-    """Seven verbs. All may block on the cluster, none on a person; all raise `EngineUnreachable`
-    when they could not ask, which says nothing about what happened.
+    """The seven operations of an engine.
+
+    All may block on the cluster, none on a person. If the engine cannot ask the cluster, they raise
+    `EngineUnreachable`, which says nothing about what happened.
     """
 
     name: str
-    can_replace_shares: bool
-    """Whether `submit` begins a share anew where an order has a greater incarnation than the share has."""
+    can_replace_tasks: bool
+    """Whether `submit` starts a task again if its task spec has a greater replacement number than the
+    task."""
 
     async def submit(self, submission: Submission) -> str:
-        """Start a supervisor for every order and return the engine's own id.
+        """Start a supervisor for every task spec and return the engine's own id.
 
-        May be called again after a crash with the same attempt id: an engine that already has it returns
-        the first id and starts nothing, but shares in place of lost ones where it can: a share of a greater
-        incarnation on a node whose older one has ended, or on one that had none. `EngineRefused`: nothing
-        was started and trying again is useless; its `NodeGone`: but on other nodes it may run.
-        `EngineUnreachable`: we do not know; ask `list_owned` first.
+        The control plane may call it again with the same attempt id after a crash. An engine that already has
+        the attempt returns the first id and starts nothing, except replacements of lost tasks, if it can: a
+        task with a greater replacement number, on a node whose older task has ended or that had none.
+
+        `EngineRefused`: nothing was started, and trying again is useless. Its subclass `NodeGone`: the
+        attempt
+        may run on other nodes. `EngineUnreachable`: the result is unknown; ask `list_owned` first.
         """
         ...
 
     async def cancel(self, attempt_id: str, grace_s: float) -> None:
-        """Ask for its end: the ranks get SIGTERM, and `grace_s` later the whole process tree is killed.
+        """Ask the attempt to end: its ranks get SIGTERM, and `grace_s` later the whole process tree is
+        killed.
 
-        Returns at once; the end is observed, not returned. Repeating it, or an id nobody knows, is fine.
+        Returns at once; the end is observed, not returned. A repeated call or an unknown id does no harm.
         """
         ...
 
     async def list_owned(self) -> list[Observation]:
-        """Everything submitted and not forgotten, dead or alive, one observation per attempt and node.
+        """Return one observation for each attempt and node that was submitted and not forgotten, dead or
+        alive.
 
-        An attempt that is not listed was never started, or was forgotten: nothing of it runs.
+        An attempt that is not listed was never started or was forgotten: nothing of it runs.
         """
         ...
 
     async def forget(self, attempt_id: str) -> None:
-        """Its end is recorded: stop listing it. Logs stay readable. May be repeated."""
+        """Stop listing an attempt whose end is recorded. Its logs stay readable. May be repeated."""
         ...
 
     async def nodes(self) -> list[NodeFacts]:
-        """The nodes there are now, with what was found on them."""
+        """Return the nodes that exist now, with their hardware."""
         ...
 
     async def read_log(self, attempt_id: str, node: str, offset: int, limit: int) -> LogChunk:
-        """About `limit` bytes of whole lines from `offset`. An unknown id is an empty, complete log."""
+        """Return about `limit` bytes of whole lines from `offset`. The log of an unknown id is empty and
+        complete.
+        """
         ...
 
     async def close(self) -> None:
-        """Let go of our own resources. What runs, runs on."""
+        """Release the engine's own resources. Running jobs keep running."""
         ...
 
 
 class SavedState(StrEnum):
-    """How a checkpoint looks from outside the job."""
+    """What a checkpoint looks like from outside the job."""
 
     COMPLETE = "complete"
-    """Every file is there in its full size."""
+    """Every file exists in its full size."""
     VERIFIED = "verified"
-    """Every file has the hash it was written with."""
+    """Every file has the hash that its manifest names."""
     DAMAGED = "damaged"
     UNFINISHED = "unfinished"
-    """Never committed: being written now, or given up."""
+    """Never committed: the job is still writing it, or has given it up."""
     UNCHECKED = "unchecked"
-    """Committed, and not looked into: newer ones took all that one look may cost."""
+    """Committed, but not inspected: newer checkpoints used up the budget of this inspection."""
 
 
 class SavedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One checkpoint in a job's directory. A job can write anything there: nothing of it is proven."""
+    """One checkpoint in a job's directory. A job can write anything there, so nothing of it is proven."""
 
     step: int
     epoch: int
     """The attempt that saved it."""
-    generation: int
-    """Its group of ranks."""
+    rendezvous_round: int
+    """The round of the ranks that saved it."""
     state: SavedState
     saved_at: float
     size_bytes: int
@@ -170,12 +183,12 @@ class SavedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     """Its folder."""
     problem: str = ""
     world_size: int | None = None
-    places: tuple[str, ...] = ("directory",)
-    """Where the job says it put it: `memory`, `directory`, or an address."""
+    locations: tuple[str, ...] = ("directory",)
+    """Where the job says that it put the checkpoint: `memory`, `directory`, or an address."""
 
 
 class SaveDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the job's saves are apart, and why, as it last said itself."""
+    """The interval between the job's saves and the reason for it, as the job last reported."""
 
     reason: str
     """`every interval first cost`"""
@@ -187,123 +200,134 @@ class SaveDecision(msgspec.Struct, frozen=True, kw_only=True):
     mtbf_s: float | None
 
 
-class OwnSave(msgspec.Struct, frozen=True, kw_only=True):
-    """A file or folder that the program put into its directory by itself. Nobody knows what is in it."""
+class ProgramSave(msgspec.Struct, frozen=True, kw_only=True):
+    """A file or folder that the program itself put into its directory. Its content is unknown."""
 
     name: str
-    """A folder's ends in `/`."""
+    """The name of a folder ends in `/`."""
     saved_at: float
-    """0: not even that could be read."""
+    """0 if it cannot be read."""
     size_bytes: int
     problem: str = ""
-    """Why that is not all of it, as a sentence."""
+    """Why the size is not complete, as a sentence."""
 
 
 class SavedCheckpoints(msgspec.Struct, frozen=True, kw_only=True):
     items: tuple[SavedCheckpoint, ...] = ()
-    """The newest first."""
+    """Newest first."""
     decision: SaveDecision | None = None
-    own: tuple[OwnSave, ...] = ()
-    """The newest of them first."""
-    num_own: int = 0
-    """How many were seen in all."""
-    is_own_cut: bool = False
-    """There may be more of them: one look may cost no more."""
+    program_saves: tuple[ProgramSave, ...] = ()
+    """Newest first."""
+    num_program_saves: int = 0
+    """The number that was seen in all."""
+    is_truncated: bool = False
+    """There may be more: the inspection stopped at its limit."""
 
 
 @runtime_checkable
 class SupportsCheckpoints(Protocol):
-    """An engine that can look into the checkpoint directories of jobs."""
+    """An engine that can inspect the checkpoint directories of jobs."""
 
-    async def saved(self, job_id: str, verify_s: float) -> SavedCheckpoints:
-        """What is in a job's directory; nothing where there is none.
+    async def inspect_checkpoints(self, job_id: str, verify_s: float) -> SavedCheckpoints:
+        """Return the content of a job's directory; nothing if it does not exist.
 
-        `verify_s`: read and hash for so long, the newest first; what was not reached is not `verified`.
-        `LimitReached`: somebody else has hashes computed at this moment.
+        For at most `verify_s` seconds, read and hash checkpoints, newest first; the others are not
+        `verified`.
+        `LimitReached`: another caller verifies checkpoints at this moment.
         """
         ...
 
 
 @runtime_checkable
 class SupportsCheckpointDir(Protocol):
-    """An engine whose nodes have checkpoint directories elsewhere than in this machine's home."""
+    """An engine whose nodes keep checkpoint directories elsewhere than in this machine's home."""
 
-    to_share: str
-    """What an operator types so that nodes have a directory in common."""
+    sharing_hint: str
+    """The command an operator types so that nodes have a directory in common."""
 
     def checkpoint_dir(self, job_id: str) -> str | None:
-        """Where a job's is, or would be; None: nodes have no directory in common, and jobs that keep
-        checkpoints are refused. Does not block.
+        """Return the path of a job's directory, whether or not it exists.
+
+        None: the nodes have no directory in common, and jobs that keep checkpoints are refused. Does not
+        block.
         """
         ...
 
 
 @runtime_checkable
-class SupportsNotice(Protocol):
-    """An engine that notices when a supervisor is gone, without being asked."""
+class SupportsChangeNotices(Protocol):
+    """An engine that notices the end of a supervisor without a query."""
 
-    def notice(self, tell: Callable[[], None]) -> None:
-        """Call `tell`, from any thread, when a share seems to have ended without a word: a reason to look,
-        and no evidence. Only the last one given is called.
+    def notify_changes(self, callback: Callable[[], None]) -> None:
+        """Call `callback`, from any thread, when a task seems to have ended without a report.
+
+        The call is a reason to observe, not evidence. Only the last callback is called.
         """
         ...
 
 
 @runtime_checkable
-class SupportsParts(Protocol):
-    """An engine whose nodes are in parts, where no attempt may have nodes of two."""
+class SupportsPartitions(Protocol):
+    """An engine whose nodes are divided into partitions. No attempt may have nodes of two partitions."""
 
-    def part_level(self, require: Mapping[str, str], pools: Collection[str]) -> str | None:
-        """The label whose value all nodes have to share of a gang that requires these labels; None: any may
-        be together. `pools`: those of all nodes that are known. Does not block.
+    def common_label(self, require: Mapping[str, str], pools: Collection[str]) -> str | None:
+        """Return the label whose value must be equal on all nodes of a gang that requires these labels.
+
+        None: any nodes may be combined. `pools`: the pools of all known nodes. Does not block.
         """
         ...
 
 
 @runtime_checkable
-class SupportsBurial(Protocol):
-    """An engine that cannot see for itself that what is silent has ended."""
+class SupportsReaping(Protocol):
+    """An engine that cannot find out by itself that a silent task has ended."""
 
-    async def bury(self, attempt_id: str) -> None:
-        """The end of the whole attempt is recorded, though this engine still lists something of it. May be
-        repeated. What is heard from is stopped; the rest is over, and holds its node no longer.
+    async def reap(self, attempt_id: str) -> None:
+        """Accept that the end of the whole attempt is recorded, though the engine still lists tasks of it.
+
+        Tasks that still report are stopped. The other tasks are over and hold their nodes no longer. May be
+        repeated.
         """
         ...
 
 
 @runtime_checkable
 class SupportsClearing(Protocol):
-    """An engine to which a person can say that nothing is left on a node."""
+    """An engine that a person can tell that nothing is left running on a node."""
 
     def how_to_clear(self, node: str) -> str:
-        """What to type, and when, as a clause; empty where it does not have the node. Does not block."""
+        """Return what to type, and when, as a clause; empty if the engine does not have the node. Does not
+        block.
+        """
         ...
 
 
 @runtime_checkable
 class SupportsOwnQueue(Protocol):
-    """An engine with a queue of its own: what it is given may have to wait there for jobs of others."""
+    """An engine with its own queue, in which submitted attempts may have to wait for jobs of others."""
 
     own_queue: str
-    """Whose queue that is, for people: `Slurm`."""
+    """The owner of that queue, for people: `Slurm`."""
 
 
 @runtime_checkable
 class SupportsPrune(Protocol):
-    """An engine that keeps things of ended attempts on a disk of ours, and can throw them away."""
+    """An engine that keeps data of ended attempts on our disk and can remove it."""
 
     name: str
 
     async def prune(self, older_than: float, max_bytes: int) -> int:
-        """Remove the logs of forgotten attempts last written before that date, then the oldest of the rest
-        until they fit in `max_bytes`. Returns how many attempts went. Nothing that may run is touched.
+        """Remove the logs of forgotten attempts that were last written before `older_than`.
+
+        Then remove the oldest of the rest until they fit in `max_bytes`. Return the number of removed
+        attempts. Nothing that may run is touched.
         """
         ...
 
     async def checkpoints(self) -> list[str]:
-        """The ids of the jobs that have a checkpoint directory."""
+        """Return the ids of the jobs that have a checkpoint directory."""
         ...
 
     async def drop_checkpoint(self, job_id: str) -> None:
-        """Remove it. The job must have ended. May be repeated."""
+        """Remove the directory. The job must have ended. May be repeated."""
         ...

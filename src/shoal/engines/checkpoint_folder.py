@@ -1,7 +1,8 @@
-"""The folder below which jobs keep their checkpoints: who has some, what they are, and how they go.
+"""The folder below which jobs keep their checkpoints: list the jobs, inspect checkpoints, remove them.
 
-One directory for each job, by its id; whatever else lies there is nobody's business. On a cluster it is in a
-directory that all nodes share, possibly with other homes: a job that the caller does not know is not ours.
+The folder has one directory for each job, named by its id; everything else in it is ignored. On a cluster,
+the folder lies in a directory that all nodes share, possibly with other homes. So a job that the caller does
+not know is not ours.
 """
 
 from __future__ import annotations
@@ -17,60 +18,64 @@ import anyio.to_thread
 
 from shoal.clock import Clock
 from shoal.engines.base import SavedCheckpoints
+from shoal.engines.checkpoint_reader import inspect_checkpoints
+from shoal.engines.disk import on_thread
 from shoal.engines.refusal import is_name
-from shoal.engines.saved import look
-from shoal.engines.threads import on_thread
 from shoal.errors import LimitReached, StateError
-from shoal.runtime import removal
+from shoal.runtime.files import removal
 
 T = TypeVar("T")
-MAX_LOOKS = 2
-"""At checkpoints, at once: they are as many and as large as jobs make them, and nothing else waits for it."""
-LOOK_S = 10.0
-"""For one of them, beside what is verified."""
+MAX_INSPECTIONS = 2
+"""Inspections at the same time: checkpoints are as many and as large as jobs make them, and no other work
+waits for these threads."""
+INSPECT_S = 10.0
+"""For one inspection, in addition to the time for hashes."""
 REMOVAL_S = 60.0
 GONE = ".gone-"
-"""Before the name of one that is being removed: no job is called so."""
+"""Prefix of a directory that is being removed. No job has such a name."""
 
 
 class CheckpointFolder:
-    """`EngineUnreachable`: the disk could not be used. Trying again is harmless."""
+    """The checkpoint folder of one engine.
+
+    `EngineUnreachable`: the disk could not be used. Trying again is harmless.
+    """
 
     def __init__(self, folder: Path, clock: Clock) -> None:
         self._folder = folder
         self._clock = clock
-        self._looks = anyio.CapacityLimiter(MAX_LOOKS)
-        self._removals = anyio.CapacityLimiter(1)
-        """Of their own: nobody who looks waits for a large one."""
+        self._inspection_slots = anyio.CapacityLimiter(MAX_INSPECTIONS)
+        self._removal_slots = anyio.CapacityLimiter(1)
+        """Separate, so that an inspection does not wait for the removal of a large directory."""
         self._verifying = threading.Lock()
 
     async def jobs(self) -> list[str]:
-        """The ids of the jobs that have a directory here. Goes on with removals that were cut off."""
-        names = await self._on_thread(self._names, self._looks)
+        """Return the ids of the jobs that have a directory here. Continue interrupted removals."""
+        names = await self._on_thread(self._names, self._inspection_slots)
         gone = [name for name in names if name.startswith(GONE)]
         if gone:
-            await self._on_thread(lambda: self._remove(gone), self._removals)
+            await self._on_thread(lambda: self._remove(gone), self._removal_slots)
         return [name for name in names if is_name(name)]
 
-    async def saved(self, job_id: str, verify_s: float) -> SavedCheckpoints:
-        """As `SupportsCheckpoints.saved`."""
+    async def inspect(self, job_id: str, verify_s: float) -> SavedCheckpoints:
+        """As `SupportsCheckpoints.inspect_checkpoints`."""
         if verify_s <= 0:
-            return await self._look(job_id, 0.0)
+            return await self._inspect(job_id, 0.0)
         if not self._verifying.acquire(blocking=False):
             raise LimitReached(
                 "checkpoints of another job are being verified", hint="try again in a few seconds"
             )
         try:
-            return await self._look(job_id, verify_s)
+            return await self._inspect(job_id, verify_s)
         finally:
             self._verifying.release()
 
     async def drop(self, job_id: str) -> None:
-        """Take it away at once, and remove it then. May be repeated."""
+        """Rename the directory at once, then remove it. May be repeated."""
         if is_name(job_id):
-            await self._on_thread(lambda: self._drop(job_id), self._removals)
+            await self._on_thread(lambda: self._drop(job_id), self._removal_slots)
 
-    async def _look(self, job_id: str, verify_s: float) -> SavedCheckpoints:
+    async def _inspect(self, job_id: str, verify_s: float) -> SavedCheckpoints:
         def work() -> SavedCheckpoints:
             if not self._folder.parent.is_dir():
                 raise StateError(
@@ -78,15 +83,15 @@ class CheckpointFolder:
                     hint=f"look on a node, `ls {self._folder / job_id}`, or mount it here",
                 )
             hash_until = self._clock.monotonic() + verify_s
-            look_until = hash_until + LOOK_S
-            return look(
+            look_until = hash_until + INSPECT_S
+            return inspect_checkpoints(
                 self._folder,
                 job_id,
                 may_hash=lambda: self._clock.monotonic() < hash_until,
                 may_look=lambda: self._clock.monotonic() < look_until,
             )
 
-        return await self._on_thread(work, self._looks)
+        return await self._on_thread(work, self._inspection_slots)
 
     def _names(self) -> list[str]:
         try:

@@ -1,6 +1,7 @@
-"""What no engine takes: submissions that contradict themselves, or name nodes and devices that are gone.
+"""Checks that every engine makes: submissions that contradict themselves, and nodes or devices that are gone.
 
-Pure. Whatever passes here is safe to use as a file name and consistent between the nodes of a gang.
+Pure functions. After these checks, every name is safe to use as a file name, and the task specs of a
+gang agree.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from shoal.engines.base import Submission
 from shoal.errors import EngineRefused, NodeGone
 from shoal.model.node import NodeFacts
-from shoal.wire import Order
+from shoal.wire import TaskSpec
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-"""Ids and node names become names of directories: no separators, no leading dot."""
+"""Ids and node names become names of directories: no separators and no leading dot."""
 MAX_RANKS_PER_NODE = 4096
-SHARED = (
+GANG_FIELDS = (
     "epoch",
     "job_id",
     "owner",
@@ -30,7 +31,7 @@ SHARED = (
     "checkpoint_path",
     "model_dir",
 )
-"""Fields that must be the same in every order of a gang."""
+"""Fields that must be equal in every task spec of a gang."""
 
 
 def is_name(text: str) -> bool:
@@ -39,9 +40,9 @@ def is_name(text: str) -> bool:
 
 
 def refuse_malformed(submission: Submission, nodes: Mapping[str, NodeFacts]) -> None:
-    """Raise `EngineRefused`, listing everything wrong with `submission`, whatever the cluster.
+    """Raise `EngineRefused` with everything that is wrong with `submission` on any cluster.
 
-    `NodeGone`: nothing is, but it was planned for another cluster than these `nodes`.
+    `NodeGone`: the submission is correct, but planned for other nodes than these.
     """
     problems = list(find_problems(submission))
     if problems:
@@ -50,17 +51,19 @@ def refuse_malformed(submission: Submission, nodes: Mapping[str, NodeFacts]) -> 
             hint="shoal nodes",
             problems=problems,
         )
-    for order in submission.orders:
-        gone = what_is_gone(order, nodes)
+    for task_spec in submission.task_specs:
+        gone = missing_resource(task_spec, nodes)
         if gone is not None:
-            raise NodeGone(gone, hint="shoal nodes", node=order.node)
+            raise NodeGone(gone, hint="shoal nodes", node=task_spec.node)
 
 
-def refuse_strangers(orders: Iterable[Order], engine: str, only_project: str | None) -> None:
-    """Raise `EngineRefused` for orders of another project, where all jobs run as one user there: each could
-    take another's ticket, and with it its secrets. None: everybody's may run.
+def refuse_foreign_projects(task_specs: Iterable[TaskSpec], engine: str, only_project: str | None) -> None:
+    """Raise `EngineRefused` for task specs of another project than `only_project`.
+
+    All jobs there run as one user, so each could take another's bootstrap token and, with it, its
+    secrets. None: jobs of every project may run.
     """
-    strangers = sorted({order.project for order in orders} - {only_project})
+    strangers = sorted({task_spec.project for task_spec in task_specs} - {only_project})
     if only_project is not None and strangers:
         raise EngineRefused(
             f"this {engine.title()} is for project `{only_project}`, and the job is of `{strangers[0]}`: "
@@ -69,54 +72,58 @@ def refuse_strangers(orders: Iterable[Order], engine: str, only_project: str | N
         )
 
 
-def what_is_gone(order: Order, nodes: Mapping[str, NodeFacts]) -> str | None:
-    """What of the order's node was there when somebody planned for it and is not now, in words."""
-    facts = nodes.get(order.node)
+def missing_resource(task_spec: TaskSpec, nodes: Mapping[str, NodeFacts]) -> str | None:
+    """Return, in words, what the plan used on the node that is not there now; None if nothing is missing."""
+    facts = nodes.get(task_spec.node)
     if facts is None:
-        return f"no such node as `{order.node}`; there are {', '.join(sorted(nodes)) or 'none'}"
+        return f"no such node as `{task_spec.node}`; there are {', '.join(sorted(nodes)) or 'none'}"
     present = {gpu.index for gpu in facts.gpus}
-    missing = [str(index) for index in order.gpu_ids if index not in present]
-    return f"`{order.node}` has no GPU {', '.join(missing)}; it has {len(present)}" if missing else None
+    missing = [str(index) for index in task_spec.gpu_ids if index not in present]
+    return f"`{task_spec.node}` has no GPU {', '.join(missing)}; it has {len(present)}" if missing else None
 
 
 def find_problems(submission: Submission) -> Iterator[str]:
-    """Every mistake, in words."""
+    """Yield every mistake, in words."""
     if not is_name(submission.attempt_id):
         yield f"the attempt id {submission.attempt_id!r} is not a plain name"
-    if not submission.orders:
-        yield "it has no orders"
+    if not submission.task_specs:
+        yield "it has no task specs"
         return
-    names = [order.node for order in submission.orders]
+    names = [task_spec.node for task_spec in submission.task_specs]
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
-        yield f"more than one order for {', '.join(repeated)}"
-    first = submission.orders[0]
+        yield f"more than one task spec for {', '.join(repeated)}"
+    first = submission.task_specs[0]
     if list(first.nodes) != names:
-        yield f"orders for {', '.join(names)}, but the gang is {', '.join(first.nodes)}"
-    for rank, order in enumerate(submission.orders):
-        for problem in _order_problems(submission, order, rank):
-            yield f"{order.node}: {problem}"
-        yield from (f"{order.node}: another `{f}` than {first.node}" for f in _differences(first, order))
+        yield f"task specs for {', '.join(names)}, but the gang is {', '.join(first.nodes)}"
+    for rank, task_spec in enumerate(submission.task_specs):
+        for problem in _task_spec_problems(submission, task_spec, rank):
+            yield f"{task_spec.node}: {problem}"
+        yield from (
+            f"{task_spec.node}: another `{f}` than {first.node}" for f in _differences(first, task_spec)
+        )
 
 
-def _order_problems(submission: Submission, order: Order, rank: int) -> Iterator[str]:
-    if order.attempt_id != submission.attempt_id or order.epoch != submission.epoch:
-        yield f"the order is for attempt {order.attempt_id} epoch {order.epoch}"
-    if order.node_rank != rank:
-        yield f"node rank {order.node_rank} at place {rank}"
-    if not 1 <= order.ranks_per_node <= MAX_RANKS_PER_NODE:
-        yield f"{order.ranks_per_node} ranks per node; 1 to {MAX_RANKS_PER_NODE} are possible"
-    if not (math.isfinite(order.limits.cpus) and order.limits.cpus > 0):
-        yield f"a limit of {order.limits.cpus} CPUs"
-    if "\0" in order.run or any("\0" in key + value or "=" in key for key, value in order.env.items()):
+def _task_spec_problems(submission: Submission, task_spec: TaskSpec, rank: int) -> Iterator[str]:
+    if task_spec.attempt_id != submission.attempt_id or task_spec.epoch != submission.epoch:
+        yield f"the task spec is for attempt {task_spec.attempt_id} epoch {task_spec.epoch}"
+    if task_spec.node_rank != rank:
+        yield f"node rank {task_spec.node_rank} at place {rank}"
+    if not 1 <= task_spec.ranks_per_node <= MAX_RANKS_PER_NODE:
+        yield f"{task_spec.ranks_per_node} ranks per node; 1 to {MAX_RANKS_PER_NODE} are possible"
+    if not (math.isfinite(task_spec.limits.cpus) and task_spec.limits.cpus > 0):
+        yield f"a limit of {task_spec.limits.cpus} CPUs"
+    if "\0" in task_spec.run or any(
+        "\0" in key + value or "=" in key for key, value in task_spec.env.items()
+    ):
         yield "`run` or `env` holds a NUL, or a variable's name an equals sign"
-    if not is_name(order.node):
-        yield f"the node's name {order.node!r} is not a plain name"
-    if len(set(order.gpu_ids)) < len(order.gpu_ids):
-        yield f"a GPU twice in {order.gpu_ids}"
-    if order.gpu_milli != 1000 and not (0 < order.gpu_milli < 1000 and len(order.gpu_ids) == 1):
-        yield f"{order.gpu_milli} thousandths of {len(order.gpu_ids)} GPUs"
+    if not is_name(task_spec.node):
+        yield f"the node's name {task_spec.node!r} is not a plain name"
+    if len(set(task_spec.gpu_ids)) < len(task_spec.gpu_ids):
+        yield f"a GPU twice in {task_spec.gpu_ids}"
+    if task_spec.gpu_milli != 1000 and not (0 < task_spec.gpu_milli < 1000 and len(task_spec.gpu_ids) == 1):
+        yield f"{task_spec.gpu_milli} thousandths of {len(task_spec.gpu_ids)} GPUs"
 
 
-def _differences(first: Order, order: Order) -> Iterator[str]:
-    return (field for field in SHARED if getattr(first, field) != getattr(order, field))
+def _differences(first: TaskSpec, task_spec: TaskSpec) -> Iterator[str]:
+    return (field for field in GANG_FIELDS if getattr(first, field) != getattr(task_spec, field))

@@ -1,4 +1,4 @@
-"""Engines by name. Imported when asked for: an engine may need what not every machine has."""
+"""Opens engines by name. An engine is imported late, because it may need what some machines do not have."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import msgspec
 
 from shoal.clock import Clock
 from shoal.engines.base import Engine
-from shoal.engines.cluster_id import ClusterId, this_machine
-from shoal.engines.reach import Reach
+from shoal.engines.home_records import ClusterId, this_machine
+from shoal.engines.remote.connection import ControlPlaneAccess
 from shoal.errors import SpecError
 
 REMOTE = ("slurm", "ray")
@@ -25,16 +25,17 @@ def open_engine(
     clock: Clock,
     server_file: Path,
     demo: str | None = None,
-    reach: Reach | None = None,
+    access: ControlPlaneAccess | None = None,
     term: int = 0,
 ) -> Engine:
-    """The engine called `name`. `demo` adds simulated nodes (`16x8`); `SpecError` for a name nobody knows.
+    """Return the engine called `name`. `SpecError`: no engine has this name.
 
-    `reach`: how supervisors on other machines find this control plane; None: they cannot. `term`: of the
-    control plane that leads; from now on nothing is started by one with an earlier term.
+    `demo` adds simulated nodes (`16x8`). `access`: how supervisors on other machines reach this control
+    plane; None: they cannot. `term`: of the control plane that leads; from now on, a control plane of an
+    earlier term cannot start anything.
     """
     if name in REMOTE:
-        return _open_remote(name, home, clock, reach, term)
+        return _open_remote(name, home, clock, access, term)
     _refuse_unknown(name)
     from shoal.engines.local import LocalEngine, SimulatedNodes
 
@@ -43,13 +44,15 @@ def open_engine(
 
 
 def cluster_of(name: str, home: Path, *, is_shared: bool) -> ClusterId:
-    """Which cluster that engine would hand work to, by what was written down when it was connected. Asks
-    nobody. `is_shared`: several control planes have this home's directory. `SpecError`: nobody connected one.
+    """Return the cluster that this engine uses, by the configuration that `shoal connect` wrote.
+
+    Does not query the cluster. `is_shared`: several control planes use this home's directory.
+    `SpecError`: no cluster was connected.
     """
     if name in REMOTE:
         load_config, _ = _remote(name)
-        found: ClusterId = load_config(home).cluster_id
-        return found
+        cluster_id: ClusterId = load_config(home).cluster_id
+        return cluster_id
     _refuse_unknown(name)
     return this_machine(is_shared=is_shared)
 
@@ -59,21 +62,21 @@ def _refuse_unknown(name: str) -> None:
         raise SpecError(f"no engine is called {name!r}; there are {', '.join(NAMES)}", hint="shoal up")
 
 
-def _open_remote(name: str, home: Path, clock: Clock, reach: Reach | None, term: int) -> Engine:
-    """One of a cluster that somebody connected."""
+def _open_remote(name: str, home: Path, clock: Clock, access: ControlPlaneAccess | None, term: int) -> Engine:
+    """Open the engine of a connected cluster."""
     load_config, make = _remote(name)
     config = load_config(home)
-    if reach is None:
+    if access is None:
         raise SpecError(
             f"nodes of {name.capitalize()} cannot reach this control plane: it has no address for them",
             hint="connect it again with `--nodes-on ADDRESS:PORT`",
         )
-    reach = msgspec.structs.replace(reach, spool=config.spool, shared=config.shared)
-    return make(home, clock=clock, reach=reach, config=config, term=term)
+    access = msgspec.structs.replace(access, spool=config.spool, shared=config.shared)
+    return make(home, clock=clock, access=access, config=config, term=term)
 
 
 def _remote(name: str) -> tuple[Callable[[Path], Any], Callable[..., Engine]]:
-    """How what was connected is read, and the engine made of it."""
+    """Return the function that loads the configuration of a cluster, and its engine class."""
     if name == "slurm":
         from shoal.engines.slurm import SlurmEngine
         from shoal.engines.slurm.config import load_config as load_slurm

@@ -1,23 +1,48 @@
-"""Who may do what: tokens, callers, permissions, and the sealing of secrets.
+"""Tokens, callers, permissions, and the sealing of secrets.
 
-Pure: keys, time and randomness are arguments. Nothing here reads the store or knows HTTP.
+A request passes through this folder in this order:
+
+1. `credentials` parses the bearer token. It checks the MAC of a signed token, and the hash of a user's token
+that the caller has read from the store. 2. `authorization.user_caller` makes a `Caller` from the user, the
+token and the memberships. 3. `authorization.authorize` looks up the permission of the route in
+`permissions.LEAST_ROLE`, and raises `Denied` or `NotVisible` unless the caller's role is enough.
+
+`credentials` also seals the secrets of jobs. `authority` makes the certificates of control planes, sidecars
+and data planes. `replay` rebuilds the identity tables from the event log to find rows that were tampered
+with.
+
+Pure: keys, time and randomness are arguments. No file here reads the store or knows HTTP.
 """
 
-from shoal.identity.authorize import authorize, visible_projects
-from shoal.identity.caller import Caller, CallerKind, user_caller
-from shoal.identity.grants import check_makes_tokens, check_member_grant, check_token_grant, reaches
-from shoal.identity.permissions import LEAST_ROLE, Permission, is_at_least, lesser
-from shoal.identity.seal import SecretsUnreadable, open_secrets, seal_secrets
-from shoal.identity.signed import (
+from shoal.identity.authorization import (
+    Caller,
+    CallerKind,
+    authorize,
+    check_may_make_tokens,
+    check_member_grant,
+    check_token_grant,
+    covers_token,
+    user_caller,
+    visible_projects,
+)
+from shoal.identity.credentials import (
+    MintedToken,
+    SecretsUnreadable,
     SignedToken,
+    UserTokenText,
+    bootstrap_token,
     data_plane_token,
+    hash_secret,
     job_token,
+    mint_token,
+    open_secrets,
     parse_signed,
+    parse_user_token,
     proof_key,
     replica_secret,
-    ticket,
+    seal_secrets,
 )
-from shoal.identity.tokens import MintedToken, UserTokenText, hash_secret, mint_token, parse_user_token
+from shoal.identity.permissions import LEAST_ROLE, Permission, is_at_least, lesser
 
 __all__ = [
     "LEAST_ROLE",
@@ -29,9 +54,11 @@ __all__ = [
     "SignedToken",
     "UserTokenText",
     "authorize",
-    "check_makes_tokens",
+    "bootstrap_token",
+    "check_may_make_tokens",
     "check_member_grant",
     "check_token_grant",
+    "covers_token",
     "data_plane_token",
     "hash_secret",
     "is_at_least",
@@ -42,10 +69,8 @@ __all__ = [
     "parse_signed",
     "parse_user_token",
     "proof_key",
-    "reaches",
     "replica_secret",
     "seal_secrets",
-    "ticket",
     "user_caller",
     "visible_projects",
 ]

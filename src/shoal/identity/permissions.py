@@ -1,7 +1,7 @@
-"""What there is to be allowed, and the least role that is. One literal, total table.
+"""All permissions, and the least role that each of them needs, in one complete table.
 
-Roles are ordered, and each may do what the lesser ones may. A role held on the whole cluster
-(`operator`, `admin`) counts in every project.
+Roles are ordered, and each role may do what the lesser roles may. A role on the whole cluster (`operator`,
+`admin`) counts in every project.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from shoal.model.people import Role
 
 
 class Permission(StrEnum):
-    """One thing a route does. Every route declares exactly one."""
+    """The action of a route. Every route declares exactly one."""
 
     ME_READ = "me.read"
     STATUS_READ = "status.read"
@@ -43,7 +43,7 @@ class Permission(StrEnum):
     JOB_SELF = "job.self"
     LEASE_RENEW = "lease.renew"
     LOG_SHIP = "log.ship"
-    ORDER_FETCH = "order.fetch"
+    TASK_SPEC_FETCH = "order.fetch"
     SERVICE_LIST = "service.list"
     SERVICE_READ = "service.read"
     SERVICE_MANAGE = "service.manage"
@@ -51,46 +51,46 @@ class Permission(StrEnum):
     TABLE_REPORT = "table.report"
 
 
-class Reach(StrEnum):
-    """What a permission is about, and so where the role must be held."""
+class PermissionScope(StrEnum):
+    """The object of a permission, which determines where the caller must hold the role."""
 
     ANYBODY = "anybody"
-    """Every signed-in user; the answer is filtered to what they may see."""
+    """Every signed-in user. The reply is filtered to what the user may see."""
     PROJECT = "project"
-    """A role in the project that holds the thing."""
+    """A role in the object's project."""
     CLUSTER = "cluster"
     """A role held on the whole cluster."""
     JOB = "job"
-    """A job's own token, and nobody else."""
+    """Only a job's own token."""
     SUPERVISOR = "supervisor"
-    """A supervisor's own token, and nobody else."""
-    TICKET = "ticket"
-    """A supervisor on its way to its order, and nobody else."""
+    """Only a supervisor's own token."""
+    BOOTSTRAP = "ticket"
+    """Only the bootstrap token of a node agent that fetches its task spec."""
     DATA_PLANE = "data plane"
-    """What requests to services go through, and nobody else."""
+    """Only a data plane's token."""
 
 
-class Rule(msgspec.Struct, frozen=True):
-    """`own` is the least role to do it to one's own things, `any` to everybody's."""
+class PermissionRule(msgspec.Struct, frozen=True):
+    """`own_role` is the least role for the caller's own objects, `any_role` for those of all users."""
 
-    reach: Reach
-    own: Role | None = None
-    any: Role | None = None
-
-
-def _everybody(role: Role | None = None) -> Rule:
-    return Rule(Reach.ANYBODY, any=role)
+    scope: PermissionScope
+    own_role: Role | None = None
+    any_role: Role | None = None
 
 
-def _project(role: Role, others: Role | None = None) -> Rule:
-    return Rule(Reach.PROJECT, own=role, any=others or role)
+def _everybody(role: Role | None = None) -> PermissionRule:
+    return PermissionRule(PermissionScope.ANYBODY, any_role=role)
 
 
-def _cluster(role: Role) -> Rule:
-    return Rule(Reach.CLUSTER, own=role, any=role)
+def _project(role: Role, others: Role | None = None) -> PermissionRule:
+    return PermissionRule(PermissionScope.PROJECT, own_role=role, any_role=others or role)
 
 
-LEAST_ROLE: dict[Permission, Rule] = {
+def _cluster(role: Role) -> PermissionRule:
+    return PermissionRule(PermissionScope.CLUSTER, own_role=role, any_role=role)
+
+
+LEAST_ROLE: dict[Permission, PermissionRule] = {
     Permission.ME_READ: _everybody(),
     Permission.STATUS_READ: _everybody(),
     Permission.SCHEMA_READ: _everybody(),
@@ -115,38 +115,38 @@ LEAST_ROLE: dict[Permission, Rule] = {
     Permission.TOKEN_READ: _everybody(Role.ADMIN),
     Permission.TOKEN_CREATE: _everybody(Role.ADMIN),
     Permission.TOKEN_REVOKE: _everybody(Role.ADMIN),
-    Permission.JOB_SELF: Rule(Reach.JOB),
-    Permission.LEASE_RENEW: Rule(Reach.SUPERVISOR),
-    Permission.LOG_SHIP: Rule(Reach.SUPERVISOR),
-    Permission.ORDER_FETCH: Rule(Reach.TICKET),
+    Permission.JOB_SELF: PermissionRule(PermissionScope.JOB),
+    Permission.LEASE_RENEW: PermissionRule(PermissionScope.SUPERVISOR),
+    Permission.LOG_SHIP: PermissionRule(PermissionScope.SUPERVISOR),
+    Permission.TASK_SPEC_FETCH: PermissionRule(PermissionScope.BOOTSTRAP),
     Permission.SERVICE_LIST: _everybody(),
     Permission.SERVICE_READ: _project(Role.VIEWER),
     Permission.SERVICE_MANAGE: _project(Role.MEMBER, others=Role.LEAD),
-    Permission.TABLE_READ: Rule(Reach.DATA_PLANE),
-    Permission.TABLE_REPORT: Rule(Reach.DATA_PLANE),
+    Permission.TABLE_READ: PermissionRule(PermissionScope.DATA_PLANE),
+    Permission.TABLE_REPORT: PermissionRule(PermissionScope.DATA_PLANE),
 }
-"""`_everybody(role)`: everybody for what is their own, `role` on the cluster for what is not."""
+"""`_everybody(role)`: every user for their own objects, and `role` on the cluster for those of others."""
 
 FOR_JOBS = frozenset({Permission.JOB_READ, Permission.JOB_SELF})
-"""What a job's own token may do, and that for its own job alone."""
+"""The permissions of a job's own token, for its own job only."""
 
 _RANK = {role: rank for rank, role in enumerate(Role)}
 
 
 def is_at_least(role: Role | None, least: Role) -> bool:
-    """Whether `role` may do what `least` may. None may nothing."""
+    """Whether `role` includes `least`. None includes no role."""
     return role is not None and _RANK[role] >= _RANK[least]
 
 
-def lesser(one: Role | None, other: Role | None) -> Role | None:
-    """The role that may less. None is the least."""
-    if one is None or other is None:
+def lesser(left: Role | None, right: Role | None) -> Role | None:
+    """Return the lesser of two roles. None is the least."""
+    if left is None or right is None:
         return None
-    return one if _RANK[one] <= _RANK[other] else other
+    return left if _RANK[left] <= _RANK[right] else right
 
 
-def greater(one: Role | None, other: Role | None) -> Role | None:
-    """The role that may more."""
-    if one is None or other is None:
-        return one or other
-    return one if _RANK[one] >= _RANK[other] else other
+def greater(left: Role | None, right: Role | None) -> Role | None:
+    """Return the greater of two roles."""
+    if left is None or right is None:
+        return left or right
+    return left if _RANK[left] >= _RANK[right] else right

@@ -1,7 +1,7 @@
-"""Users, projects, memberships, tokens and the policy, made again from the event log alone.
+"""Rebuild users, projects, memberships, tokens and the policy from the event log, and compare the tables.
 
-Whoever changes a table in the database behind Shoal's back leaves no event, so the table and the log differ.
-Memory grows with what there is in the tables, and not with the length of the log.
+A change to a table in the database that bypasses Shoal leaves no event, so the table and the log differ.
+Memory grows with the size of the tables, not with the length of the log.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ import msgspec
 from shoal.model.people import Project, Role, Token, User
 
 CHANGES = "changes"
-"""The field of an event with the rows that it changed, oldest change first."""
+"""The field of an event that lists the changed rows, oldest change first."""
 POLICY_SET = "policy.set"
 KINDS = ("user.", "project.", "member.", "token.", "cluster.created")
-"""Only events of these kinds say what tables hold: what others carry was written by their senders."""
+"""Only events of these kinds describe table rows. The content of other events comes from their senders."""
 Record = TypeVar("Record", User, Project, Token)
 
 
 class Difference(NamedTuple):
-    """One field of one row that is not what the log says."""
+    """One field of one row that differs from the log."""
 
     table: str
     row: str
     field: str
-    """Empty where the whole row is there in one of them alone."""
+    """Empty if the whole row is only in the table or only in the log."""
     in_table: str
     in_log: str
     seq: int
-    """The last event about the row; 0 where there is none."""
+    """The last event about the row. 0: there is none."""
 
     def __str__(self) -> str:
         of = f"{self.table} `{self.row}`"
@@ -41,29 +41,29 @@ class Difference(NamedTuple):
         return f"{of}: {self.field} is `{self.in_table}` in the table, `{self.in_log}` in the log ({last})"
 
 
-class Held(NamedTuple):
-    """What the log says of one row."""
+class LoggedRow(NamedTuple):
+    """One row according to the log."""
 
     value: Any
     seq: int
 
 
-class Replay:
-    """Feed it every event in order, then compare."""
+class IdentityReplay:
+    """Apply every event in order, then compare."""
 
     def __init__(self) -> None:
-        self.users: dict[str, Held] = {}
-        self.projects: dict[str, Held] = {}
-        self.members: dict[tuple[str, str], Held] = {}
-        self.tokens: dict[str, Held] = {}
-        self.policy: Held | None = None
+        self.users: dict[str, LoggedRow] = {}
+        self.projects: dict[str, LoggedRow] = {}
+        self.members: dict[tuple[str, str], LoggedRow] = {}
+        self.tokens: dict[str, LoggedRow] = {}
+        self.policy: LoggedRow | None = None
         self._ended: dict[tuple[str, str], int] = {}
-        """Rows that the log has taken away, by the event that did."""
+        """Rows that an event has removed, with the number of that event."""
 
-    def see(self, seq: int, kind: str, data: str) -> None:
-        """One event; `data` as JSON. `msgspec.MsgspecError`: it is not what Shoal writes."""
+    def apply_event(self, seq: int, kind: str, data: str) -> None:
+        """Apply one event. `data` is JSON. `msgspec.MsgspecError`: Shoal did not write it."""
         if kind == POLICY_SET:
-            self.policy = Held(msgspec.json.decode(data), seq)
+            self.policy = LoggedRow(msgspec.json.decode(data), seq)
         elif kind.startswith(KINDS):
             for change in msgspec.json.decode(data).get(CHANGES, ()):
                 for name, row in change.items():
@@ -72,16 +72,16 @@ class Replay:
     def _apply(self, seq: int, name: str, row: dict[str, Any]) -> None:
         match name:
             case "user":
-                self.users[row["user_id"]] = Held(msgspec.convert(row, User), seq)
+                self.users[row["user_id"]] = LoggedRow(msgspec.convert(row, User), seq)
             case "project":
-                self.projects[row["name"]] = Held(msgspec.convert(row, Project), seq)
+                self.projects[row["name"]] = LoggedRow(msgspec.convert(row, Project), seq)
             case "token":
-                self.tokens[row["token_id"]] = Held(msgspec.convert(row, Token), seq)
+                self.tokens[row["token_id"]] = LoggedRow(msgspec.convert(row, Token), seq)
             case "member" if row["role"] is None:
                 self.members.pop((row["user_id"], row["project"]), None)
                 self._ended["memberships", f"{row['user_id']} in {row['project']}"] = seq
             case "member":
-                self.members[row["user_id"], row["project"]] = Held(Role(row["role"]), seq)
+                self.members[row["user_id"], row["project"]] = LoggedRow(Role(row["role"]), seq)
             case "revoked":
                 self._change_tokens(seq, row["tokens"], revoked_at=row["at"])
             case "moved":
@@ -94,25 +94,25 @@ class Replay:
         for token_id in token_ids:
             held = self.tokens.get(token_id)
             if held is not None:
-                self.tokens[token_id] = Held(msgspec.structs.replace(held.value, **fields), seq)
+                self.tokens[token_id] = LoggedRow(msgspec.structs.replace(held.value, **fields), seq)
 
     def compare_users(self, rows: Iterable[tuple[str, str, User | None]]) -> Iterator[Difference]:
-        """Rows as `(user_id, name, body)`; the body is None where it cannot be read."""
+        """Compare rows `(user_id, name, body)`. The body is None if it is unreadable."""
         missing = dict(self.users)
         for user_id, name, user in rows:
             held = missing.pop(user_id, None)
             yield from _compare("users", user_id, user, held, {"name": name})
-        yield from _gone("users", missing)
+        yield from _missing_rows("users", missing)
 
     def compare_projects(self, rows: Iterable[tuple[str, int, Project | None]]) -> Iterator[Difference]:
-        """Rows as `(name, uid, body)`."""
+        """Compare rows `(name, uid, body)`."""
         missing = dict(self.projects)
         for name, uid, project in rows:
             yield from _compare("projects", name, project, missing.pop(name, None), {"uid": uid})
-        yield from _gone("projects", missing)
+        yield from _missing_rows("projects", missing)
 
     def compare_members(self, rows: Iterable[tuple[str, str, str]]) -> Iterator[Difference]:
-        """Rows as `(user_id, project, role)`."""
+        """Compare rows `(user_id, project, role)`."""
         missing = dict(self.members)
         for user_id, project, role in rows:
             held = missing.pop((user_id, project), None)
@@ -122,42 +122,46 @@ class Replay:
                 yield Difference("memberships", name, "", f"there, as {role},", "not there", seq)
             elif held.value != role:
                 yield Difference("memberships", name, "role", role, held.value, held.seq)
-        yield from _gone("memberships", {f"{user} in {of}": held for (user, of), held in missing.items()})
+        yield from _missing_rows(
+            "memberships", {f"{user} in {of}": held for (user, of), held in missing.items()}
+        )
 
     def compare_tokens(
         self, rows: Iterable[tuple[str, dict[str, str | None], Token | None]]
     ) -> Iterator[Difference]:
-        """Rows as `(token_id, columns, body)`, the body as events have it (`logged_token`)."""
+        """Compare rows `(token_id, columns, body)`, with the body as in events (`logged_token`)."""
         missing = dict(self.tokens)
         for token_id, columns, token in rows:
             yield from _compare("tokens", token_id, token, missing.pop(token_id, None), columns)
-        yield from _gone("tokens", missing)
+        yield from _missing_rows("tokens", missing)
 
     def compare_policy(self, policy: Any) -> Iterator[Difference]:
-        """What the database says is the policy; None where it says nothing."""
-        told, seq = self.policy or Held(None, 0)
-        if told == policy:
+        """Compare the policy in the database. None: the database has none."""
+        logged, seq = self.policy or LoggedRow(None, 0)
+        if logged == policy:
             return
-        if not isinstance(told, dict) or not isinstance(policy, dict):
-            yield Difference("meta", "policy", "", _known(policy), _known(told), seq)
+        if not isinstance(logged, dict) or not isinstance(policy, dict):
+            yield Difference("meta", "policy", "", _presence(policy), _presence(logged), seq)
             return
-        for name in sorted(told.keys() | policy.keys()):
-            if told.get(name) != policy.get(name):
-                yield Difference("meta", "policy", name, _text(policy.get(name)), _text(told.get(name)), seq)
+        for name in sorted(logged.keys() | policy.keys()):
+            if logged.get(name) != policy.get(name):
+                yield Difference(
+                    "meta", "policy", name, _text(policy.get(name)), _text(logged.get(name)), seq
+                )
 
 
 def _compare(
-    table: str, row: str, found: Record | None, held: Held | None, columns: dict[str, Any]
+    table: str, row: str, body: Record | None, held: LoggedRow | None, columns: dict[str, Any]
 ) -> Iterator[Difference]:
-    """`columns` of the table repeat fields of the body, and searches go by them."""
+    """Compare the columns of the table that repeat fields of the body, because queries use the columns."""
     if held is None:
         yield Difference(table, row, "", "there", "not there", 0)
         return
-    if found is None:
+    if body is None:
         yield Difference(table, row, "", "not readable", "there", held.seq)
         return
     in_log = msgspec.structs.asdict(held.value)
-    for name, value in msgspec.structs.asdict(found).items():
+    for name, value in msgspec.structs.asdict(body).items():
         if value != in_log[name]:
             yield Difference(table, row, name, _text(value), _text(in_log[name]), held.seq)
     for name, value in columns.items():
@@ -165,12 +169,12 @@ def _compare(
             yield Difference(table, row, f"column {name}", _text(value), _text(in_log[name]), held.seq)
 
 
-def _gone(table: str, missing: dict[str, Held]) -> Iterator[Difference]:
+def _missing_rows(table: str, missing: dict[str, LoggedRow]) -> Iterator[Difference]:
     for name, held in missing.items():
         yield Difference(table, name, "", "not there", "there", held.seq)
 
 
-def _known(value: object) -> str:
+def _presence(value: object) -> str:
     return "there" if value is not None else "not there"
 
 

@@ -1,74 +1,75 @@
-"""What a spec asks of the cluster, in the model's terms: defaults filled in, ranges settled.
+"""Turn a spec into the model's resource request: defaults filled in, ranges settled.
 
-CPUs, memory and disk are allocated at the lower end of their range; the number of nodes keeps both ends.
+CPUs, memory and disk are allocated at the lower end of their range. The number of nodes keeps both ends.
 """
 
 from __future__ import annotations
 
-from shoal.model.job import RetryPolicy
-from shoal.model.request import GpuRequest, Request, TopologyRequest
+from shoal.model.job import GpuRequest, ResourceRequest, RetryPolicy, TopologyRequest
 from shoal.spec import JobSpec
-from shoal.spec.clauses import TopologySpec
 from shoal.spec.job import MAX_RANKS
-from shoal.spec.launchers import Asked, asked_in
+from shoal.spec.job_fields import TopologySpec
+from shoal.spec.launchers import LauncherRequest, launcher_request
 from shoal.spec.resources import MAX_NODES, GpuSpec
 from shoal.wire import LogRule, Mount, RuleAction
 
 WHOLE = 1000
-"""Parts of one GPU."""
+"""Thousandths in one GPU."""
 
 
-def request_of(spec: JobSpec) -> Request:
-    asked = spec.resources
-    gpus = _gpus_of(asked.gpus) if asked.gpus else None
-    launched = asked_in(spec.run)
+def request_of(spec: JobSpec) -> ResourceRequest:
+    resources = spec.resources
+    gpus = _gpus_of(resources.gpus) if resources.gpus else None
+    launched = launcher_request(spec.run)
     min_nodes, max_nodes = _nodes_of(spec, launched)
     started = launched.ranks_on(max_nodes)
     started = started if started is not None and started <= MAX_RANKS else None
     ranks = spec.ranks_per_node or started or _ranks_of_mpi(spec, launched) or (gpus.count if gpus else 1)
-    return Request(
+    return ResourceRequest(
         min_nodes=min_nodes,
         max_nodes=max_nodes,
-        cpus=asked.cpus.min if asked.cpus else float(ranks),
-        memory_bytes=asked.memory.min if asked.memory else None,
-        disk_bytes=asked.disk.min if asked.disk else 0,
+        cpus=resources.cpus.min if resources.cpus else float(ranks),
+        memory_bytes=resources.memory.min if resources.memory else None,
+        disk_bytes=resources.disk.min if resources.disk else 0,
         gpus=gpus,
         ranks_per_node=ranks,
-        is_exclusive=asked.exclusive,
-        exclude=tuple(sorted(set(asked.exclude_nodes))),
-        require=tuple(sorted(asked.require.items())),
+        is_exclusive=resources.exclusive,
+        exclude=tuple(sorted(set(resources.exclude_nodes))),
+        require=tuple(sorted(resources.require.items())),
         topology=_topology_of(spec.topology) if spec.topology else None,
         time_limit_s=spec.time_limit,
         grace_s=spec.grace if spec.time_limit is not None else 0.0,
     )
 
 
-def _nodes_of(spec: JobSpec, asked: Asked) -> tuple[int, int]:
-    """At least and at most. A launcher in `run` says it where the job has no more than the one by default."""
-    own = spec.resources.nodes
-    low, high = asked.nodes or (own.min, own.max)
-    if (own.min, own.max) == (1, 1):
+def _nodes_of(spec: JobSpec, launch: LauncherRequest) -> tuple[int, int]:
+    """The least and the most nodes. If the job leaves the default of one node, a launcher in
+    `run` sets them.
+    """
+    node_range = spec.resources.nodes
+    low, high = launch.nodes or (node_range.min, node_range.max)
+    if (node_range.min, node_range.max) == (1, 1):
         return (low, min(high, MAX_NODES)) if low > 1 else (1, 1)
-    return max(own.min, low), min(own.max, high)
+    return max(node_range.min, low), min(node_range.max, high)
 
 
-def _ranks_of_mpi(spec: JobSpec, asked: Asked) -> int | None:
-    """How many processes on a node `mpirun -n` asks for, where a job of several nodes says no number."""
+def _ranks_of_mpi(spec: JobSpec, launch: LauncherRequest) -> int | None:
+    """Processes per node that `mpirun -n` asks for, if a job on several nodes sets no number itself."""
     nodes = spec.resources.nodes
-    if asked.mpi_in_all is None or nodes.min != nodes.max or nodes.min == 1:
+    if launch.mpi_in_all is None or nodes.min != nodes.max or nodes.min == 1:
         return None
-    each, rest = divmod(asked.mpi_in_all, nodes.min)
+    each, rest = divmod(launch.mpi_in_all, nodes.min)
     return each if rest == 0 and 1 <= each <= MAX_RANKS else None
 
 
-def _gpus_of(asked: GpuSpec) -> GpuRequest:
-    milli = WHOLE if asked.share is None else round(asked.share * WHOLE)
-    return GpuRequest(count=asked.count, kind=asked.kind, milli=milli)
+def _gpus_of(gpus: GpuSpec) -> GpuRequest:
+    milli = WHOLE if gpus.share is None else round(gpus.share * WHOLE)
+    return GpuRequest(count=gpus.count, kind=gpus.kind, milli=milli)
 
 
-def _topology_of(asked: TopologySpec) -> TopologyRequest:
-    is_required = asked.within is not None and asked.mode == "required"
-    return TopologyRequest(within=asked.within, is_required=is_required, spread=asked.spread)
+def _topology_of(topology: TopologySpec) -> TopologyRequest:
+    is_required = topology.within is not None and topology.mode == "required"
+    return TopologyRequest(within=topology.within, is_required=is_required, spread=topology.spread)
 
 
 def retry_of(spec: JobSpec) -> RetryPolicy:

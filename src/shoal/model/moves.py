@@ -1,8 +1,8 @@
-"""The attempt's state machine: one literal table, one pure function, no other way to change a state.
+"""The attempt's state machine: one literal table and one pure function, the only way to change a state.
 
-`step(attempt, event, now)` returns the attempt after the event and what must be done about it. The
-caller records both in one transaction; effects are hints for speed, since the control loops derive
-the same work from the recorded state after a crash.
+`step(attempt, event, now)` returns the attempt after the event and its effects. The caller records both in
+one transaction. Effects only make things faster: after a crash the control loops derive the same work from
+the recorded state.
 """
 
 from __future__ import annotations
@@ -13,118 +13,128 @@ from enum import StrEnum
 import msgspec
 
 from shoal.errors import Bug
-from shoal.model.attempt import Allocation, Attempt, AttemptState, EndReason, NodeShare, Replacement
-from shoal.model.blame import order_of_blame
-from shoal.wire import EndKind, NodeOutcome, Recovery
+from shoal.model.attempt import (
+    Allocation,
+    Attempt,
+    AttemptState,
+    EndReason,
+    NodeTask,
+    TaskReplacement,
+    blame_order,
+)
+from shoal.wire import EndKind, Recovery, TaskOutcome
 
 QUEUED, STARTING, RUNNING, STOPPING, ENDED = AttemptState
 
 LOSS_KINDS = frozenset({EndKind.LOST, EndKind.FENCED})
-"""Ends of a share that explain those of its peers."""
+"""Ends of a task that explain the ends of its peers."""
 EXPLAINED = frozenset({EndKind.EXITED, EndKind.SIGNALED, EndKind.STOPPED})
-"""Ends of a share that are explained by one that somebody else's signal stopped: it goes to all nodes, and
-peers of those whom it ended first fail. Limits that were passed, and a `setup` that failed, say more."""
+"""Ends of a task that an external stop signal explains. The signal goes to all nodes, and the peers of the
+first tasks it ends fail. An exceeded limit or a failed `setup` is not explained by it.
+"""
 
 
-class Placed(msgspec.Struct, frozen=True, tag=True):
+class AttemptPlaced(msgspec.Struct, frozen=True, tag=True):
     """The scheduler chose nodes."""
 
     allocation: Allocation
 
 
-class Accepted(msgspec.Struct, frozen=True, tag=True):
-    """The engine took it, under its own id."""
+class SubmissionAccepted(msgspec.Struct, frozen=True, tag=True):
+    """The engine accepted the attempt, under its own id."""
 
     native_id: str
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True):
-    """The engine will never take it; nothing was started."""
+class SubmissionRefused(msgspec.Struct, frozen=True, tag=True):
+    """The engine will never take the attempt. No process was started."""
 
     message: str
 
 
-class Started(msgspec.Struct, frozen=True, tag=True):
+class TaskStarted(msgspec.Struct, frozen=True, tag=True):
     """The supervisor on `node` started its ranks."""
 
     node: str
-    incarnation: int = 0
+    replacement: int = 0
 
 
-class NodeEnded(msgspec.Struct, frozen=True, tag=True):
-    """There is evidence that one node's share is over."""
+class TaskEnded(msgspec.Struct, frozen=True, tag=True):
+    """There is evidence that one node's task has ended."""
 
-    outcome: NodeOutcome
+    outcome: TaskOutcome
 
 
-class Regrouped(msgspec.Struct, frozen=True, tag=True):
-    """Ranks of this generation failed on a node, and all are started anew where they are."""
+class RanksRestarted(msgspec.Struct, frozen=True, tag=True):
+    """Ranks of this rendezvous round failed on a node, and all ranks restart where they are."""
 
-    generation: int
-    failure: NodeOutcome
-    share: NodeShare | None = None
-    """What was lost with the ranks, where it was their share: the one that is begun in its place."""
+    rendezvous_round: int
+    failure: TaskOutcome
+    task: NodeTask | None = None
+    """The task that replaces the lost one. None if no task was lost."""
     is_excused: bool = False
-    """Another share dies, and is waited for: that explains it, as its loss would."""
+    """Shoal waits for another task that is dying. That explains this failure, as a loss would."""
 
 
-class Recovered(msgspec.Struct, frozen=True, tag=True):
-    """A node tells how its part of the newest group began."""
+class TaskRecovered(msgspec.Struct, frozen=True, tag=True):
+    """A node reports how its part of the newest round began."""
 
     recovery: Recovery
 
 
-class Orphaned(msgspec.Struct, frozen=True, tag=True):
-    """The supervisor on `node` is dead, or may be, and what it left is not known to be."""
+class TaskOrphaned(msgspec.Struct, frozen=True, tag=True):
+    """The supervisor on `node` is dead or may be dead, and the processes it left may still run."""
 
     node: str
-    told: str
+    engine_message: str
     """What the engine saw."""
-    incarnation: int = 0
+    replacement: int = 0
     is_to_stop: bool = False
-    """No other share could take its place, or not in time: the rest is stopped, and all of it held."""
+    """No other task could take its place, or not in time: stop the rest, and hold all of it."""
     is_hearsay: bool = False
-    """The cluster says so, which may withdraw it; else only who is there can."""
+    """Only the cluster reports it, and the cluster may withdraw it. Otherwise only a process on
+    the node can.
+    """
 
 
 class OrphanCleared(msgspec.Struct, frozen=True, tag=True):
-    """Whoever doubted that the supervisor on `node` keeps its fence is contradicted: by its own voice, or by
-    the cluster that had said so.
+    """The doubt that the supervisor on `node` keeps its fence is contradicted: by the supervisor itself, or
+    by the cluster that had reported it.
     """
 
     node: str
-    incarnation: int = 0
+    replacement: int = 0
     is_hearsay: bool = False
-    """The cluster withdraws what it said. What anybody else has said stands."""
+    """The cluster withdraws its own report. Reports from other sources stand."""
 
 
-class StopAsked(msgspec.Struct, frozen=True, tag=True):
+class StopRequested(msgspec.Struct, frozen=True, tag=True):
     """A person, a drain, a limit or the scheduler wants it stopped."""
 
     reason: EndReason
     by: str
     because: str = ""
-    """The whole sentence, where `stopped by ...` would not be the reason."""
+    """The whole sentence, if `stopped by ...` is not the reason."""
     grows_to: int | None = None
-    """With how many nodes it goes on, where that is what it stops for."""
+    """The number of nodes the job continues with, if the attempt stops in order to grow."""
 
 
-class FencePassed(msgspec.Struct, frozen=True, tag=True):
-    """Silent for so long that its supervisors have certainly stopped it."""
+class FenceExpired(msgspec.Struct, frozen=True, tag=True):
+    """Silent for longer than its fence, so its supervisors have certainly stopped it."""
 
 
 AttemptEvent = (
-    Placed
-    | Accepted
-    | Refused
-    | Started
-    | NodeEnded
-    | Regrouped
-    | Recovered
-    | Orphaned
+    AttemptPlaced
+    | SubmissionAccepted
+    | SubmissionRefused
+    | TaskStarted
+    | TaskEnded
+    | RanksRestarted
+    | TaskRecovered
+    | TaskOrphaned
     | OrphanCleared
-    | StopAsked
-    | FencePassed
+    | StopRequested
+    | FenceExpired
 )
 
 
@@ -132,7 +142,9 @@ class Effect(StrEnum):
     SUBMIT = "submit"
     CANCEL = "cancel"
     CLOSE = "close"
-    """It ended: decide whether the job ends or tries again, and let the engine forget it."""
+    """The attempt ended: decide whether the job ends or tries again, and let the engine forget
+    the attempt.
+    """
 
 
 Step = tuple[Attempt, tuple[Effect, ...]]
@@ -140,9 +152,10 @@ Handler = Callable[[Attempt, AttemptEvent, float], Step]
 
 
 def step(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
-    """The attempt after `event`. The same object back means the event was late or repeated.
+    """Return the attempt after `event` and its effects. If the same object comes back, the event was late or
+    repeated.
 
-    Raises `Bug` where the table has no move: nothing was changed.
+    Raises `Bug` if the table has no move. Nothing was changed then.
     """
     handler = TABLE[attempt.state, type(event)]
     if handler is None:
@@ -166,28 +179,28 @@ def _ignore(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
 
 
 def _place(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
-    assert isinstance(event, Placed)
+    assert isinstance(event, AttemptPlaced)
     placed = _change(attempt, state=STARTING, allocation=event.allocation, placed_at=now)
     return placed, (Effect.SUBMIT,)
 
 
 def _accept(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
-    assert isinstance(event, Accepted)
+    assert isinstance(event, SubmissionAccepted)
     if attempt.native_id == event.native_id:
         return attempt, ()
     return _change(attempt, native_id=event.native_id), ()
 
 
 def _refuse(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
-    assert isinstance(event, Refused)
+    assert isinstance(event, SubmissionRefused)
     return _end(attempt, EndReason.REFUSED, now, message=event.message)
 
 
 def _start(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
-    assert isinstance(event, Started)
+    assert isinstance(event, TaskStarted)
     if event.node in attempt.started_nodes or event.node not in attempt.node_names:
         return attempt, ()
-    if event.incarnation != attempt.incarnation(event.node):
+    if event.replacement != attempt.replacement_on(event.node):
         return attempt, ()
     nodes = (*attempt.started_nodes, event.node)
     return _run_when_all_started(_change(attempt, started_nodes=nodes), now), ()
@@ -200,13 +213,13 @@ def _run_when_all_started(attempt: Attempt, now: float) -> Attempt:
 
 
 def _stop_queued(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
-    assert isinstance(event, StopAsked)
-    told = event.because or f"stopped by {event.by} before it started"
-    return _end(attempt, event.reason, now, message=told)
+    assert isinstance(event, StopRequested)
+    message = event.because or f"stopped by {event.by} before it started"
+    return _end(attempt, event.reason, now, message=message)
 
 
 def _stop(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
-    assert isinstance(event, StopAsked)
+    assert isinstance(event, StopRequested)
     stopping = _change(
         attempt,
         state=STOPPING,
@@ -219,109 +232,126 @@ def _stop(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
 
 
 def _node_ended(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
-    assert isinstance(event, NodeEnded)
+    assert isinstance(event, TaskEnded)
     outcome = event.outcome
     if outcome.node not in attempt.nodes_left or outcome.epoch != attempt.epoch:
         return attempt, ()
-    if outcome.incarnation != attempt.incarnation(outcome.node):
+    if outcome.replacement != attempt.replacement_on(outcome.node):
         return attempt, ()
     noted = _change(attempt, outcomes=(*attempt.outcomes, outcome))
     if not noted.nodes_left:
         return _end(noted, *_verdict(noted, now))
     if outcome.kind is EndKind.SUCCEEDED and outcome.node not in noted.started_nodes:
-        # Over before anybody saw it start. Without this the others would be `starting` to their end.
+        # The task ended before its start was reported. Without this, the other tasks would be `starting`
+        # until they end.
         noted = _change(noted, started_nodes=(*noted.started_nodes, outcome.node))
     if outcome.kind is EndKind.SUCCEEDED or attempt.state is STOPPING:
         return _run_when_all_started(noted, now), ()
-    # A gang lives and dies together: the first failure stops the others.
+    # A gang lives and dies together, so the first failure stops the other tasks.
     return _change(noted, state=STOPPING, stop_asked_at=now), (Effect.CANCEL,)
 
 
 def _regroup(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
-    """Once for each generation: the peers of a rank that failed fail too, and all of them say so. Who says so
-    later may still be the one whose rank was the cause, unless a share was lost: that explains the others.
+    """Begin the next rendezvous round, once per round, and keep the likeliest cause of the failure.
+
+    The peers of a failed rank fail too, and all of their nodes report it. A later report may still come from
+    the node whose rank was the cause, so it can replace the cause. If a task was lost, that explains the
+    other failures and stands.
     """
-    assert isinstance(event, Regrouped)
-    if event.generation == attempt.generation:
-        excused = attempt.excused + event.is_excused
-        after = _change(attempt, generation=attempt.generation + 1, failure=event.failure, excused=excused)
-        return (after, ()) if event.share is None else _replace(after, event.failure, event.share, now)
-    known = attempt.failure if event.generation == attempt.generation - 1 else None
-    if known is None or event.share is not None or known.kind in LOSS_KINDS:
+    assert isinstance(event, RanksRestarted)
+    if event.rendezvous_round == attempt.rendezvous_round:
+        num_excused = attempt.num_excused + event.is_excused
+        after = _change(
+            attempt,
+            rendezvous_round=attempt.rendezvous_round + 1,
+            failure=event.failure,
+            num_excused=num_excused,
+        )
+        return (after, ()) if event.task is None else _replace(after, event.failure, event.task, now)
+    failure = attempt.failure if event.rendezvous_round == attempt.rendezvous_round - 1 else None
+    if failure is None or event.task is not None or failure.kind in LOSS_KINDS:
         return attempt, ()
-    if order_of_blame(known) <= order_of_blame(event.failure):
+    if blame_order(failure) <= blame_order(event.failure):
         return attempt, ()
     return _change(attempt, failure=event.failure), ()
 
 
-def _replace(attempt: Attempt, lost: NodeOutcome, share: NodeShare, now: float) -> Step:
-    """The new share has the lost one's place among the ranks, and is yet to be started."""
-    if lost.node not in attempt.nodes_left or lost.incarnation != attempt.incarnation(lost.node):
+def _replace(attempt: Attempt, lost: TaskOutcome, task: NodeTask, now: float) -> Step:
+    """Put the new task in the lost task's place among the ranks. The new task still has to start."""
+    if lost.node not in attempt.nodes_left or lost.replacement != attempt.replacement_on(lost.node):
         raise Bug(
-            f"attempt {attempt.attempt_id}: the share of {lost.node} that was lost is not its present one",
+            f"attempt {attempt.attempt_id}: the lost task of {lost.node} is not its present one",
             attempt=msgspec.to_builtins(attempt),
             lost=msgspec.to_builtins(lost),
         )
-    done = Replacement(generation=attempt.generation, at=now, lost=lost, node=share.node)
+    done = TaskReplacement(rendezvous_round=attempt.rendezvous_round, at=now, lost=lost, node=task.node)
     after = _change(
         attempt,
-        allocation=tuple(share if old.node == lost.node else old for old in attempt.allocation),
-        started_nodes=_without(attempt.started_nodes, lost.node),
+        allocation=tuple(task if old.node == lost.node else old for old in attempt.allocation),
+        started_nodes=_without_node(attempt.started_nodes, lost.node),
         replacements=(*attempt.replacements, done),
     )
-    # It is over: what was said of it is not about the next one, which may be on the same node.
+    # The lost task is over. Doubts about it do not apply to its successor, which may be on the same node.
     return _cleared(after, lost.node), (Effect.SUBMIT,)
 
 
 def _recover(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
-    assert isinstance(event, Recovered)
-    told = event.recovery
-    known = [one for one in attempt.recoveries if one.generation == attempt.generation]
-    if told.generation != attempt.generation or any(one.node == told.node for one in known):
+    assert isinstance(event, TaskRecovered)
+    recovery = event.recovery
+    recoveries = [
+        recorded for recorded in attempt.recoveries if recorded.rendezvous_round == attempt.rendezvous_round
+    ]
+    if recovery.rendezvous_round != attempt.rendezvous_round or any(
+        recorded.node == recovery.node for recorded in recoveries
+    ):
         return attempt, ()
-    return _change(attempt, recoveries=(*known, told)), ()
+    return _change(attempt, recoveries=(*recoveries, recovery)), ()
 
 
 def _orphan(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
-    """Nobody is known to supervise a part of it: no fence passes there. What becomes of the rest is for
-    whoever knows whether another share could take its place. Said of a share that another has replaced by
-    now, nothing does.
+    """Note that no supervisor is known for a part of the attempt, so no fence holds there.
+
+    The caller knows whether another task could take its place, and decides about the rest by `is_to_stop`. A
+    report about a task that has been replaced changes nothing.
     """
-    assert isinstance(event, Orphaned)
-    if event.node not in attempt.nodes_left or event.incarnation != attempt.incarnation(event.node):
+    assert isinstance(event, TaskOrphaned)
+    if event.node not in attempt.nodes_left or event.replacement != attempt.replacement_on(event.node):
         return attempt, ()
     if event.node not in attempt.orphaned_nodes:
         doubted = (*attempt.doubted_nodes, event.node) if event.is_hearsay else attempt.doubted_nodes
         orphaned = (*attempt.orphaned_nodes, event.node)
         attempt = _change(attempt, orphaned_nodes=orphaned, doubted_nodes=doubted)
     elif event.node in attempt.doubted_nodes and not event.is_hearsay:
-        attempt = _change(attempt, doubted_nodes=_without(attempt.doubted_nodes, event.node))
+        attempt = _change(attempt, doubted_nodes=_without_node(attempt.doubted_nodes, event.node))
     if not event.is_to_stop or attempt.state is STOPPING:
         return attempt, ()
-    told = f"{event.node}: {event.told}"
-    return _stop(attempt, StopAsked(EndReason.LOST, by="the control plane", because=told), now)
+    message = f"{event.node}: {event.engine_message}"
+    return _stop(attempt, StopRequested(EndReason.LOST, by="the control plane", because=message), now)
 
 
 def _clear(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
     assert isinstance(event, OrphanCleared)
-    known = attempt.doubted_nodes if event.is_hearsay else attempt.orphaned_nodes
-    if event.node not in known or event.incarnation != attempt.incarnation(event.node):
+    nodes = attempt.doubted_nodes if event.is_hearsay else attempt.orphaned_nodes
+    if event.node not in nodes or event.replacement != attempt.replacement_on(event.node):
         return attempt, ()
     return _cleared(attempt, event.node), ()
 
 
 def _cleared(attempt: Attempt, node: str) -> Attempt:
-    orphaned, doubted = _without(attempt.orphaned_nodes, node), _without(attempt.doubted_nodes, node)
+    orphaned, doubted = (
+        _without_node(attempt.orphaned_nodes, node),
+        _without_node(attempt.doubted_nodes, node),
+    )
     return _change(attempt, orphaned_nodes=orphaned, doubted_nodes=doubted)
 
 
-def _without(nodes: tuple[str, ...], node: str) -> tuple[str, ...]:
+def _without_node(nodes: tuple[str, ...], node: str) -> tuple[str, ...]:
     return tuple(name for name in nodes if name != node)
 
 
 def _fence(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
     if attempt.orphans_left:
-        return attempt, ()  # a fence is kept by a supervisor, and there is none
+        return attempt, ()  # a supervisor keeps the fence, and there is none
     silent = ", ".join(attempt.nodes_left)
     return _end(attempt, EndReason.FENCED, now, message=f"no sign of life from {silent}")
 
@@ -338,35 +368,37 @@ REASON_OF_KIND = {
     EndKind.FENCED: EndReason.FENCED,
     EndKind.LOST: EndReason.LOST,
 }
-"""STOPPED without a stop of ours is somebody else's signal to the supervisor: the cluster's loss."""
+"""STOPPED without a stop of ours means that another party sent the supervisor a signal: the
+cluster's loss.
+"""
 
 
 def _verdict(attempt: Attempt, now: float) -> tuple[EndReason, float, int | None, str]:
-    """Why it ended, once every node has: our own stop, else what was lost, else the first failure.
+    """Why the attempt ended, once every node has: our own stop, else a loss, else the first failure.
 
-    The peers of a lost node fail at once and say so sooner than anybody notices the loss, so a loss
-    explains every other failure, whichever was heard of first. A signal to stop that was not ours is one,
-    but for failures which it cannot have been the cause of.
+    The peers of a lost node fail at once and report it before the loss is noticed, so a loss explains every
+    other failure, in any order of reports. An external stop signal counts as a loss, except for failures
+    that it cannot have caused.
     """
     failed = [o for o in attempt.outcomes if o.kind is not EndKind.SUCCEEDED]
     if not failed:
         return EndReason.SUCCEEDED, now, 0, ""
     lost = [o for o in failed if o.kind in LOSS_KINDS]
-    first = min(lost or _unexplained(failed), key=order_of_blame)
+    first = min(lost or _unexplained(failed), key=blame_order)
     if attempt.stop_reason is not None:
         return attempt.stop_reason, now, _exit_code(first), attempt.message
-    told = f"{first.node}: {first.message}" if first.message else f"{first.node}: {first.kind}"
-    return REASON_OF_KIND[first.kind], now, _exit_code(first), told
+    message = f"{first.node}: {first.message}" if first.message else f"{first.node}: {first.kind}"
+    return REASON_OF_KIND[first.kind], now, _exit_code(first), message
 
 
-def _unexplained(failed: list[NodeOutcome]) -> list[NodeOutcome]:
-    if not any(one.is_unasked for one in failed):
+def _unexplained(failed: list[TaskOutcome]) -> list[TaskOutcome]:
+    if not any(outcome.is_external_stop for outcome in failed):
         return failed
-    return [one for one in failed if one.is_unasked or one.kind not in EXPLAINED]
+    return [outcome for outcome in failed if outcome.is_external_stop or outcome.kind not in EXPLAINED]
 
 
-def _exit_code(outcome: NodeOutcome) -> int | None:
-    """As a shell would say it."""
+def _exit_code(outcome: TaskOutcome) -> int | None:
+    """The exit code as a shell reports it."""
     return 128 + outcome.signal if outcome.signal is not None else outcome.exit_code
 
 
@@ -378,60 +410,60 @@ def _end(
 
 
 TABLE: dict[tuple[AttemptState, type], Handler | None] = {
-    (QUEUED, Placed): _place,
-    (QUEUED, Accepted): None,
-    (QUEUED, Refused): None,
-    (QUEUED, Started): None,
-    (QUEUED, NodeEnded): None,
-    (QUEUED, Regrouped): None,
-    (QUEUED, Recovered): None,
-    (QUEUED, Orphaned): None,
+    (QUEUED, AttemptPlaced): _place,
+    (QUEUED, SubmissionAccepted): None,
+    (QUEUED, SubmissionRefused): None,
+    (QUEUED, TaskStarted): None,
+    (QUEUED, TaskEnded): None,
+    (QUEUED, RanksRestarted): None,
+    (QUEUED, TaskRecovered): None,
+    (QUEUED, TaskOrphaned): None,
     (QUEUED, OrphanCleared): None,
-    (QUEUED, StopAsked): _stop_queued,
-    (QUEUED, FencePassed): None,
-    (STARTING, Placed): None,
-    (STARTING, Accepted): _accept,
-    (STARTING, Refused): _refuse,
-    (STARTING, Started): _start,
-    (STARTING, NodeEnded): _node_ended,
-    (STARTING, Regrouped): _ignore,
-    (STARTING, Recovered): _ignore,
-    (STARTING, Orphaned): _orphan,
+    (QUEUED, StopRequested): _stop_queued,
+    (QUEUED, FenceExpired): None,
+    (STARTING, AttemptPlaced): None,
+    (STARTING, SubmissionAccepted): _accept,
+    (STARTING, SubmissionRefused): _refuse,
+    (STARTING, TaskStarted): _start,
+    (STARTING, TaskEnded): _node_ended,
+    (STARTING, RanksRestarted): _ignore,
+    (STARTING, TaskRecovered): _ignore,
+    (STARTING, TaskOrphaned): _orphan,
     (STARTING, OrphanCleared): _clear,
-    (STARTING, StopAsked): _stop,
-    (STARTING, FencePassed): _fence,
-    (RUNNING, Placed): None,
-    (RUNNING, Accepted): _accept,
-    (RUNNING, Refused): None,
-    (RUNNING, Started): _start,
-    (RUNNING, NodeEnded): _node_ended,
-    (RUNNING, Regrouped): _regroup,
-    (RUNNING, Recovered): _recover,
-    (RUNNING, Orphaned): _orphan,
+    (STARTING, StopRequested): _stop,
+    (STARTING, FenceExpired): _fence,
+    (RUNNING, AttemptPlaced): None,
+    (RUNNING, SubmissionAccepted): _accept,
+    (RUNNING, SubmissionRefused): None,
+    (RUNNING, TaskStarted): _start,
+    (RUNNING, TaskEnded): _node_ended,
+    (RUNNING, RanksRestarted): _regroup,
+    (RUNNING, TaskRecovered): _recover,
+    (RUNNING, TaskOrphaned): _orphan,
     (RUNNING, OrphanCleared): _clear,
-    (RUNNING, StopAsked): _stop,
-    (RUNNING, FencePassed): _fence,
-    (STOPPING, Placed): None,
-    (STOPPING, Accepted): _accept,
-    (STOPPING, Refused): _refuse,
-    (STOPPING, Started): _ignore,
-    (STOPPING, NodeEnded): _node_ended,
-    (STOPPING, Regrouped): _ignore,
-    (STOPPING, Recovered): _ignore,
-    (STOPPING, Orphaned): _orphan,
+    (RUNNING, StopRequested): _stop,
+    (RUNNING, FenceExpired): _fence,
+    (STOPPING, AttemptPlaced): None,
+    (STOPPING, SubmissionAccepted): _accept,
+    (STOPPING, SubmissionRefused): _refuse,
+    (STOPPING, TaskStarted): _ignore,
+    (STOPPING, TaskEnded): _node_ended,
+    (STOPPING, RanksRestarted): _ignore,
+    (STOPPING, TaskRecovered): _ignore,
+    (STOPPING, TaskOrphaned): _orphan,
     (STOPPING, OrphanCleared): _clear,
-    (STOPPING, StopAsked): _ignore,
-    (STOPPING, FencePassed): _fence,
-    (ENDED, Placed): None,
-    (ENDED, Accepted): _ignore,
-    (ENDED, Refused): _ignore,
-    (ENDED, Started): _ignore,
-    (ENDED, NodeEnded): _ignore,
-    (ENDED, Regrouped): _ignore,
-    (ENDED, Recovered): _ignore,
-    (ENDED, Orphaned): _ignore,
+    (STOPPING, StopRequested): _ignore,
+    (STOPPING, FenceExpired): _fence,
+    (ENDED, AttemptPlaced): None,
+    (ENDED, SubmissionAccepted): _ignore,
+    (ENDED, SubmissionRefused): _ignore,
+    (ENDED, TaskStarted): _ignore,
+    (ENDED, TaskEnded): _ignore,
+    (ENDED, RanksRestarted): _ignore,
+    (ENDED, TaskRecovered): _ignore,
+    (ENDED, TaskOrphaned): _ignore,
     (ENDED, OrphanCleared): _ignore,
-    (ENDED, StopAsked): _ignore,
-    (ENDED, FencePassed): _ignore,
+    (ENDED, StopRequested): _ignore,
+    (ENDED, FenceExpired): _ignore,
 }
-"""Every state against every event. None: cannot happen, and saying so is better than guessing."""
+"""Every state against every event. None: cannot happen, and raising `Bug` is better than guessing."""

@@ -1,4 +1,4 @@
-"""Users, projects, memberships and tokens: who there is. What they may do is decided in `identity`."""
+"""Users, projects, memberships and tokens. `identity` decides what they may do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Role(StrEnum):
     MEMBER = "member"
     """Also submits, and stops or retries their own jobs."""
     LEAD = "lead"
-    """Also acts on everybody's jobs in the project and manages its members."""
+    """Also acts on all jobs of the project and manages its members."""
     OPERATOR = "operator"
     """Also manages nodes, and sees every project."""
     ADMIN = "admin"
@@ -27,41 +27,42 @@ class User(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     is_active: bool = True
     cluster_role: Role | None = None
-    """`operator` or `admin`, or None for people with project roles alone."""
+    """`operator` or `admin`. None for people who only have project roles."""
     created_at: float = 0.0
 
 
-class Devices(msgspec.Struct, frozen=True, kw_only=True):
-    """So many GPUs and CPUs. None: nothing is said about that device."""
+class DeviceAmounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Amounts of GPUs and CPUs. None leaves a device unset."""
 
     gpus: int | None = None
     cpus: float | None = None
 
 
 class Project(msgspec.Struct, frozen=True, kw_only=True):
-    """Projects form a tree: what one holds counts for every project above it too."""
+    """Projects form a tree. What a project holds counts for every project above it too."""
 
     name: str
     uid: int
-    """The Unix user its jobs run as where the machine allows it; never given to another project."""
+    """The Unix user that its jobs run as, if the machine allows it. It is never given to another project."""
     max_open_jobs: int = 10_000
     """Quota on jobs accepted and not ended."""
     max_jobs_per_day: int = 100_000
-    """Jobs submitted or tried again in a day (UTC), each element of an array as one. What is recorded of a
-    job stays for ever, so a loop that submits and stops would fill the disk."""
+    """Jobs submitted or retried in a day (UTC). Each element of an array counts as one. The record of a job
+    stays for ever, so a loop that submits and stops would fill the disk.
+    """
     max_priority: int = 100
     """The highest priority a member may ask for."""
     max_upload_bytes: int = 256 << 20
     parent: str | None = None
-    """The project it is a part of."""
-    quota: Devices | None = None
-    """Guaranteed: within it the project's jobs come before those of projects that borrow."""
-    limit: Devices | None = None
-    """Never more than this, however idle the cluster is."""
-    borrow: Devices | None = None
-    """At most so much above its quota, of the devices that the quota names. None: whatever is idle."""
+    """The parent project."""
+    quota: DeviceAmounts | None = None
+    """Guaranteed devices. Within its quota the project's jobs come before those of projects that borrow."""
+    limit: DeviceAmounts | None = None
+    """The most the project may hold, however idle the cluster is."""
+    borrow: DeviceAmounts | None = None
+    """The most it may hold above its quota, of the devices that the quota names. None: whatever is idle."""
     weight: float = 1.0
-    """Its part of what is shared, beside projects of the same parent."""
+    """Its weight against the other projects of the same parent."""
     created_at: float = 0.0
 
 
@@ -73,20 +74,22 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True):
-    """A bearer token's public half: the secret is known only as a hash."""
+    """The public half of a bearer token. The secret is stored only as a hash."""
 
     token_id: str
     user_id: str
     secret_hash: bytes
     label: str = ""
     scope: Role = Role.ADMIN
-    """The most this token may do, whatever its user may."""
+    """The highest role this token can use, whatever its user may do."""
     project: str | None = None
-    """Good in this project alone; None: wherever its user is."""
+    """The only project the token is good in. None: wherever its user is a member."""
     service: str | None = None
-    """Good for requests to this service of its project alone: it opens nothing of Shoal's own."""
+    """The token is good only for requests to this service of its project. It opens nothing of Shoal's own
+    API.
+    """
     parent: str | None = None
-    """The token that this one was made with: when the parent is revoked, so is this one."""
+    """The token that this one was made with. Revoking the parent revokes this one."""
     created_at: float = 0.0
     expires_at: float | None = None
     revoked_at: float | None = None

@@ -1,9 +1,9 @@
 """A tracker for Accelerate: `Accelerator(log_with=ShoalTracker())`, and `accelerator.log(values, step=step)`.
 
-It tells Shoal what the program logs: `shoal metrics` has the curves. Accelerate logs on the main process
-alone, so in a job of several ranks each of them also calls `tracker.step(step)`, once for each step: then a
-rank that hangs is found, and drills count steps. Outside of a Shoal job it does nothing. As for every tracker
-of Accelerate, `accelerator.init_trackers` comes first.
+It reports to Shoal what the program logs, and `shoal metrics` shows the curves. Accelerate logs only on the
+main process, so in a job of several ranks each rank should also call `tracker.step(step)` once for each step.
+Then Shoal finds a rank that hangs, and drills count steps. Outside of a Shoal job it does nothing. As for
+every tracker of Accelerate, call `accelerator.init_trackers` first.
 """
 
 from __future__ import annotations
@@ -13,34 +13,34 @@ from typing import Any
 
 from accelerate.tracking import GeneralTracker
 
-from shoal.runtime.reporter import Reporter
+from shoal.runtime.rank.reporter import TrainingReporter
 
 
 class ShoalTracker(GeneralTracker):  # type: ignore[misc,unused-ignore]
-    """Every rank has its own."""
+    """The tracker of one rank."""
 
     name = "shoal"
     requires_logging_directory = False
 
     def __init__(self) -> None:
         super().__init__()
-        self._reporter = Reporter()
+        self._reporter = TrainingReporter()
 
     @property
     def tracker(self) -> ShoalTracker:
-        """What `accelerator.get_tracker("shoal", unwrap=True)` gives."""
+        """The object that `accelerator.get_tracker("shoal", unwrap=True)` returns."""
         return self
 
     def step(self, step: int) -> None:
-        """So many steps are complete on this rank."""
+        """Report that `step` steps are complete on this rank."""
         self._reporter.step(step)
 
     def saved(self, step: int) -> None:
-        """A checkpoint of this step was saved. Any rank may say so."""
+        """Report that a checkpoint of this step was saved. Any rank may call this."""
         self._reporter.saved(step)
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Hyperparameters are the job's: nothing is kept of them."""
+        """Ignore hyperparameters, because the job has them."""
 
     def log(self, values: dict[str, Any], step: int | None = None, **more: Any) -> None:
         self._reporter.log(values, step)

@@ -1,7 +1,7 @@
 """A callback for the Trainer of Transformers: `Trainer(..., callbacks=[ShoalCallback()])`.
 
-It tells Shoal of every step, of what the Trainer logs, and of its checkpoints: `shoal metrics` has the
-curves, a rank that hangs is found, and drills count steps. Outside of a Shoal job it does nothing.
+It reports every step, the logged values and the checkpoints to Shoal. So `shoal metrics` shows the curves,
+Shoal finds a rank that hangs, and drills count steps. Outside of a Shoal job it does nothing.
 """
 
 from __future__ import annotations
@@ -10,29 +10,29 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from shoal.runtime.reporter import Reporter
+from shoal.runtime.rank.reporter import TrainingReporter
 
 
 class ShoalCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
-    """Every rank has its own, as the Trainer has it."""
+    """The callback of one rank's Trainer."""
 
     def __init__(self) -> None:
-        self._reporter = Reporter()
+        self._reporter = TrainingReporter()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         self._reporter.begin()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        self._reporter.goes_on()
+        self._reporter.resume()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         self._reporter.step(state.global_step)
         if control.should_evaluate or control.should_save:
-            self._reporter.pauses()
+            self._reporter.pause()
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         if control.should_evaluate or control.should_save:
-            self._reporter.pauses()
+            self._reporter.pause()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **more: Any) -> None:
         if state.is_world_process_zero:

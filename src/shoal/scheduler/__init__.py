@@ -1,46 +1,62 @@
-"""(snapshot, policy, now) -> plan, with an explanation for every no.
+"""Turn a snapshot of the cluster into a plan, with an explanation for every job that does not start.
 
-Pure and deterministic: never talks to an engine, never reads a clock, never changes the snapshot.
-A `planner` follows the facts in its `book`: `capacity` of the nodes, `rows` of those who wait. A `cycle` asks
-`gang` and `fit` where somebody fits and `soonest` when, and keeps `claims` for whoever is promised a start.
-`preempt` makes room for those who have the `rights` to it, from `victims` by what their end loses.
-When somebody will start is asked of futures that the planner makes: `ahead` is one of them, `predict` has
-several, `calibration` makes an interval of them, and `changes` rehearses what could be asked for instead.
-`replacement` is where one share of an attempt goes on whose node was lost.
+The scheduler is pure and deterministic. It never talks to an engine, never reads a clock and never changes
+the snapshot.
+
+`planner` receives the facts one by one and keeps them in `facts.cluster_state`. For each plan it runs one
+`cycle`:
+
+- `order` says which candidate is considered next: by priority, project standing, due time and score.
+- `placement` finds the nodes on which a candidate fits now, or the earliest time at which nodes are free, and
+  keeps capacity reservations for promised starts.
+- `preemption` chooses running jobs to stop for a candidate that has the right to evict, and jobs that can
+  grow.
+
+After the plan, `explain` says why each remaining candidate waits. `prediction` plays futures with copies of
+the planner to say when a waiting job will start, and which change of its request would start it sooner.
+`placement.replacement` plans one node for an attempt that lost one.
 """
 
-from shoal.scheduler.eligible import explain_unmet
-from shoal.scheduler.impossible import impossible, missed
-from shoal.scheduler.outlook import Basis, Outlook
+from shoal.scheduler.explain.impossible import explain_impossible, missing_nodes_text
+from shoal.scheduler.explain.limits import explain_unmet
+from shoal.scheduler.facts.plan import (
+    Eviction,
+    EvictionGround,
+    Explanation,
+    Plan,
+    PlannedStart,
+    Promise,
+    WaitReason,
+)
+from shoal.scheduler.facts.policy import Policy
+from shoal.scheduler.facts.snapshot import Candidate, GpuInfo, Holding, NodeInfo, Snapshot, UnmetDependency
+from shoal.scheduler.order.stamps import Stamps
+from shoal.scheduler.placement.replacement import replacement
 from shoal.scheduler.planner import Planner, plan
-from shoal.scheduler.policy import Policy
-from shoal.scheduler.replacement import replacement
-from shoal.scheduler.snapshot import Candidate, GpuView, Holding, NodeView, Snapshot, UnmetDependency
-from shoal.scheduler.stamps import Stamps
-from shoal.scheduler.types import Eviction, Explanation, Ground, Plan, Promise, Start, Why
+from shoal.scheduler.prediction.outlook import Outlook, OutlookBasis
 
 __all__ = [
-    "Basis",
     "Candidate",
     "Eviction",
+    "EvictionGround",
     "Explanation",
-    "GpuView",
-    "Ground",
+    "GpuInfo",
     "Holding",
-    "NodeView",
+    "NodeInfo",
     "Outlook",
+    "OutlookBasis",
     "Plan",
+    "PlannedStart",
     "Planner",
     "Policy",
     "Promise",
     "Snapshot",
     "Stamps",
-    "Start",
     "UnmetDependency",
-    "Why",
+    "WaitReason",
+    "explain_impossible",
     "explain_unmet",
-    "impossible",
-    "missed",
+    "missing_nodes_text",
     "plan",
     "replacement",
 ]

@@ -1,7 +1,8 @@
-"""The scheduler as the control plane and the simulator hold it: told what changes, asked what to do.
+"""Planner: the scheduler's interface for the control plane and the simulator.
 
-A plan follows from the facts and the moment alone. What is remembered between plans only saves work: as
-long as nothing was given back, only newcomers can start.
+Callers report every change, then ask for a plan. A plan follows from the facts and the time alone. State that
+is kept between plans only saves work: while nothing was released, only newcomers can start, so a plan looks
+at newcomers alone.
 """
 
 from __future__ import annotations
@@ -12,36 +13,37 @@ from math import inf
 
 import msgspec
 
-from shoal.model.window import Window
-from shoal.scheduler.book import Book
-from shoal.scheduler.cycle import Cycle
-from shoal.scheduler.devices import ProjectView
-from shoal.scheduler.explain import Explainer
-from shoal.scheduler.fair import Usage
-from shoal.scheduler.growth import growth
-from shoal.scheduler.not_grown import not_grown
-from shoal.scheduler.policy import Policy
-from shoal.scheduler.snapshot import Candidate, Holding, NodeView, Snapshot
-from shoal.scheduler.types import Explanation, Plan, Promise
+from shoal.model.node import Window
+from shoal.scheduler.cycle import SchedulingCycle
+from shoal.scheduler.explain.explainer import Explainer
+from shoal.scheduler.facts.amounts import ProjectInfo
+from shoal.scheduler.facts.cluster_state import ClusterState
+from shoal.scheduler.facts.plan import Explanation, Plan, Promise
+from shoal.scheduler.facts.policy import Policy
+from shoal.scheduler.facts.snapshot import Candidate, Holding, NodeInfo, Snapshot
+from shoal.scheduler.order.fair_share import Usage
+from shoal.scheduler.preemption.growth import choose_growth, explain_no_growth
 
-SOME = 64
-"""Entries of a heap that may be out of date before it is made anew, besides as many as are not."""
+MIN_HEAP_ENTRIES = 64
+"""Stale entries that a heap may hold before it is rebuilt, in addition to as many as it has current
+entries."""
 
 
 class Planner:
-    """Not safe for threads. Facts may come in any order and be repeated."""
+    """Not thread-safe. Facts may arrive in any order and more than once."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self._book = Book(policy)
-        self._projects: tuple[ProjectView, ...] = ()
+        self._state = ClusterState(policy)
+        self._projects: tuple[ProjectInfo, ...] = ()
         self._newcomers: dict[str, Candidate] = {}
         self._moments: list[tuple[float, str]] = []
-        """When those kept back may start, soonest first; some may have gone since."""
-        self._cycle = Cycle(self._book, policy, -inf)
-        """The last whole one."""
-        self._is_calm = False
-        """Nothing has changed since that may let anybody start but newcomers."""
+        """When deferred candidates may start, earliest first. Entries of candidates that left stay until they
+        are popped."""
+        self._cycle = SchedulingCycle(self._state, policy, -inf)
+        """The last complete cycle."""
+        self._is_unchanged = False
+        """Nothing has changed since the last cycle that could let a candidate other than a newcomer start."""
         self.planned_at = -inf
         self._explainer: Explainer | None = None
 
@@ -60,62 +62,64 @@ class Planner:
 
     @property
     def has_unconfirmed(self) -> bool:
-        """Whether starts of the last plan are neither confirmed nor undone."""
-        return bool(self._book.unconfirmed)
+        """Whether any start of the last plan is neither confirmed nor undone."""
+        return bool(self._state.unconfirmed)
 
     def snapshot(self) -> Snapshot:
-        """The facts: a planner made of them plans the same."""
-        book = self._book
+        """Return the facts. A planner made from them makes the same plan."""
+        state = self._state
         return Snapshot(
-            nodes=tuple(node.view for _, node in sorted(book.capacity.nodes.items())),
-            holdings=tuple(holding for _, holding in sorted(book.holdings.items())),
-            candidates=tuple(sorted(self.waiting, key=lambda one: one.attempt_id)),
+            nodes=tuple(node.view for _, node in sorted(state.capacity.nodes.items())),
+            holdings=tuple(holding for _, holding in sorted(state.holdings.items())),
+            candidates=tuple(sorted(self.waiting, key=lambda candidate: candidate.attempt_id)),
             projects=self._projects,
-            usages=book.fair.usages(),
-            windows=book.windows.all,
+            usages=state.fair.usages(),
+            windows=state.windows.all,
         )
 
-    def set_projects(self, views: Iterable[ProjectView], usages: Iterable[Usage] = ()) -> None:
-        """All of them, as they are set now. `usages`: what they had before anything was held."""
+    def set_projects(self, views: Iterable[ProjectInfo], usages: Iterable[Usage] = ()) -> None:
+        """Replace the settings of all projects. `usages`: what they had used before anything was held."""
         self._projects = tuple(sorted(views, key=lambda view: view.name))
-        self._book.tree.change(self._projects)
-        self._book.fair.tell(usages)
-        self._disturb()
+        self._state.tree.change(self._projects)
+        self._state.fair.load_usages(usages)
+        self._mark_changed()
 
     def set_windows(self, windows: Iterable[Window]) -> None:
-        """All that are declared, in any order. Those that are over may be left out."""
-        if self._book.windows.change(windows):
-            self._disturb()
+        """Replace all declared windows, in any order. Windows that are over may be left out."""
+        if self._state.windows.change(windows):
+            self._mark_changed()
 
-    def rivals(self) -> tuple[Usage, ...]:
-        """What all projects had that had any, where that may order those who wait; else nothing."""
-        return self._book.fair.usages() if self._book.has_rivals else ()
+    def competing_usages(self) -> tuple[Usage, ...]:
+        """Return the usage of every project that has any, if usage can affect the order of candidates;
+        otherwise nothing.
+        """
+        return self._state.fair.usages() if self._state.has_rivals else ()
 
     def correct_usage(self, usages: Iterable[Usage]) -> None:
-        """Projects had what was recorded with a decision, so that it can be made again.
+        """Set usage to what was recorded with a decision, so that the decision can be replayed.
 
-        By who waits, as then, it is known whether nothing was recorded or nobody had anything.
+        The recorded candidates show, as they did then, whether usage was left out or no project had any.
         """
-        if self._book.has_rivals:
-            self._book.fair.correct(usages)
-        self._disturb()
+        if self._state.has_rivals:
+            self._state.fair.correct(usages)
+        self._mark_changed()
 
-    def set_node(self, view: NodeView) -> None:
-        """A new node, or one that changed."""
-        if self._book.set_node(view):
-            self._disturb()
+    def set_node(self, view: NodeInfo) -> None:
+        """Add a node, or change one."""
+        if self._state.set_node(view):
+            self._mark_changed()
 
     def drop_node(self, name: str) -> None:
-        if name in self._book.capacity.nodes:
-            self._book.capacity.drop_node(name)
-            self._disturb()
+        if name in self._state.capacity.nodes:
+            self._state.capacity.drop_node(name)
+            self._mark_changed()
 
     def add(self, candidate: Candidate) -> None:
-        """It is queued. Added again, it is as said last."""
-        if self._book.drop(candidate.attempt_id):
-            self._disturb()
+        """Queue the candidate. If it is added again, the latest facts count."""
+        if self._state.drop(candidate.attempt_id):
+            self._mark_changed()
         if candidate.unmet:
-            self._book.kept_back[candidate.attempt_id] = candidate
+            self._state.deferred[candidate.attempt_id] = candidate
         elif candidate.not_before > 0:
             self._wait_until(candidate)
         else:
@@ -123,148 +127,166 @@ class Planner:
         self._explainer = None
 
     def drop(self, attempt_id: str) -> None:
-        """It is not queued any more."""
+        """The attempt is not queued any more."""
         self._newcomers.pop(attempt_id, None)
         self._explainer = None
-        if self._book.drop(attempt_id):
-            self._disturb()
+        if self._state.drop(attempt_id):
+            self._mark_changed()
 
     def hold(self, holding: Holding) -> None:
-        """It holds resources; if the last plan started it, that is confirmed."""
+        """The attempt holds resources. If the last plan started it, this confirms the start."""
         self.drop(holding.attempt_id)
-        if self._book.hold(holding):
-            self._disturb()
+        if self._state.hold(holding):
+            self._mark_changed()
         self._explainer = None
 
     def holds(self, attempt_id: str) -> bool:
-        return attempt_id in self._book.holdings
+        return attempt_id in self._state.holdings
 
     def save(self, attempt_id: str, at: float | None) -> bool:
-        """Its work up to then is safe; None: nobody knows up to when. Decides who is evicted, and not whether
-        anybody is. False: it is not known to hold anything yet.
+        """The attempt's work up to `at` is safe; None: it has no known checkpoint.
+
+        A checkpoint decides which attempt is evicted, never whether any is. Return False if the attempt does
+        not hold anything.
         """
-        return self._book.save(attempt_id, at)
+        return self._state.save(attempt_id, at)
 
     def release(self, attempt_id: str, at: float) -> None:
-        """It holds nothing any more, since `at`."""
-        if self._book.release(attempt_id, at):
-            self._disturb()
+        """The attempt holds nothing since `at`."""
+        if self._state.release(attempt_id, at):
+            self._mark_changed()
 
     def undo(self, attempt_id: str) -> None:
-        """The last plan's start of it was not carried out: it waits again."""
-        candidate = self._book.undo(attempt_id)
+        """The start that the last plan made for this attempt was not carried out, so it waits again."""
+        candidate = self._state.undo(attempt_id)
         if candidate is not None:
             if candidate.not_before > self.planned_at:
                 self._wait_until(candidate)  # the clock was set back since
             else:
-                self._book.rows.add(candidate)
-            self._disturb()
+                self._state.queue.add(candidate)
+            self._mark_changed()
 
     @property
     def is_settled(self) -> bool:
-        """All of the last plan is carried out, and nothing has happened since that another must look at."""
-        return self._is_calm and not self._newcomers and not self._book.unconfirmed
+        """Whether the last plan was carried out in full and nothing has happened that needs another plan."""
+        return self._is_unchanged and not self._newcomers and not self._state.unconfirmed
 
     @property
     def num_waiting(self) -> int:
-        return len(self._book.rows) + len(self._book.kept_back)
+        return len(self._state.queue) + len(self._state.deferred)
 
     def plan(self, now: float) -> Plan:
-        """Who starts; they hold what they are given when this returns. Says nothing about the others."""
+        """Choose the starts and hold their resources. The plan explains nothing; see `explain`."""
         if self._moments or now < self.planned_at:
             self._wake(now)
         newcomers, self._newcomers, self._explainer = list(self._newcomers.values()), {}, None
-        book, cycle = self._book, self._cycle
-        book.capacity.packing.learn(book.capacity.typical.profile())
-        # A clock that was set back makes times mean something else.
-        is_later = self.planned_at <= now < cycle.good_until and now < book.rows.next_due()
+        state, cycle = self._state, self._cycle
+        state.capacity.packing.learn(state.capacity.shape_counts.profile())
+        # If the clock was set back, recorded times mean something else.
+        is_later = self.planned_at <= now < cycle.valid_until and now < state.queue.next_due()
         try:
-            if not (self._is_calm and is_later and cycle.run_newcomers(newcomers, now)):
-                cycle = self._cycle = Cycle(book, self.policy, now)
+            if not (self._is_unchanged and is_later and cycle.run_newcomers(newcomers, now)):
+                cycle = self._cycle = SchedulingCycle(state, self.policy, now)
                 cycle.run()
-                # Until it is told that they stop, another plan asks again.
-                self._is_calm = not cycle.preemption.evictions
+                # Until the planner learns that the evicted attempts stop, each plan asks for them again.
+                self._is_unchanged = not cycle.preemption.evictions
         except BaseException:
-            # Nobody will hear of these starts, so nobody could undo them later.
+            # The caller never receives these starts, so it could not undo them later.
             for start in cycle.starts:
                 self.undo(start.attempt_id)
-            self._disturb()
+            self._mark_changed()
             raise
         self.planned_at = now
-        again = min(cycle.look_again_at, self._moments[0][0] if self._moments else inf)
+        replan_at = min(cycle.replan_at, self._moments[0][0] if self._moments else inf)
         starts, cycle.starts = tuple(cycle.starts), []
         is_busy = starts or cycle.preemption.evictions
-        grows = growth(book, cycle.claims, self.policy, now) if book.elastic and not is_busy else None
+        grows = (
+            choose_growth(state, cycle.reservations, self.policy, now)
+            if state.elastic and not is_busy
+            else None
+        )
         return Plan(
             starts=starts,
             promises=cycle.promises(),
             evictions=(grows,) if grows else tuple(cycle.preemption.evictions),
-            look_again_at=None if again == inf else again,
+            replan_at=None if replan_at == inf else replan_at,
         )
 
     @property
     def waiting(self) -> list[Candidate]:
-        """Everybody who waits, for whatever reason, in no order."""
-        return [*self._book.rows.candidates.values(), *self._book.kept_back.values()]
+        """Every waiting candidate, for whatever reason, in no order."""
+        return [*self._state.queue.candidates.values(), *self._state.deferred.values()]
 
     @property
     def promises(self) -> tuple[Promise, ...]:
-        """Those of the last plan."""
+        """The promises of the last plan."""
         return self._cycle.promises()
 
     def explain(self, attempt_id: str, now: float) -> Explanation | None:
-        """Why it has not started, as of the last plan; None when it does not wait."""
-        book = self._book
-        kept_back = book.kept_back.get(attempt_id)
-        if kept_back is None and attempt_id not in book.rows.candidates:
+        """Return why the attempt has not started, as of the last plan; None if it does not wait."""
+        state = self._state
+        deferred = state.deferred.get(attempt_id)
+        if deferred is None and attempt_id not in state.queue.candidates:
             return None
         if self._explainer is None:
-            self._explainer = Explainer(book, self._cycle.claims, self.policy, now)
-        return self._explainer.explain(kept_back or book.rows.candidates[attempt_id])
+            self._explainer = Explainer(state, self._cycle.reservations, self.policy, now)
+        return self._explainer.explain(deferred or state.queue.candidates[attempt_id])
 
     def explain_growth(self, attempt_id: str, now: float) -> Explanation | None:
-        """Why one that runs has fewer nodes than it could use; None when it has not, or holds nothing."""
-        one = self._book.holdings.get(attempt_id)
-        if one is None or attempt_id not in self._book.elastic:
+        """Return why a running attempt has fewer nodes than it could use; None if it has all of them or holds
+        nothing.
+        """
+        holding = self._state.holdings.get(attempt_id)
+        if holding is None or attempt_id not in self._state.elastic:
             return None
-        return not_grown(self._book, self._cycle.claims, self.policy, one, now)
+        return explain_no_growth(self._state, self._cycle.reservations, self.policy, holding, now)
 
     def _queue(self, candidate: Candidate) -> None:
-        self._book.rows.add(candidate)
+        self._state.queue.add(candidate)
         self._newcomers[candidate.attempt_id] = candidate
 
     def _wait_until(self, candidate: Candidate) -> None:
-        kept_back = self._book.kept_back
-        kept_back[candidate.attempt_id] = candidate
+        deferred = self._state.deferred
+        deferred[candidate.attempt_id] = candidate
         heappush(self._moments, (candidate.not_before, candidate.attempt_id))
-        if len(self._moments) > 2 * len(kept_back) + SOME:
-            # Whoever rests is told of before every plan, with a moment that differs in its last digits.
-            self._moments = [(one.not_before, one.attempt_id) for one in kept_back.values() if not one.unmet]
+        if len(self._moments) > 2 * len(deferred) + MIN_HEAP_ENTRIES:
+            # A candidate in backoff is added again before every plan, with a slightly different time.
+            self._moments = [
+                (entry.not_before, entry.attempt_id) for entry in deferred.values() if not entry.unmet
+            ]
             heapify(self._moments)
 
     def _wake(self, now: float) -> None:
-        """Let those start whose moment has come; a clock that was set back takes it away again."""
+        """Queue the candidates whose time has come. If the clock was set back, defer queued ones again."""
         if now < self.planned_at:
-            for early in [one for one in self._book.rows.candidates.values() if one.not_before > now]:
-                self._book.rows.remove(early.attempt_id)
+            for early in [
+                queued for queued in self._state.queue.candidates.values() if queued.not_before > now
+            ]:
+                self._state.queue.remove(early.attempt_id)
                 self._wait_until(early)
         while self._moments and self._moments[0][0] <= now:
             _, attempt_id = heappop(self._moments)
-            candidate = self._book.kept_back.get(attempt_id)
+            candidate = self._state.deferred.get(attempt_id)
             if candidate is not None and not candidate.unmet and candidate.not_before <= now:
-                del self._book.kept_back[attempt_id]
+                del self._state.deferred[attempt_id]
                 self._queue(candidate)
 
-    def _disturb(self) -> None:
-        self._is_calm = False
+    def _mark_changed(self) -> None:
+        self._is_unchanged = False
         self._explainer = None
 
 
 def plan(snapshot: Snapshot, policy: Policy, now: float) -> Plan:
-    """Every candidate either starts or is explained, exactly once. Never changes the snapshot."""
+    """Start or explain every candidate, exactly once. Never changes the snapshot."""
     planner = Planner.of(snapshot, policy)
-    made = planner.plan(now)
-    starting = {start.attempt_id for start in made.starts}
-    waiting = sorted(one.attempt_id for one in snapshot.candidates if one.attempt_id not in starting)
-    told = tuple(said for said in (planner.explain(one, now) for one in waiting) if said is not None)
-    return msgspec.structs.replace(made, explanations=told)
+    result = planner.plan(now)
+    starting = {start.attempt_id for start in result.starts}
+    waiting = sorted(
+        candidate.attempt_id for candidate in snapshot.candidates if candidate.attempt_id not in starting
+    )
+    explanations = tuple(
+        explanation
+        for explanation in (planner.explain(attempt_id, now) for attempt_id in waiting)
+        if explanation is not None
+    )
+    return msgspec.structs.replace(result, explanations=explanations)

@@ -18,35 +18,36 @@ from pathlib import Path
 import msgspec
 import uvloop
 
-from shoal.ownership import Secrecy, UnsafePath, problems_on_the_way, refuse_unsafe
-from shoal.serving.admin import Admin
-from shoal.serving.checks import keep_checking
-from shoal.serving.descriptors import clients_within, raised
-from shoal.serving.feed import Fed, Feed, FileSource, Reporter, ServerSource
-from shoal.serving.freshness import STALE_S
-from shoal.serving.haproxy.start import find_haproxy, running
-from shoal.serving.neighbours import Neighbours
-from shoal.serving.plane import DataPlane
-from shoal.serving.processes import Family
-from shoal.serving.report import report
-from shoal.serving.server import REPORTS, TABLE, Server
-from shoal.serving.sweep import keep_sweeping
-from shoal.serving.table import Report
-from shoal.serving.tls import TlsFiles
+from shoal.ownership import Secrecy, UnsafePath, problems_on_path, refuse_unsafe
+from shoal.serving.feed import FileSource, LeaderSource, ServingReporter, TableConsumer, TableFeed
+from shoal.serving.haproxy.plane import find_haproxy, open_haproxy_plane
+from shoal.serving.housekeeping import keep_checking, keep_sweeping
+from shoal.serving.leader_client import REPORTS, TABLE, LeaderClient
+from shoal.serving.peers import PeerProcesses
+from shoal.serving.plane import DataPlane, TlsFiles
+from shoal.serving.processes import WorkerProcesses, max_clients_within, raise_limit
+from shoal.serving.proxy.local_reply import STALE_S
+from shoal.serving.report import AdminConnection, report
+from shoal.serving.table import ServingReport
 
 log = logging.getLogger(__name__)
 
 
-def arguments(argv: Sequence[str]) -> argparse.Namespace:
+def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m shoal.serving", description=__doc__)
     add = parser.add_argument
     add("--listen", required=True, metavar="HOST:PORT", help="port 0: any; the first line printed says which")
-    add("--table", default="", metavar="FILE|URL", help="what to serve; read again as it changes")
-    add("--home", type=Path, metavar="DIR", help="serve what the control plane of this home says")
-    add("--leader", type=Path, metavar="FILE", help="where the leader of several control planes is named")
-    add("--cache", type=Path, metavar="FILE", help="keeps the table of a URL for a start without it")
-    add("--report", default="", metavar="FILE|URL", help="where to tell what happens, once a second")
-    add("--token-file", type=Path, metavar="FILE", help="shown to URLs, and to be shown for metrics")
+    add("--table", default="", metavar="FILE|URL", help="the table to serve; read again as it changes")
+    add("--home", type=Path, metavar="DIR", help="serve the table of this home's control plane")
+    add("--leader", type=Path, metavar="FILE", help="file that names the leader of several control planes")
+    add(
+        "--cache",
+        type=Path,
+        metavar="FILE",
+        help="copy of a URL's table, for a start without the URL",
+    )
+    add("--report", default="", metavar="FILE|URL", help="where to send reports, once a second")
+    add("--token-file", type=Path, metavar="FILE", help="token sent to URLs, and required for metrics")
     add(
         "--admin",
         default="",
@@ -55,8 +56,13 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     )
     add("--tls-cert", type=Path, metavar="FILE")
     add("--tls-key", type=Path, metavar="FILE")
-    add("--zone", default="", help="where this process stands: replicas there are preferred")
-    add("--processes", type=int, default=0, help="on the one port, replaced on SIGHUP without a lost request")
+    add("--zone", default="", help="zone of this process, whose replicas are preferred")
+    add(
+        "--processes",
+        type=int,
+        default=0,
+        help="on the port; replaced on SIGHUP without a lost request",
+    )
     add(
         "--haproxy",
         nargs="?",
@@ -65,21 +71,21 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
         metavar="PROGRAM",
         help="have HAProxy serve, with a thread for each of --processes; SIGHUP reloads it",
     )
-    add("--drain-s", type=float, default=30.0, help="for requests under way when told to stop")
-    add("--max-connections", type=int, default=10_000, help="of callers, in each process")
-    add("--replaces", action="store_true", help="the one that listens there now, which ends after this")
+    add("--drain-s", type=float, default=30.0, help="for open requests after a stop signal")
+    add("--max-connections", type=int, default=10_000, help="limit of callers' connections in each process")
+    add("--replaces", action="store_true", help="take over from the process that listens there now")
     for hidden in ("--listener", "--ready", "--index", "--neighbours"):
         add(hidden, type=int, default=-1, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if bool(options.table) == bool(options.home):
-        parser.error("what is to be served? give --table or --home, one of the two")
+        parser.error("give either --table or --home: what to serve")
     if options.home:
         options.table, options.report = TABLE, REPORTS
         options.cache = options.cache or options.home / "serving-table.json"
         options.token_file = options.token_file or options.home / "keys" / "data-plane.token"
     if options.token_file:
         try:
-            refuse_unsafe(problems_on_the_way(options.token_file, Secrecy.OWNER))
+            refuse_unsafe(problems_on_path(options.token_file, Secrecy.OWNER))
         except UnsafePath as error:
             parser.error(f"{error.message}; {error.hint}")
     if bool(options.tls_cert) != bool(options.tls_key):
@@ -97,38 +103,38 @@ def _is_loopback(address: str) -> bool:
     return host == "localhost" or ipaddress.ip_address(host).is_loopback
 
 
-def bound(address: str, *, is_shared: bool = False) -> socket.socket:
-    """A socket to listen on; `is_shared`: other processes may have the same port."""
+def listen_on(address: str, *, is_shared: bool = False) -> socket.socket:
+    """Return a listening socket. If `is_shared`, other processes may listen on the same port."""
     host, _, port = address.rpartition(":")
-    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if is_shared:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    made.bind((host.strip("[]"), int(port)))
-    made.listen(4096)
-    made.setblocking(False)  # noqa: FBT003 - the standard library's own
-    return made
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    listener.bind((host.strip("[]"), int(port)))
+    listener.listen(4096)
+    listener.setblocking(False)  # noqa: FBT003 - the standard library's own
+    return listener
 
 
-def taken(options: argparse.Namespace) -> socket.socket:
-    """A socket on a port that its successor may share, and nobody else: refused where somebody listens."""
+def listen_on_free_port(options: argparse.Namespace) -> socket.socket:
+    """Return a socket on a port that only a successor may share. Exit if another process listens there."""
     if not options.replaces:
         try:
-            bound(options.listen).close()
+            listen_on(options.listen).close()
         except OSError as error:
-            told = f"error: cannot listen on {options.listen}: {error.strerror}"
-            sys.exit(f"{told}\nhint: another one may serve there; choose another --listen")
-    return bound(options.listen, is_shared=True)
+            message = f"error: cannot listen on {options.listen}: {error.strerror}"
+            sys.exit(f"{message}\nhint: another process may serve there; choose another --listen")
+    return listen_on(options.listen, is_shared=True)
 
 
 async def serve(options: argparse.Namespace, listener: socket.socket) -> None:
-    """Until SIGTERM or SIGINT."""
+    """Run until SIGTERM or SIGINT."""
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     share = 1.0 / max(1, options.processes)
-    max_clients = clients_within(raised(), options.max_connections)
+    max_clients = max_clients_within(raise_limit(), options.max_connections)
     if max_clients < options.max_connections:
         log.warning(
             "%d connections of callers at most, not %d: raise `ulimit -n`",
@@ -137,33 +143,33 @@ async def serve(options: argparse.Namespace, listener: socket.socket) -> None:
         )
     plane = DataPlane(share=share, zone=options.zone, max_clients=max_clients)
     token = options.token_file.read_text().strip() if options.token_file else ""
-    source, sink = Server(token, _files(options)), Server(token, _files(options))
-    feed = await _fed(options, plane, source)
+    source, sink = LeaderClient(token, _leader_files(options)), LeaderClient(token, _leader_files(options))
+    feed = await _open_feed(options, plane, source)
     tls = TlsFiles(options.tls_cert, options.tls_key) if options.tls_cert else None
     reporter = _reporter(options, lambda: report(plane), sink)
     if reporter is not None:
-        feed.on_taken = reporter.soon
-        await reporter.tell()  # before it may send anything anywhere, it is known to be there
+        feed.on_new_table = reporter.send_soon
+        await reporter.send()  # the control plane must know this process before it sends any request
     await plane.listen(listener, tls.context if tls else None)
     if options.listener >= 0:
         _follow_parent(stopped)
     keeps = [keep_sweeping(plane), keep_checking(plane), feed.keep_reading()]
     keeps += [tls.keep_fresh()] if tls is not None else []
     if options.neighbours >= 0:
-        keeps.append(Neighbours(plane, socket.socket(fileno=options.neighbours)).keep_talking())
-    keeps += [reporter.keep_telling()] if reporter is not None else []
+        keeps.append(PeerProcesses(plane, socket.socket(fileno=options.neighbours)).keep_exchanging())
+    keeps += [reporter.keep_sending()] if reporter is not None else []
     admin = await _admin(options, plane, token)
-    _ready(options, listener)
+    _report_ready(options, listener)
     async with asyncio.TaskGroup() as group:
-        running = [group.create_task(keep) for keep in keeps]
+        tasks = [group.create_task(keep) for keep in keeps]
         await stopped.wait()
         if options.ready >= 0:
-            os.close(options.ready)  # somebody else is to accept connections from here on
+            os.close(options.ready)  # from here on, another process accepts the connections
         await plane.drain(options.drain_s)
-        for task in running:
+        for task in tasks:
             task.cancel()
     if reporter is not None:
-        await reporter.tell(is_last=True)
+        await reporter.send(is_last=True)
     source.close()
     sink.close()
     if admin is not None:
@@ -171,7 +177,7 @@ async def serve(options: argparse.Namespace, listener: socket.socket) -> None:
 
 
 async def serve_by_haproxy(options: argparse.Namespace, listener: socket.socket) -> None:
-    """Until SIGTERM or SIGINT."""
+    """Run until SIGTERM or SIGINT."""
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -181,43 +187,48 @@ async def serve_by_haproxy(options: argparse.Namespace, listener: socket.socket)
     program = find_haproxy(options.haproxy)
     if program is None:
         sys.exit(f"error: there is no program `{options.haproxy}`\nhint: `apt-get install haproxy`")
-    async with running(
+    async with open_haproxy_plane(
         program,
         listener,
         tls=tls,
         num_threads=options.processes,
         max_connections=options.max_connections,
     ) as plane:
-        source, sink = Server(token, _files(options)), Server(token, _files(options))
-        feed = await _fed(options, plane, source)
+        source, sink = (
+            LeaderClient(token, _leader_files(options)),
+            LeaderClient(token, _leader_files(options)),
+        )
+        feed = await _open_feed(options, plane, source)
         await plane.start()
         loop.add_signal_handler(signal.SIGHUP, plane.renew)
-        _tell(listener)
-        keeps = [plane.keep_running(), plane.keep_fresh(), plane.keep_telling_health(), feed.keep_reading()]
+        _print_address(listener)
+        keeps = [plane.keep_running(), plane.keep_fresh(), plane.keep_sending_health(), feed.keep_reading()]
         reporter = _reporter(options, plane.report, sink)
         if reporter is not None:
-            feed.on_taken = reporter.soon
-            await reporter.tell()  # before it may send anything anywhere, it is known to be there
-            keeps.append(reporter.keep_telling())
+            feed.on_new_table = reporter.send_soon
+            await reporter.send()  # the control plane must know this process before it sends any request
+            keeps.append(reporter.keep_sending())
         async with asyncio.TaskGroup() as group:
-            running_ones = [group.create_task(keep) for keep in keeps]
+            tasks = [group.create_task(keep) for keep in keeps]
             await stopped.wait()
-            for task in running_ones:
+            for task in tasks:
                 task.cancel()
         await plane.drain(options.drain_s)
         if reporter is not None:
-            await reporter.tell(is_last=True)
+            await reporter.send(is_last=True)
         source.close()
         sink.close()
 
 
-def _reporter(options: argparse.Namespace, counts: Callable[[], Report], server: Server) -> Reporter | None:
+def _reporter(
+    options: argparse.Namespace, counts: Callable[[], ServingReport], server: LeaderClient
+) -> ServingReporter | None:
     if not options.report:
         return None
     if options.home or "://" in options.report:
-        return Reporter(counts, server, options.report)
+        return ServingReporter(counts, server, options.report)
     suffix = f".{options.index}" if options.index > 0 else ""
-    return Reporter(counts, server, Path(options.report + suffix))
+    return ServingReporter(counts, server, Path(options.report + suffix))
 
 
 async def _admin(options: argparse.Namespace, plane: DataPlane, token: str) -> asyncio.Server | None:
@@ -226,87 +237,87 @@ async def _admin(options: argparse.Namespace, plane: DataPlane, token: str) -> a
     host, _, port = options.admin.rpartition(":")
     at = int(port) + max(0, options.index) if int(port) else 0
     loop = asyncio.get_running_loop()
-    connections: dict[Admin, None] = {}
+    connections: dict[AdminConnection, None] = {}
     return await loop.create_server(
-        lambda: Admin(plane, token, connections), host.strip("[]"), at, reuse_port=True
+        lambda: AdminConnection(plane, token, connections), host.strip("[]"), at, reuse_port=True
     )
 
 
 def _follow_parent(stopped: asyncio.Event) -> None:
-    """A child whose parent is gone would be replaced by nobody and reloaded by nobody: it drains."""
+    """Drain when the parent is gone, because no process would replace or reload this worker."""
     parent = os.getppid()
     loop = asyncio.get_running_loop()
 
-    def look() -> None:
+    def check_parent() -> None:
         if os.getppid() != parent:
             stopped.set()
         else:
-            loop.call_later(1.0, look)
+            loop.call_later(1.0, check_parent)
 
-    look()
-
-
-def _files(options: argparse.Namespace) -> list[Path]:
-    """Where control planes say that they listen: the one that leads, then that of the home."""
-    own = [options.home / "server.json"] if options.home else []
-    return [options.leader, *own] if options.leader else own
+    check_parent()
 
 
-async def _fed(options: argparse.Namespace, plane: Fed, server: Server) -> Feed:
+def _leader_files(options: argparse.Namespace) -> list[Path]:
+    """Files in which control planes say where they listen: that of the leader, then that of the home."""
+    home_files = [options.home / "server.json"] if options.home else []
+    return [options.leader, *home_files] if options.leader else home_files
+
+
+async def _open_feed(options: argparse.Namespace, plane: TableConsumer, server: LeaderClient) -> TableFeed:
     if not options.home and "://" not in options.table:
-        feed = Feed(FileSource(Path(options.table)), plane)
+        feed = TableFeed(FileSource(Path(options.table)), plane)
     else:
         plane.freshness.limit_s = STALE_S
-        source = ServerSource(server, options.table, options.cache)
-        feed = Feed(source, plane)
-        remembered = source.remembered()
-        if remembered is not None:
-            with contextlib.suppress(ValueError, msgspec.MsgspecError):  # there may be a better one by now
-                feed.take(remembered)
+        source = LeaderSource(server, options.table, options.cache)
+        feed = TableFeed(source, plane)
+        cached = source.cached_table()
+        if cached is not None:
+            with contextlib.suppress(ValueError, msgspec.MsgspecError):  # the read below may get a better one
+                feed.take(cached)
     await feed.read()
     return feed
 
 
-def _ready(options: argparse.Namespace, listener: socket.socket) -> None:
+def _report_ready(options: argparse.Namespace, listener: socket.socket) -> None:
     if options.ready >= 0:
         os.write(options.ready, b"1")
     else:
-        _tell(listener)
-    # What is there now stays: the collector need not look at it again and again.
+        _print_address(listener)
+    # Objects that exist now stay: exempt them from garbage collection.
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 50, 50)
 
 
-def _tell(listener: socket.socket) -> None:
+def _print_address(listener: socket.socket) -> None:
     host, port = listener.getsockname()[:2]
     sys.stdout.write(f"listening on {host}:{port}\n")
     sys.stdout.flush()
 
 
 async def supervise(options: argparse.Namespace, argv: Sequence[str]) -> None:
-    first = taken(options)
+    first = listen_on_free_port(options)
     host, port = first.getsockname()[:2]
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    others = [bound(address, is_shared=True) for _ in range(options.processes - 1)]
+    others = [listen_on(address, is_shared=True) for _ in range(options.processes - 1)]
 
     def command(index: int, listener: int, ready: int, neighbours: int) -> list[str]:
-        own = {"index": index, "listener": listener, "ready": ready, "neighbours": neighbours}
-        return [*argv, *(f"--{name}={value}" for name, value in own.items())]
+        options_of_worker = {"index": index, "listener": listener, "ready": ready, "neighbours": neighbours}
+        return [*argv, *(f"--{name}={value}" for name, value in options_of_worker.items())]
 
-    await Family([first, *others], command).run(lambda: _tell(first))
+    await WorkerProcesses([first, *others], command).run(lambda: _print_address(first))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     os.umask(0o077)
-    options = arguments(argv)
+    options = parse_arguments(argv)
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.INFO)
     if options.listener >= 0:
         uvloop.run(serve(options, socket.socket(fileno=options.listener)))
     elif options.haproxy:
-        asyncio.run(serve_by_haproxy(options, taken(options)))
+        asyncio.run(serve_by_haproxy(options, listen_on_free_port(options)))
     elif options.processes > 0:
         asyncio.run(supervise(options, argv))
     else:
-        uvloop.run(serve(options, bound(options.listen)))
+        uvloop.run(serve(options, listen_on(options.listen)))

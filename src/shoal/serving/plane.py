@@ -1,4 +1,7 @@
-"""The data plane in one process: listens, holds what is shared by its connections, swaps tables, drains."""
+"""The data plane in one process: it listens, holds what its connections share, swaps tables and drains.
+
+Its TLS certificate is read again when the file changes, so a renewal needs no restart.
+"""
 
 from __future__ import annotations
 
@@ -9,41 +12,75 @@ import logging
 import os
 import socket
 import ssl
+from pathlib import Path
 from time import monotonic
 
-from shoal.accept import TlsListener
 from shoal.clock import Clock, SystemClock
-from shoal.holders import SharedSlots
-from shoal.porch import visitor
-from shoal.serving.accounts import Held
-from shoal.serving.descriptors import is_ours
-from shoal.serving.downstream import Downstream
-from shoal.serving.freshness import Freshness
-from shoal.serving.problem import Refused
-from shoal.serving.replica import LiveReplica
-from shoal.serving.route import Routes
-from shoal.serving.service import LiveService
-from shoal.serving.table import Table, usable
-from shoal.serving.upstream import Seeker, connect
-from shoal.wire import Papers
+from shoal.connection_quota import ConnectionQuota
+from shoal.serving.admission.accounts import HeldBytes
+from shoal.serving.admission.routes import ServiceRoutes
+from shoal.serving.balance.replica import LiveReplica
+from shoal.serving.balance.service import LiveService
+from shoal.serving.processes import is_local_error
+from shoal.serving.proxy.downstream import Downstream
+from shoal.serving.proxy.local_reply import Freshness, ProxyRefusal
+from shoal.serving.proxy.upstream import ConnectionSeeker, connect
+from shoal.serving.table import ServingTable, usable
+from shoal.sidecar_tls import client_context
+from shoal.tls_listener import TlsListener
+from shoal.wire import TlsIdentity
 
 log = logging.getLogger(__name__)
 
+TLS_CHECK_INTERVAL_S = 10.0
+
+
+class TlsFiles:
+    def __init__(self, certificate: Path, key: Path) -> None:
+        self._files = (certificate, key)
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self.context.set_alpn_protocols(["http/1.1"])
+        self._seen = self._stamp()
+        self.context.load_cert_chain(certificate, key)
+
+    def refresh(self) -> None:
+        """Use the files as they are now for new connections. If they are no good, the previous pair stays."""
+        try:
+            stamp = self._stamp()
+            if stamp != self._seen:
+                self._seen = stamp
+                # A pair that does not match leaves a context with the new certificate and without a key.
+                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*self._files)
+                self.context.load_cert_chain(*self._files)
+        except OSError as error:  # `ssl.SSLError` is one
+            log.warning("certificate %s not taken, the one before stays: %s", self._files[0], error)
+
+    async def keep_fresh(self) -> None:
+        """Run until cancelled."""
+        while True:
+            await asyncio.sleep(TLS_CHECK_INTERVAL_S)
+            self.refresh()
+
+    def _stamp(self) -> tuple[int, ...]:
+        return tuple(file.stat().st_mtime_ns for file in self._files)
+
+
 BACKLOG = 4096
 STRANGERS_SHARE, LEAST_STRANGERS = 0.25, 16
-"""Of `max_clients`: connections on which no request has named its caller yet."""
+"""Limit of connections on which no request has named its caller, as a part of `max_clients`."""
 CALLER_SHARE, LEAST_OF_CALLER = 0.25, 4
-"""Of `max_clients`: connections of one caller, or of one address at public services."""
+"""Limit of connections of one caller, or of one address at public services, as a part of `max_clients`."""
 MAX_GUESSES = 100
 GUESSES_S = 60.0
-"""Requests without a known token that one address may send in so long."""
+"""The period in which one address may send `MAX_GUESSES` requests without a known token."""
 MAX_GUESSERS = 10_000
 MAX_HELD_BYTES = 256 << 20
-"""Of bodies that wait, or are kept to be sent again."""
+"""Limit of request bodies that wait, or are kept for a retry."""
 
 
 class DataPlane:
-    """`share` is this process's part where several serve one port; `zone` is where it stands."""
+    """`share` is this process's part where several serve one port; `zone` is the zone it is in."""
 
     def __init__(
         self,
@@ -58,24 +95,24 @@ class DataPlane:
         self.version = 0
         self.epoch = ""
         self.left_out: list[str] = []
-        """Of the table in use, and why."""
+        """What was left out of the table in use, and why."""
         self.services: dict[tuple[str, str], LiveService] = {}
         self.clock = clock or SystemClock()
         self.freshness = Freshness(self.clock)
-        self.routes = Routes({}, self.clock.now())
+        self.routes = ServiceRoutes({}, self.clock.now())
         self.clients: set[Downstream] = set()
         num_strangers = max(int(max_clients * STRANGERS_SHARE), LEAST_STRANGERS)
-        self._strangers = SharedSlots(num_strangers, Downstream.abort)
-        self._callers = SharedSlots(
+        self._strangers = ConnectionQuota(num_strangers, Downstream.abort)
+        self._callers = ConnectionQuota(
             max(max_clients - num_strangers, LEAST_OF_CALLER),
             Downstream.abort,
             most_each=max(int(max_clients * CALLER_SHARE), LEAST_OF_CALLER),
         )
-        self.held = Held(max_held_bytes)
+        self.held = HeldBytes(max_held_bytes)
         self.is_draining = False
-        self.visitor: ssl.SSLContext | None = None
-        """How porches know this data plane; None: it has no papers for them."""
-        self._papers: Papers | None = None
+        self.client_tls: ssl.SSLContext | None = None
+        """The client certificate for replica sidecars. None: this data plane has none."""
+        self._tls_identity: TlsIdentity | None = None
         self.refusals: dict[tuple[int, str], int] = {}
         self._guesses: dict[str, int] = {}
         self._guesses_since = monotonic()
@@ -88,10 +125,10 @@ class DataPlane:
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
-    def health(self) -> Refused | None:
-        """Why balancers in front should prefer another data plane; None: they need not."""
+    def health(self) -> ProxyRefusal | None:
+        """Why load balancers in front should prefer another data plane, or None."""
         if self.is_draining:
-            return Refused(503, "plane.draining", "this data plane is ending")
+            return ProxyRefusal(503, "plane.draining", "this data plane is ending")
         return self.freshness.problem
 
     async def listen(self, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
@@ -103,20 +140,20 @@ class DataPlane:
         server = await loop.create_server(lambda: Downstream(self), sock=listener, backlog=BACKLOG)
         self._servers.append(server)
 
-    def swap(self, table: Table) -> bool:
-        """From now on this table, whole. False: the one in use is as new.
+    def swap(self, table: ServingTable) -> bool:
+        """Use this table as a whole. Return False if the one in use is as new.
 
-        No request is dropped, but those of callers that it does not know any more. What it names and cannot
-        be is left out, and told of once.
+        No request is dropped, except those of callers that the new table does not know. Entries that cannot
+        be served are left out and logged once.
         """
         if table.epoch == self.epoch and table.version <= self.version:
             return False
-        table, found = usable(table)
-        found += self._show(table.papers)
-        for fault in found:
+        table, faults = usable(table)
+        faults += self._use_tls_identity(table.tls_identity)
+        for fault in faults:
             if fault not in self.left_out:
                 log.warning("left out of table %d: %s", table.version, fault)
-        self.left_out = found
+        self.left_out = faults
         now = monotonic()
         before, self.services = self.services, {}
         for spec in table.services:
@@ -125,98 +162,100 @@ class DataPlane:
             if live is None:
                 live = LiveService(spec, share=self._share, zone=self._zone, now=now)
             else:
-                live.told(spec, now)
+                live.update(spec, now)
             self.services[key] = live
         for gone in before.values():
             gone.end()
         self.version, self.epoch = table.version, table.epoch
-        self.admit_anew()
+        self.refresh_admission()
         return True
 
-    def _show(self, papers: Papers | None) -> list[str]:
-        """From now on these at porches; what is wrong with them."""
-        if papers == self._papers:
+    def _use_tls_identity(self, tls_identity: TlsIdentity | None) -> list[str]:
+        """Use this certificate at sidecars, and return what is wrong with it."""
+        if tls_identity == self._tls_identity:
             return []
         try:
-            self.visitor = visitor(papers) if papers is not None else None
+            self.client_tls = client_context(tls_identity) if tls_identity is not None else None
         except (OSError, ValueError) as error:
-            return [f"papers for porches, those before stay: {error}"]
-        self._papers = papers
+            return [f"TLS identity for replica sidecars not usable, the previous one stays: {error}"]
+        self._tls_identity = tls_identity
         return []
 
-    def admit_anew(self) -> None:
-        """Who may call, by the table and the clock; what others have under way, or wait for, is ended."""
-        self.routes = Routes(self.services, self.clock.now())
+    def refresh_admission(self) -> None:
+        """Apply the table and the clock to all callers. Requests of callers no longer allowed end."""
+        self.routes = ServiceRoutes(self.services, self.clock.now())
         begun = [client.exchange for client in self.clients if client.exchange is not None]
         ended = [exchange for exchange in begun if not self.routes.admits(exchange.entry)]
-        # First those that wait: a slot that is given back must not go to one of them.
-        for exchange in sorted(ended, key=lambda one: one.replica is not None):
+        # Waiting requests first: a slot that is given back must not go to one of them.
+        for exchange in sorted(ended, key=lambda exchange: exchange.replica is not None):
             try:
-                exchange.refuse(Refused(401, "unauthenticated", "the token is not good any more"))
-            except Exception:  # whatever is wrong with one, the others end, too
-                log.exception("a request of a token that is not good any more is cut off")
+                exchange.refuse(ProxyRefusal(401, "unauthenticated", "the token is no longer valid"))
+            except Exception:  # whatever is wrong with one request, the others end as well
+                log.exception("a request with a token that is no longer valid is cut off")
                 exchange.client.abort()
 
-    def open(self, replica: LiveReplica, seeker: Seeker) -> None:
-        """Connect; the seeker is told how that went."""
+    def open(self, replica: LiveReplica, seeker: ConnectionSeeker) -> None:
+        """Connect, and report the result to the seeker."""
         task = asyncio.get_running_loop().create_task(self._connect(replica, seeker))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _connect(self, replica: LiveReplica, seeker: Seeker) -> None:
+    async def _connect(self, replica: LiveReplica, seeker: ConnectionSeeker) -> None:
         try:
-            up = await connect(replica, self.visitor)
-        except (OSError, ValueError) as error:  # a time-out is an OSError, too
-            seeker.on_refused(replica, is_ours=is_ours(error))
+            up = await connect(replica, self.client_tls)
+        except (OSError, ValueError) as error:  # a timeout is an OSError as well
+            seeker.on_refused(replica, is_local=is_local_error(error))
         else:
-            seeker.connected(up)
+            seeker.on_connected(up)
 
     def new_id(self) -> bytes:
         return self._id_prefix + b"%x" % next(self._ids)
 
-    def refused(self, refused: Refused) -> None:
+    def count_refusal(self, refused: ProxyRefusal) -> None:
         key = (refused.status, refused.code)
         self.refusals[key] = self.refusals.get(key, 0) + 1
 
-    def guessed(self, peer: str, refused: Refused) -> Refused:
-        """Somebody showed no token that is known: whoever does so too often is not even told that."""
-        seen = self._guesses.get(peer, 0) + 1
+    def count_guess(self, peer: str, refused: ProxyRefusal) -> ProxyRefusal:
+        """Count a request without a known token, and return its refusal. After too many it is a 429."""
+        count = self._guesses.get(peer, 0) + 1
         if peer in self._guesses or len(self._guesses) < MAX_GUESSERS:
-            self._guesses[peer] = seen
-        if seen <= MAX_GUESSES:
+            self._guesses[peer] = count
+        if count <= MAX_GUESSES:
             return refused
-        return Refused(429, "limit.guesses", "too many requests without a known token", retry_s=GUESSES_S)
+        return ProxyRefusal(
+            429, "limit.guesses", "too many requests without a known token", retry_s=GUESSES_S
+        )
 
     def forget_guesses(self, now: float) -> None:
         if now - self._guesses_since > GUESSES_S:
             self._guesses_since = now
             self._guesses.clear()
 
-    def met(self, client: Downstream) -> None:
-        self._strangers.enter(client, client.address(is_scarce=self._strangers.is_scarce))
+    def add_stranger(self, client: Downstream) -> None:
+        self._strangers.admit(client, client.address(is_scarce=self._strangers.is_scarce))
 
-    def named(self, client: Downstream, caller: str) -> bool:
+    def assign_caller(self, client: Downstream, caller: str) -> bool:
         holder = caller or client.address(is_scarce=self._callers.is_scarce)
-        if not self._callers.enter(client, holder):
+        if not self._callers.admit(client, holder):
             return False
-        self._strangers.leave(client)
+        self._strangers.release(client)
         return True
 
     def begin(self, client: Downstream) -> None:
-        self._callers.begin(client)
+        self._callers.mark_busy(client)
 
     def wait(self, client: Downstream) -> None:
-        self._callers.wait(client)
+        self._callers.mark_idle(client)
 
-    def left(self, client: Downstream) -> None:
+    def remove_client(self, client: Downstream) -> None:
         self.clients.discard(client)
-        self._strangers.leave(client)
-        self._callers.leave(client)
+        self._strangers.release(client)
+        self._callers.release(client)
         if self.is_draining and not self.clients:
             self._emptied.set()
 
     async def drain(self, within_s: float) -> None:
-        """Take nothing new, finish what is here, then close. After `within_s`, what is left is cut off."""
+        """Accept nothing new, finish open requests, then close. After `within_s`, abort the rest."""
         self.is_draining = True
         for server in self._servers:
             server.close()
@@ -226,6 +265,6 @@ class DataPlane:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._emptied.wait(), within_s)
         for service in self.services.values():
-            service.end()  # who still waits for a replica is told so, not cut off
+            service.end()  # a request that still waits for a replica gets a reply instead of an abort
         for client in list(self.clients):
             client.abort()

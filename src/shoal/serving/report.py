@@ -1,17 +1,25 @@
-"""What this process tells about itself once a second: a `Report`, and the same as text for Prometheus."""
+"""The report that a process sends once a second, and the same numbers as text for Prometheus.
+
+Operators reach them on an address of its own: `/-/health` without a token, `/-/metrics` with one.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import hmac
 from collections.abc import Iterable, Iterator
 from time import monotonic
+from typing import cast
 
+from shoal.serving.balance.replica import ReleaseTally
+from shoal.serving.balance.service import LiveService
 from shoal.serving.plane import DataPlane
-from shoal.serving.replica import Tally
-from shoal.serving.service import LiveService
-from shoal.serving.table import BOUNDS_S, Count, Health, Report
+from shoal.serving.proxy.local_reply import HEALTH, ProxyRefusal, health_reply, refusal_reply
+from shoal.serving.proxy.request_head import parse_head, too_large
+from shoal.serving.table import BOUNDS_S, ReleaseCounters, ReplicaHealth, ServingReport
 
 
-def report(plane: DataPlane) -> Report:
+def report(plane: DataPlane) -> ServingReport:
     now = monotonic()
     counts = [
         _count(live, tally)
@@ -20,7 +28,7 @@ def report(plane: DataPlane) -> Report:
         if tally.release or tally.requests or live.waiting.count
     ]
     health = [
-        Health(
+        ReplicaHealth(
             replica_id=replica.spec.replica_id,
             is_ejected=replica.is_ejected(now),
             in_flight=replica.outstanding,
@@ -29,7 +37,7 @@ def report(plane: DataPlane) -> Report:
         for live in plane.services.values()
         for replica in live.replicas.values()
     ]
-    return Report(
+    return ServingReport(
         process_id=plane.process_id,
         version=plane.version,
         epoch=plane.epoch,
@@ -38,8 +46,8 @@ def report(plane: DataPlane) -> Report:
     )
 
 
-def _count(live: LiveService, tally: Tally) -> Count:
-    return Count(
+def _count(live: LiveService, tally: ReleaseTally) -> ReleaseCounters:
+    return ReleaseCounters(
         project=live.spec.project,
         name=live.spec.name,
         release=tally.release,
@@ -53,8 +61,8 @@ def _count(live: LiveService, tally: Tally) -> Count:
 
 
 def metrics(plane: DataPlane) -> str:
-    """In Prometheus' text format."""
-    told = report(plane)
+    """Return the metrics in Prometheus' text format."""
+    serving_report = report(plane)
     lines = [
         *_series("shoal_serving_table_version", "gauge", [("", plane.version)]),
         *_series("shoal_serving_table_left_out", "gauge", [("", len(plane.left_out))]),
@@ -79,14 +87,14 @@ def metrics(plane: DataPlane) -> str:
         ("tokens", "counter"),
     ):
         shown = f"shoal_serving_{name}" + ("_total" if kind == "counter" else "")
-        lines += _series(shown, kind, [(_of(count), getattr(count, name)) for count in told.counts])
-    lines += _histogram(told.counts)
-    ejected = [(_labels(replica=seen.replica_id), int(seen.is_ejected)) for seen in told.health]
+        lines += _series(shown, kind, [(_of(count), getattr(count, name)) for count in serving_report.counts])
+    lines += _histogram(serving_report.counts)
+    ejected = [(_labels(replica=seen.replica_id), int(seen.is_ejected)) for seen in serving_report.health]
     lines += _series("shoal_serving_replica_ejected", "gauge", ejected)
     return "\n".join(lines) + "\n"
 
 
-def _histogram(counts: Iterable[Count]) -> Iterator[str]:
+def _histogram(counts: Iterable[ReleaseCounters]) -> Iterator[str]:
     name = "shoal_serving_first_byte_seconds"
     yield f"# TYPE {name} histogram"
     for count in counts:
@@ -103,10 +111,93 @@ def _series(name: str, kind: str, values: Iterable[tuple[str, float]]) -> Iterat
         yield f"{name}{labels} {value}"
 
 
-def _of(count: Count, **more: object) -> str:
+def _of(count: ReleaseCounters, **more: object) -> str:
     return _labels(project=count.project, service=count.name, release=count.release, **more)
 
 
 def _labels(**labels: object) -> str:
-    """Names of projects, services and replicas need no escapes: they are words."""
+    """Format labels. Names of projects, services and replicas need no escapes, because they are
+    plain words.
+    """
     return "{" + ",".join(f'{name}="{value}"' for name, value in labels.items()) + "}"
+
+
+WITHIN_S = 10.0
+"""From the connection to the last byte of its reply."""
+MAX_OPEN = 64
+
+
+class AdminConnection(asyncio.Protocol):
+    """One request on one connection. `connections` holds all open ones; above `MAX_OPEN` the oldest is
+    aborted.
+    """
+
+    def __init__(
+        self,
+        plane: DataPlane,
+        token: str,
+        connections: dict[AdminConnection, None],
+        within_s: float = WITHIN_S,
+    ) -> None:
+        self._plane = plane
+        self._token = token
+        self._open = connections
+        self._within_s = within_s
+        self._buffer = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._is_over = False
+        self._end = asyncio.get_running_loop().call_later(self._within_s, self._transport.abort)
+        self._open[self] = None
+        if len(self._open) > MAX_OPEN:
+            next(iter(self._open)).abort()
+
+    def abort(self) -> None:
+        self._open.pop(self, None)
+        self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._open.pop(self, None)
+        self._end.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_over:
+            return
+        self._buffer += data
+        end = self._buffer.find(b"\r\n\r\n") + 4
+        try:
+            if end > 3:
+                self._transport.write(self._answer(self._buffer[:end]))
+            elif (refused := too_large(self._buffer)) is not None:
+                raise refused
+            else:
+                return
+        except ProxyRefusal as refused:
+            self._transport.write(refusal_reply(refused, closes=True))
+        self._is_over = True
+        self._transport.close()
+
+    def _answer(self, raw: bytes) -> bytes:
+        head = parse_head(raw)
+        if head.target == HEALTH:
+            problem = self._plane.health
+            if problem is not None:
+                raise problem
+            return health_reply(self._plane.version, closes=True)
+        if head.target != b"/-/metrics":
+            raise ProxyRefusal(404, "not_found", "there are /-/health and /-/metrics")
+        authorization = head.value(b"authorization")
+        if self._token and not hmac.compare_digest(authorization, b"Bearer " + self._token.encode()):
+            raise ProxyRefusal(401, "unauthenticated", "a token is needed: `Authorization: Bearer TOKEN`")
+        return _page("200 OK", metrics(self._plane).encode(), "text/plain; version=0.0.4")
+
+
+def _page(status: str, body: bytes, kind: str) -> bytes:
+    lines = (
+        f"HTTP/1.1 {status}",
+        f"content-type: {kind}",
+        f"content-length: {len(body)}",
+        "connection: close",
+    )
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body

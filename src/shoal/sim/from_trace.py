@@ -1,4 +1,4 @@
-"""A trace as a workload: which format it is, what its jobs ask for, and what they run on."""
+"""A trace as a workload: its format, its jobs' requests, and its nodes."""
 
 from __future__ import annotations
 
@@ -10,24 +10,23 @@ from functools import lru_cache
 from math import ceil
 from pathlib import Path
 
-from shoal.model.request import GpuRequest, Request
-from shoal.scheduler.snapshot import NodeView
-from shoal.sim.machines import Shape, nodes_of
-from shoal.sim.traces.job import TraceError, TraceJob
+from shoal.model.job import GpuRequest, ResourceRequest
+from shoal.scheduler.facts.snapshot import NodeInfo
+from shoal.sim.cluster_shapes import ClusterShape, nodes_of
 from shoal.sim.traces.swf import MissingLimit, SwfRules, read_header, read_swf
 from shoal.sim.traces.table import ITP, PHILLY, REQUIRED, SHOAL, Columns, read_table
-from shoal.sim.traces.text import open_text, tables_in
+from shoal.sim.traces.trace import TraceError, TraceJob, open_text, tables_in
 from shoal.sim.workload import WorkJob, Workload
 
 SWF_RULES = SwfRules(missing_limit=MissingLimit.RUN, is_limit_raised_to_run=True)
 TABLES: tuple[Columns, ...] = (SHOAL, ITP, PHILLY)
-COLUMNS_HINT = "docs/guides/yardsticks.md says which columns a trace may have"
+COLUMNS_HINT = "docs/guides/yardsticks.md lists the columns of a trace"
 
 
-def read_workload(path: Path, shape: Shape | None = None) -> Workload:
-    """The trace on `shape`; a log in SWF may say itself how many processors there were.
+def read_workload(path: Path, shape: ClusterShape | None = None) -> Workload:
+    """The trace on `shape`. A log in SWF may itself contain the number of processors.
 
-    The format is told by the content. `TraceError`: nobody knows it, or how large the cluster is.
+    The content determines the format. `TraceError`: the format or the size of the cluster is unknown.
     """
     columns = _columns(path)
     if columns is None:
@@ -39,7 +38,7 @@ def read_workload(path: Path, shape: Shape | None = None) -> Workload:
         raise TraceError(f"{path}: no jobs")
     if shape is None:
         example = "160x8" if any(job.num_gpus for job in jobs) else "1024"
-        raise TraceError(f"{path} does not say how large the cluster is", hint=f"--nodes {example}")
+        raise TraceError(f"{path} does not contain the size of the cluster", hint=f"--nodes {example}")
     if shape.gpus and not any(job.num_gpus for job in jobs):
         widest = max(job.num_processors for job in jobs)
         raise TraceError(
@@ -54,11 +53,11 @@ def _pool_of(num_processors: int) -> str:
 
 
 def workload_of(
-    jobs: Sequence[TraceJob], nodes: tuple[NodeView, ...], *, has_our_queues: bool = False
+    jobs: Sequence[TraceJob], nodes: tuple[NodeInfo, ...], *, has_our_queues: bool = False
 ) -> Workload:
     """Jobs in any order, on these nodes.
 
-    Queues of other systems stand for limits and rights that ours do not: all jobs wait in one.
+    Queues of other systems stand for limits and rights that ours do not have, so all jobs wait in one queue.
     """
     widest = max((len(node.gpus) for node in nodes), default=0)
     ordered = sorted(jobs, key=lambda job: job.submitted_at)
@@ -78,8 +77,9 @@ def _work(job: TraceJob, widest: int, *, has_our_queues: bool) -> WorkJob:
     )
 
 
-def _request(job: TraceJob, widest: int) -> Request:
-    """A job of more GPUs than a node has asks for the fewest nodes, and as many GPUs on each of them.
+def _request(job: TraceJob, widest: int) -> ResourceRequest:
+    """The request of a job. If it needs more GPUs than a node has, it asks for the fewest nodes with equal
+    GPUs on each.
 
     A limit below the run time is raised to it: a scheduler that plans by limits must never see an overrun.
     """
@@ -93,8 +93,8 @@ def _request(job: TraceJob, widest: int) -> Request:
 
 
 @lru_cache(maxsize=1 << 16)
-def _alike(nodes: int, cpus: float, gpus: int, limit_s: float | None) -> Request:
-    return Request(
+def _alike(nodes: int, cpus: float, gpus: int, limit_s: float | None) -> ResourceRequest:
+    return ResourceRequest(
         min_nodes=nodes,
         max_nodes=nodes,
         cpus=cpus,
@@ -103,14 +103,14 @@ def _alike(nodes: int, cpus: float, gpus: int, limit_s: float | None) -> Request
     )
 
 
-def _written_in(path: Path) -> Shape | None:
+def _written_in(path: Path) -> ClusterShape | None:
     facts = read_header(path)
-    said = (facts.get("MaxProcs") or facts.get("MaxNodes") or "").split()
-    return Shape(int(said[0])) if said and said[0].isdigit() and int(said[0]) else None
+    limits = (facts.get("MaxProcs") or facts.get("MaxNodes") or "").split()
+    return ClusterShape(int(limits[0])) if limits and limits[0].isdigit() and int(limits[0]) else None
 
 
 def _columns(path: Path) -> Columns | None:
-    """Which table it is; None for SWF, whose lines are numbers or begin with a semicolon."""
+    """The kind of table. None for SWF, whose lines are numbers or begin with a semicolon."""
     header = _first_line(path)
     if header.startswith(";") or all(_is_number(word) for word in header.split()):
         return None
@@ -125,15 +125,18 @@ def _columns(path: Path) -> Columns | None:
 
 
 def unread_columns(path: Path) -> list[str]:
-    """Columns of a table with our names that say nothing to us, each with the nearest that does. Tables of
-    others have what they have.
+    """Unknown columns of a table with our names, each with the nearest known one. Tables of other sources may
+    have any columns.
     """
     if _columns(path) is not SHOAL:
         return []
     names = [name.strip() for name in next(csv.reader([_first_line(path)]))]
-    known = Columns.__struct_fields__
-    near = {name: get_close_matches(name, known, 1) for name in names if name not in known}
-    return [f"`{name}`" + (f" (did you mean `{one[0]}`?)" if one else "") for name, one in near.items()]
+    columns = Columns.__struct_fields__
+    near = {name: get_close_matches(name, columns, 1) for name in names if name not in columns}
+    return [
+        f"`{name}`" + (f" (did you mean `{matches[0]}`?)" if matches else "")
+        for name, matches in near.items()
+    ]
 
 
 def _first_line(path: Path) -> str:

@@ -1,7 +1,8 @@
-"""Move the clock from event to event, and ask a decider at each who starts.
+"""A loop that moves the clock from event to event, and asks a decider at each which jobs start.
 
-A decider sees the `State` and names starts; it is the only thing that differs between a reference policy and
-the production scheduler. The loop knows run times, the decider does not: it sees expected ends.
+A decider sees the `SimulationState` and names starts. It is the only difference between a reference policy
+and the production scheduler. The loop knows run times; the decider sees only expected ends. A machine holds
+what running jobs use, and refuses to be over-committed, whatever the decider says.
 """
 
 from __future__ import annotations
@@ -16,20 +17,74 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 
 from shoal.errors import Bug
-from shoal.sim.machine import Machine
-from shoal.sim.traces.job import TraceJob
-
-M = TypeVar("M", bound=Machine)
+from shoal.sim.traces.trace import TraceJob
 
 
-class Events(StrEnum):
+class SimulatedMachine(Protocol):
+    """A `place` is where a job runs, in the machine's own terms: the decider names it, the loop gives it
+    back.
+    """
+
+    def take(self, job: TraceJob, place: Any) -> None: ...
+
+    def give(self, job: TraceJob, place: Any) -> None: ...
+
+
+class Processors:
+    """A count of equal processors: the machine of the Parallel Workloads Archive."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.free = capacity
+
+    def take(self, job: TraceJob, place: None) -> None:
+        if job.num_processors > self.free:
+            raise Bug(
+                f"job {job.job_id} was started on {job.num_processors} processors; {self.free} are free"
+            )
+        self.free -= job.num_processors
+
+    def give(self, job: TraceJob, place: None) -> None:
+        self.free += job.num_processors
+
+
+Slots = Sequence[tuple[int, int]]
+"""Nodes by index, and how many GPUs of each."""
+
+
+class GpuNodes:
+    """Nodes with whole GPUs."""
+
+    def __init__(self, gpus: Sequence[int]) -> None:
+        self.gpus = tuple(gpus)
+        self.free = list(gpus)
+
+    def take(self, job: TraceJob, place: Slots) -> None:
+        if sum(count for _, count in place) != job.num_gpus:
+            raise Bug(f"job {job.job_id} asks for {job.num_gpus:g} GPUs and was given {place}")
+        for node, count in place:
+            if count > self.free[node]:
+                raise Bug(
+                    f"job {job.job_id} was given {count} GPUs of node {node}; {self.free[node]} are free"
+                )
+            self.free[node] -= count
+
+    def give(self, job: TraceJob, place: Slots) -> None:
+        for node, count in place:
+            self.free[node] += count
+
+
+M = TypeVar("M", bound=SimulatedMachine)
+
+
+class EventBatching(StrEnum):
     """How many events a decider sees at once."""
 
     BY_INSTANT = "by instant"  # everything that happens at one moment, then one decision
     ONE_BY_ONE = "one by one"  # an arrival before an end of the same moment, a decision after each
 
 
-class State(Generic[M]):
+class SimulationState(Generic[M]):
     """What is known now. Jobs are named by their index in `jobs`, which is the order of arrival."""
 
     def __init__(self, jobs: Sequence[TraceJob], machine: M) -> None:
@@ -39,24 +94,25 @@ class State(Generic[M]):
         self.waiting: dict[int, TraceJob] = {}
         """In order of arrival."""
         self.releases: list[tuple[float, int]] = []
-        """The expected end of every running job, soonest first."""
+        """The expected end of every running job, the earliest first."""
         self.arrived: list[int] = []
-        """Since the last decision, as is `ended`: for deciders that keep a queue of their own."""
+        """Arrivals since the last decision, like `ended`: for deciders that keep a queue of their own."""
         self.ended: list[int] = []
 
 
 class Decider(Protocol[M]):
-    def decide(self, state: State[M]) -> Iterable[tuple[int, Any]]:
-        """Who starts now, and at which place of the machine.
+    def decide(self, state: SimulationState[M]) -> Iterable[tuple[int, Any]]:
+        """The jobs that start now, and the place of each on the machine.
 
-        Each start is applied before the next is asked for: a generator sees its own starts in the state.
+        The loop applies each start before it asks for the next, so a generator sees its own starts in the
+        state.
         """
 
 
 class Schedule(msgspec.Struct, frozen=True):
     jobs: Sequence[TraceJob]
     starts: Sequence[float]
-    """When each of them started, by index."""
+    """When each job started, by index."""
 
 
 def planned(job: TraceJob) -> float:
@@ -73,14 +129,14 @@ def simulate(
     decider: Decider[M],
     *,
     expect: Callable[[TraceJob], float] = planned,
-    events: Events = Events.BY_INSTANT,
+    events: EventBatching = EventBatching.BY_INSTANT,
 ) -> Schedule:
     """Run every job to its end on an empty machine. Jobs must be in order of submission.
 
-    `Bug` when the decider starts what does not wait or does not fit, or leaves a job for ever.
+    `Bug`: the decider starts a job that does not wait or does not fit, or leaves a job for ever.
     """
     run = _Run(jobs, machine, expect)
-    advance = run.one_event if events is Events.ONE_BY_ONE else run.one_instant
+    advance = run.one_event if events is EventBatching.ONE_BY_ONE else run.one_instant
     while advance():
         for index, place in decider.decide(run.state):
             run.start(index, place)
@@ -96,17 +152,17 @@ class _Run(Generic[M]):
     """The clock, the calendar of true ends, and the changes to the state."""
 
     def __init__(self, jobs: Sequence[TraceJob], machine: M, expect: Callable[[TraceJob], float]) -> None:
-        self.state = State(jobs, machine)
+        self.state = SimulationState(jobs, machine)
         self.starts = [math.nan] * len(jobs)
         self._expect = expect
         self._num_arrived = 0
         self._num_started = 0
         self._ends: list[tuple[float, int, int, Any]] = []
-        """(end, number of the start, index, place): of two that end together, the earlier goes first."""
+        """(end, number of the start, index, place). If two end together, the earlier start goes first."""
         self._expected_ends: dict[int, float] = {}
 
     def one_event(self) -> bool:
-        """The next arrival or end; False when there is none left."""
+        """Process the next arrival or end. False if none is left."""
         arrival, end = self._next_arrival(), self._next_end()
         if arrival == end == math.inf:
             return False
@@ -118,7 +174,7 @@ class _Run(Generic[M]):
         return True
 
     def one_instant(self) -> bool:
-        """Everything of the next moment at which anything happens; False when there is none left."""
+        """Process everything at the next moment with an event. False if none is left."""
         now = min(self._next_arrival(), self._next_end())
         if now == math.inf:
             return False

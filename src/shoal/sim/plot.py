@@ -1,6 +1,6 @@
 """Draw outcomes beside each other: the queue and the devices in use over time, and how long projects waited.
 
-Needs matplotlib, which `pip install 'shoal[plots]'` brings; nothing else of the simulator does.
+Needs matplotlib, which `pip install 'shoal[plots]'` brings. No other part of the simulator needs it.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from shoal.errors import SpecError
-from shoal.sim.outcome import Outcome
+from shoal.sim.workload import SimulationOutcome
 
 ENDINGS = (".png", ".svg")
 NUM_POINTS = 500
 MAX_PROJECTS = 6
-"""Curves that an eye can tell apart; the projects that hold most."""
+"""The most curves that an eye can tell apart, for the projects that hold most."""
 UNITS = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 NUM_SHOWN = 3
-"""A time axis is in the largest unit of which it shows so many."""
+"""A time axis uses the largest unit of which it shows at least this many."""
 BEYOND = 1.3
-"""The axis of waits ends so many times the longest: the last step is seen."""
+"""The axis of waits ends at this factor times the longest wait, so that the last step is visible."""
 COLOURS = ("#1f77b4", "#d9822b", "#2e8b57", "#b5457a", "#6b5bb5", "#7a6a4f")
 BEFORE, AFTER = "#8a8a8a", "#0b5cad"
 TICKS = {
@@ -44,18 +44,20 @@ Floats = NDArray[np.float64]
 
 
 def check_path(path: Path) -> None:
-    """`SpecError` where no plot could be written."""
+    """`SpecError` if no plot can be written there."""
     if path.suffix.lower() not in ENDINGS:
         raise SpecError(
             f"`{path.name}`: a plot is a .png or a .svg, not `{path.suffix}`", hint=f"--plot {path.stem}.png"
         )
     if path.is_dir() or not path.parent.is_dir():
-        what = "is a directory" if path.is_dir() else f"there is no directory `{path.parent}`"
-        raise SpecError(f"`--plot {path}`: {what}", hint=f"--plot {path.name}")
+        problem = "is a directory" if path.is_dir() else f"there is no directory `{path.parent}`"
+        raise SpecError(f"`--plot {path}`: {problem}", hint=f"--plot {path.name}")
 
 
-def draw(outcomes: Mapping[str, Outcome], path: Path, title: str) -> None:
-    """Write the picture of one or two outcomes, by name, as PNG or SVG. The same outcomes, the same bytes."""
+def draw(outcomes: Mapping[str, SimulationOutcome], path: Path, title: str) -> None:
+    """Write the picture of one or two outcomes, by name, as PNG or SVG. The same outcomes give the same
+    bytes.
+    """
     check_path(path)
     with mpl.rc_context({"svg.hashsalt": "shoal", "font.size": 9}):
         figure = Figure(figsize=(9, 9), layout="constrained")
@@ -72,19 +74,19 @@ def draw(outcomes: Mapping[str, Outcome], path: Path, title: str) -> None:
 
 
 def _styles(names: list[str]) -> dict[str, dict[str, Any]]:
-    """The last is drawn solid and in colour, what it is compared with thin and grey."""
+    """The last outcome is solid and in colour. The one it is compared with is thin and grey."""
     last = {"color": AFTER, "linewidth": 1.4, "linestyle": "-"}
     first = {"color": BEFORE, "linewidth": 1.0, "linestyle": "--"}
     return {name: last if name == names[-1] else first for name in names}
 
 
-def _unit(outcomes: Mapping[str, Outcome]) -> tuple[float, str]:
+def _unit(outcomes: Mapping[str, SimulationOutcome]) -> tuple[float, str]:
     span_s = max(outcome.timeline.at[-1] - outcome.timeline.at[0] for outcome in outcomes.values())
     return next((unit for unit in UNITS if span_s >= NUM_SHOWN * unit[0]), UNITS[-1])
 
 
 def _over_time(
-    queue: Axes, use: Axes, name: str, outcome: Outcome, style: dict[str, Any], unit_s: float
+    queue: Axes, use: Axes, name: str, outcome: SimulationOutcome, style: dict[str, Any], unit_s: float
 ) -> None:
     line = outcome.timeline
     at = np.array(line.at)
@@ -97,7 +99,9 @@ def _over_time(
 
 
 def _means(at: Floats, values: Floats) -> tuple[Floats, Floats]:
-    """Of a step function: its mean in each of `NUM_POINTS` slices, and their middles in seconds."""
+    """The mean of a step function in each of `NUM_POINTS` slices, and the middles of the slices
+    in seconds.
+    """
     edges = np.linspace(at[0], at[-1], NUM_POINTS + 1)
     area = np.concatenate([[0.0], np.cumsum(values[:-1] * np.diff(at))])
     upto = np.interp(edges, at, area)
@@ -105,8 +109,8 @@ def _means(at: Floats, values: Floats) -> tuple[Floats, Floats]:
     return (edges[:-1] + edges[1:]) / 2 - at[0], np.diff(upto) / width
 
 
-def _waits(axes: Axes, outcomes: Mapping[str, Outcome], styles: dict[str, dict[str, Any]]) -> None:
-    """How large a share of each project's jobs had waited no longer than that."""
+def _waits(axes: Axes, outcomes: Mapping[str, SimulationOutcome], styles: dict[str, dict[str, Any]]) -> None:
+    """Draw the part of each project's jobs that had waited no longer than each time."""
     projects = _largest(list(outcomes.values())[-1])
     colours = dict(zip(projects, COLOURS, strict=False))
     all_waits = {name: _waited(outcome) for name, outcome in outcomes.items()}
@@ -135,7 +139,7 @@ def _waits(axes: Axes, outcomes: Mapping[str, Outcome], styles: dict[str, dict[s
 
 
 def steps(waits: Floats, least_s: float, highest_s: float) -> tuple[Floats, Floats]:
-    """The points of a step function: at each wait, the share of jobs that had waited no longer.
+    """The points of a step function: at each wait, the part of jobs that had waited no longer.
 
     It rises from 0 at `least_s`, which stands for every wait up to it, and stays at 1 to `highest_s`.
     """
@@ -144,22 +148,22 @@ def steps(waits: Floats, least_s: float, highest_s: float) -> tuple[Floats, Floa
     return np.concatenate([[least_s], at, [highest_s]]), np.concatenate([[0.0], share, [1.0]])
 
 
-def _waited(outcome: Outcome) -> Floats:
+def _waited(outcome: SimulationOutcome) -> Floats:
     submitted = np.array([job.submitted_at for job in outcome.workload.jobs])
     waits: Floats = np.array(outcome.starts) - submitted
     return waits
 
 
-def _largest(outcome: Outcome) -> list[str]:
+def _largest(outcome: SimulationOutcome) -> list[str]:
     held: dict[str, float] = {}
-    stays = outcome.stays
+    stays = outcome.holdings
     for job, devices, begin, end in zip(stays.job, stays.devices, stays.begin, stays.end, strict=True):
         project = outcome.workload.jobs[job].project
         held[project] = held.get(project, 0.0) + devices * (end - begin)
     return sorted(held, key=lambda name: (-held[name], name))[:MAX_PROJECTS]
 
 
-def _dress(queue: Axes, use: Axes, outcome: Outcome, unit: str) -> None:
+def _dress(queue: Axes, use: Axes, outcome: SimulationOutcome, unit: str) -> None:
     queue.set_ylabel("jobs waiting")
     use.set_ylabel(f"{outcome.workload.device}s in use")
     use.set_xlabel(f"{unit} since the first submission")
@@ -171,5 +175,5 @@ def _dress(queue: Axes, use: Axes, outcome: Outcome, unit: str) -> None:
 
 
 def _legend(axes: Axes, title: str | None = None) -> None:
-    """Beside the picture: no corner of it is empty on every cluster."""
+    """Put the legend beside the picture, because no corner of it is empty on every cluster."""
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, title=title)

@@ -1,6 +1,11 @@
-"""An outcome in numbers: for all jobs, and for each project."""
+"""Reports: waits, slowdowns and completion times of the jobs, and how busy the machine was.
+
+For all jobs, and for each project.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -8,15 +13,98 @@ from numpy.typing import NDArray
 
 from shoal.errors import SpecError
 from shoal.sim.fairness import Fairness, fairness
-from shoal.sim.measure import Distribution, bounded_slowdowns
-from shoal.sim.outcome import Outcome
-from shoal.sim.workload import Device, devices_of_node
+from shoal.sim.loop import Schedule
+from shoal.sim.traces.trace import TraceJob
+from shoal.sim.workload import CountedDevice, SimulationOutcome, devices_of_node
+
+TAU_S = 10.0
+"""A shorter job counts as this long: a wait of a minute is no catastrophe for a job of a second."""
+
+
+class Distribution(msgspec.Struct, frozen=True):
+    mean: float
+    p50: float
+    p95: float
+    p99_9: float
+    max: float
+
+    @classmethod
+    def of(cls, values: NDArray[np.float64]) -> Distribution:
+        """Percentiles by nearest rank: each is a value that occurred."""
+        p50, p95, p99_9 = np.quantile(values, [0.5, 0.95, 0.999], method="inverted_cdf")
+        return cls(float(values.mean()), float(p50), float(p95), float(p99_9), float(values.max()))
+
+
+class Measures(msgspec.Struct, frozen=True):
+    """The measures of a schedule. `msgspec.json.encode` makes them JSON, `rows` a table."""
+
+    num_jobs: int
+    wait_s: Distribution
+    slowdown: Distribution
+    """Bounded: (wait + run) / max(run, 10 s), at least 1."""
+    completion_s: Distribution
+    """From submission to end."""
+    utilisation: float
+    """Part of the capacity, from the first submission to the last end."""
+
+    def rows(self) -> list[list[str]]:
+        """A header, then a row for each distribution."""
+        named = {"wait s": self.wait_s, "bounded slowdown": self.slowdown, "completion s": self.completion_s}
+        lines = [
+            [name, *(f"{value:,.2f}" for value in msgspec.structs.astuple(distribution))]
+            for name, distribution in named.items()
+        ]
+        return [["", "mean", "p50", "p95", "p99.9", "max"], *lines]
+
+
+def processors(job: TraceJob) -> float:
+    return job.num_processors
+
+
+def gpus(job: TraceJob) -> float:
+    return job.num_gpus
+
+
+def slowdowns(schedule: Schedule) -> NDArray[np.float64]:
+    """The bounded slowdown of each job."""
+    run = np.array([job.run_s for job in schedule.jobs], dtype=float)
+    return bounded_slowdowns(_waits(schedule) + run, run)
+
+
+def bounded_slowdowns(completion_s: NDArray[np.float64], run_s: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The time from submission to end, divided by the run time."""
+    bounded: NDArray[np.float64] = np.maximum(1.0, completion_s / np.maximum(run_s, TAU_S))
+    return bounded
+
+
+def measure(
+    schedule: Schedule, capacity: float, *, amount: Callable[[TraceJob], float] = processors
+) -> Measures:
+    """Measure a schedule with at least one job. `amount` is the part of the capacity that a job holds."""
+    run = np.array([job.run_s for job in schedule.jobs], dtype=float)
+    held = np.array([amount(job) for job in schedule.jobs], dtype=float)
+    waits = _waits(schedule)
+    span = float((np.array(schedule.starts) + run).max() - schedule.jobs[0].submitted_at)
+    return Measures(
+        num_jobs=len(schedule.jobs),
+        wait_s=Distribution.of(waits),
+        slowdown=Distribution.of(slowdowns(schedule)),
+        completion_s=Distribution.of(waits + run),
+        utilisation=float(held @ run) / (capacity * span) if span else 0.0,
+    )
+
+
+def _waits(schedule: Schedule) -> NDArray[np.float64]:
+    submitted = np.array([job.submitted_at for job in schedule.jobs], dtype=float)
+    waits: NDArray[np.float64] = np.array(schedule.starts, dtype=float) - submitted
+    return waits
+
 
 Floats = NDArray[np.float64]
 
 
-class Waits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a set of jobs got. Refused jobs got nothing and are only counted."""
+class WaitStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Waits and times of a set of jobs. Refused jobs are only counted."""
 
     num_jobs: int
     wait_s: Distribution
@@ -24,27 +112,29 @@ class Waits(msgspec.Struct, frozen=True, kw_only=True):
     slowdown: Distribution
     """Bounded: completion / max(run, 10 s), at least 1."""
     completion_s: Distribution
-    """From submission to end, with everything that was lost and done again."""
+    """From submission to end, including all work that was lost and repeated."""
     device_hours: float
-    """Held, whether it was of use or not."""
+    """Device-hours held, useful or not."""
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """`msgspec.json.encode` makes it JSON. Shares are of the capacity, from first submission to last end."""
+class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome in numbers. `msgspec.json.encode` makes it JSON. Parts are of the capacity, from first
+    submission to last end.
+    """
 
-    device: Device
+    device: CountedDevice
     capacity: float
     span_s: float
-    overall: Waits
-    projects: dict[str, Waits]
+    overall: WaitStatistics
+    projects: dict[str, WaitStatistics]
     num_refused: int
     """Jobs that the nodes could never hold."""
     utilisation: float
-    """Devices held."""
+    """Devices held, as a part of the capacity."""
     goodput: float
-    """Devices held for work that was not lost: utilisation less lost work, checkpoints and restarts."""
+    """Devices held for work that was not lost: utilisation without lost work, checkpoints and restarts."""
     lost_hours: float
-    """Device-hours of work gone since the last checkpoint."""
+    """Device-hours of work lost since the last checkpoint."""
     overhead_hours: float
     """Device-hours of writing and reading checkpoints."""
     num_interrupted: int
@@ -53,8 +143,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     project_fairness: Fairness
 
 
-def report(outcome: Outcome) -> Report:
-    """Projects are entitled by their own weights, whatever is above them. `SpecError`: no job could run."""
+def build_report(outcome: SimulationOutcome) -> SimulationReport:
+    """Summarise an outcome. Projects are entitled by their own weights, whatever is above them. `SpecError`:
+    no job could run.
+    """
     jobs = outcome.workload.jobs
     if len(outcome.refused) == len(jobs):
         devices = f"{outcome.workload.capacity:,} {outcome.workload.device}s in all"
@@ -69,7 +161,7 @@ def report(outcome: Outcome) -> Report:
     projects = [job.project for job in jobs]
     weights = {view.name: view.weight for view in outcome.workload.projects}
     of_project = np.array(projects)
-    return Report(
+    return SimulationReport(
         device=outcome.workload.device,
         capacity=capacity,
         span_s=span_s,
@@ -91,8 +183,8 @@ def report(outcome: Outcome) -> Report:
     )
 
 
-def capacity_seconds(outcome: Outcome, begin: float, end: float) -> float:
-    """Device-seconds of all nodes that there were, open or not, between two moments."""
+def capacity_seconds(outcome: SimulationOutcome, begin: float, end: float) -> float:
+    """Device-seconds of all existing nodes, open or not, between two moments."""
     workload = outcome.workload
     there = {node.name: devices_of_node(node, workload.device) for node in workload.nodes}
     total, since = 0.0, begin
@@ -105,10 +197,10 @@ def capacity_seconds(outcome: Outcome, begin: float, end: float) -> float:
 
 
 class _Times:
-    """The columns of an outcome, one row a job."""
+    """The columns of an outcome, one row per job."""
 
-    def __init__(self, outcome: Outcome) -> None:
-        jobs, stays = outcome.workload.jobs, outcome.stays
+    def __init__(self, outcome: SimulationOutcome) -> None:
+        jobs, stays = outcome.workload.jobs, outcome.holdings
         submitted = np.array([job.submitted_at for job in jobs], dtype=float)
         run = np.array([job.run_s for job in jobs], dtype=float)
         self.ends: Floats = np.array(outcome.ends)
@@ -119,8 +211,8 @@ class _Times:
         self.held: Floats = np.zeros(len(jobs))
         np.add.at(self.held, np.array(stays.job), seconds)
 
-    def of(self, chosen: NDArray[np.bool_]) -> Waits:
-        return Waits(
+    def of(self, chosen: NDArray[np.bool_]) -> WaitStatistics:
+        return WaitStatistics(
             num_jobs=int(chosen.sum()),
             wait_s=Distribution.of(self.waits[chosen]),
             slowdown=Distribution.of(self.slowdowns[chosen]),

@@ -1,7 +1,7 @@
 """A cluster in virtual time whose only decisions are the production scheduler's.
 
 The twin moves the clock from event to event, tells the planner what happened, and asks it once for each
-moment at which anything did. It knows run times and failures; the planner learns of them when they happen.
+moment with an event. The twin knows run times and failures. The planner learns of them when they happen.
 """
 
 from __future__ import annotations
@@ -16,64 +16,71 @@ import msgspec
 
 from shoal.errors import Bug, SpecError
 from shoal.model.attempt import Allocation
-from shoal.model.request import Request
-from shoal.scheduler import Candidate, Ground, Holding, NodeView, Plan, Planner, Policy, Stamps, impossible
-from shoal.scheduler.amounts import Demand, demand_of
-from shoal.scheduler.devices import asked_by
-from shoal.scheduler.tree import Tree
-from shoal.sim.checkpoints import Checkpoints
-from shoal.sim.failures import Failures, NodeLuck
-from shoal.sim.outcome import Outcome
-from shoal.sim.stamp import Stamper
-from shoal.sim.workload import Workload, devices_held, devices_of_node
+from shoal.model.job import ResourceRequest
+from shoal.scheduler import (
+    Candidate,
+    EvictionGround,
+    Holding,
+    NodeInfo,
+    Plan,
+    Planner,
+    Policy,
+    Stamps,
+    explain_impossible,
+)
+from shoal.scheduler.facts.amounts import Demand, demand_of, minimum_devices
+from shoal.scheduler.order.project_tree import ProjectTree
+from shoal.sim.assumptions import CheckpointModel, NodeFailureModel, NodeFailureTimes, Stamper
+from shoal.sim.workload import SimulationOutcome, Workload, devices_held, devices_of_node
 
 MAX_ATTEMPTS = 1000
-"""A job that is cut short more often than this makes no progress: no simulation of it would end."""
+"""A job that is cut short more often than this makes no progress, so its simulation would not end."""
 FAILED = "failed, and is being repaired"
 
 
-class Turn(StrEnum):
+class NodeEventKind(StrEnum):
     """What happens to a node."""
 
-    CHANGE = "change"  # it is as the workload says from then on, or repaired
-    LOSS = "loss"  # the same, and what ran there is gone
-    FAILURE = "failure"  # drawn: it is gone until it is repaired, unless it is another node by then
+    CHANGE = "change"  # the node has the workload's view from then on, or is repaired
+    LOSS = "loss"  # the same, and the jobs there are lost
+    # drawn at random: the node is gone until it is repaired, unless it is another node by then
+    FAILURE = "failure"
 
 
-class Told(StrEnum):
-    """By what victims are chosen. What they lose is the checkpoints' business in any case."""
+class VictimBasis(StrEnum):
+    """How victims are chosen. In any case the checkpoint model decides what they lose."""
 
-    CHECKPOINTS = "checkpoints"  # as supervisors tell of them
-    NOTHING = "nothing"  # what runs counts as lost from its start on
-    AGE = "age"  # newest first: those that have run the shortest together, whatever they hold
+    CHECKPOINTS = "checkpoints"  # as supervisors report them
+    NOTHING = "nothing"  # running jobs count as lost from their start on
+    AGE = "age"  # newest first: those that have run the shortest time, whatever they hold
 
 
-def replay(
+def simulate_workload(
     workload: Workload,
     policy: Policy,
     *,
     stamper: Stamper | None = None,
-    failures: Failures | None = None,
-    checkpoints: Checkpoints | None = None,
-    told: Told = Told.CHECKPOINTS,
-) -> Outcome:
-    """Run every job to its end and say what happened. The same arguments give the same outcome.
+    failures: NodeFailureModel | None = None,
+    checkpoints: CheckpointModel | None = None,
+    victim_basis: VictimBasis = VictimBasis.CHECKPOINTS,
+) -> SimulationOutcome:
+    """Run every job to its end and return the outcome. The same arguments give the same outcome.
 
-    `told`: what the planner goes by when somebody must be evicted.
-    Jobs that the nodes could never hold are refused, as at a submission. `Bug`: a job waits for ever.
+    `victim_basis`: what the planner knows when it chooses victims. Jobs that the nodes could never hold are
+    refused, as at a submission. `Bug`: a job waits for ever.
     """
-    twin = _Twin(workload, policy, stamper or Stamps(), failures, checkpoints or Checkpoints())
-    return twin.run(told)
+    twin = _Twin(workload, policy, stamper or Stamps(), failures, checkpoints or CheckpointModel())
+    return twin.run(victim_basis)
 
 
 class _Running(NamedTuple):
     job: int
-    """By its index."""
+    """The job's index."""
     began_at: float
     devices: float
     allocation: Allocation
     work_s: float
-    """What it does if it is not cut short."""
+    """The work that the attempt does if it is not cut short."""
 
 
 class _Twin:
@@ -82,8 +89,8 @@ class _Twin:
         workload: Workload,
         policy: Policy,
         stamper: Stamper,
-        failures: Failures | None,
-        checkpoints: Checkpoints,
+        failures: NodeFailureModel | None,
+        checkpoints: CheckpointModel,
     ) -> None:
         self._jobs = workload.jobs
         self._device = workload.device
@@ -92,32 +99,32 @@ class _Twin:
         self._checkpoints = checkpoints
         self._planner = Planner(policy)
         self._planner.set_projects(workload.projects)
-        self._ceilings = Tree(workload.projects)
-        self._outcome = Outcome(workload)
+        self._ceilings = ProjectTree(workload.projects)
+        self._outcome = SimulationOutcome(workload)
         self._num_arrived = 0
         self._num_open = len(workload.jobs)
         self._ends: list[tuple[float, int, str]] = []
-        """(end, number of the start, attempt): of two that end together, the earlier goes first."""
-        self._node_events: list[tuple[float, int, str, NodeView | None, Turn]] = []
-        """(when, number, name, what it is then, what happens): set out in advance or drawn."""
+        """(end, number of the start, attempt). If two end together, the earlier start goes first."""
+        self._node_events: list[tuple[float, int, str, NodeInfo | None, NodeEventKind]] = []
+        """(time, number, name, new view, kind): scheduled in advance or drawn at random."""
         self._num_events = 0
         self._windows = workload.windows
         self._num_declared = 0
-        """How many changes of windows the planner has been told of."""
+        """How many changes of windows the planner has received."""
         self._running: dict[str, _Running] = {}
         self._queued: dict[str, int] = {}
         self._left: dict[int, tuple[float, int]] = {}
-        """Work that is left of jobs that were cut short, and how often they were."""
+        """By job that was cut short: the work left, and how often it was cut short."""
         self._evicted: Counter[int] = Counter()
-        """How often jobs gave way to others."""
+        """How often each job was evicted."""
         self._used = 0.0
-        self._told = Told.CHECKPOINTS
-        self._nodes: dict[str, NodeView] = {}
-        self._luck: dict[str, NodeLuck] = {}
+        self._victim_basis = VictimBasis.CHECKPOINTS
+        self._nodes: dict[str, NodeInfo] = {}
+        self._luck: dict[str, NodeFailureTimes] = {}
         self._is_possible: dict[tuple[str, Demand], bool] = {}
         self._all_nodes = {node.name: node for node in workload.nodes}
         for change in workload.changes:
-            turn = Turn.LOSS if change.is_loss else Turn.CHANGE
+            turn = NodeEventKind.LOSS if change.is_loss else NodeEventKind.CHANGE
             self._node_event(change.at, change.name, change.view, turn)
             if change.view is not None:
                 self._all_nodes.setdefault(change.name, change.view)
@@ -127,8 +134,8 @@ class _Twin:
             self._set_node(node.name, node, begin)
         self._count_nodes()
 
-    def run(self, told: Told) -> Outcome:
-        self._told = told
+    def run(self, victim_basis: VictimBasis) -> SimulationOutcome:
+        self._victim_basis = victim_basis
         jobs, ends, timeline = self._jobs, self._ends, self._outcome.timeline
         count, again_at = len(jobs), inf
         while self._num_open:
@@ -162,15 +169,15 @@ class _Twin:
         return self._windows[self._num_declared].at if self._num_declared < len(self._windows) else inf
 
     def _declare(self, now: float) -> None:
-        """What maintenance and reservations are from now on."""
+        """Pass the maintenance and reservations from now on to the planner."""
         while self._next_windows <= now:
             self._planner.set_windows(self._windows[self._num_declared].windows)
             self._num_declared += 1
 
     @property
     def _has_plans_for_nodes(self) -> bool:
-        """Whether a node will change, other than by failing: nobody can wait for that."""
-        return any(turn is Turn.CHANGE for *_, turn in self._node_events)
+        """Whether a node will change, other than by failing. No job can wait for a failure."""
+        return any(turn is NodeEventKind.CHANGE for *_, turn in self._node_events)
 
     def _stuck(self) -> Bug:
         index = next(iter(self._queued.values()))
@@ -179,7 +186,7 @@ class _Twin:
 
     # --- what happens -----------------------------------------------------------------------------------
     def _arrive(self, now: float) -> None:
-        """Everything submitted at this moment joins the queue, or is refused for ever."""
+        """Queue everything submitted at this moment, or refuse it for ever."""
         jobs = self._jobs
         index = self._num_arrived
         while index < len(jobs) and jobs[index].submitted_at <= now:
@@ -194,23 +201,23 @@ class _Twin:
             index += 1
         self._num_arrived = index
 
-    def _can_ever_run(self, project: str, request: Request) -> bool:
-        """With every node that this cluster ever has, and all that its project may have."""
-        # Limits do not matter here, so that few demands differ.
+    def _can_ever_run(self, project: str, request: ResourceRequest) -> bool:
+        """Whether the job fits all nodes that this cluster ever has, and its project's limit."""
+        # Limits do not matter here, so few demands differ.
         demand = demand_of(request)
-        known = self._is_possible.get((project, demand))
-        if known is None:
-            is_allowed = self._ceilings.refusal(project, asked_by(demand)) is None
-            known = is_allowed and impossible(request, self._all_nodes.values()) is None
-            self._is_possible[project, demand] = known
-        return known
+        remembered = self._is_possible.get((project, demand))
+        if remembered is None:
+            is_allowed = self._ceilings.refusal(project, minimum_devices(demand)) is None
+            remembered = is_allowed and explain_impossible(request, self._all_nodes.values()) is None
+            self._is_possible[project, demand] = remembered
+        return remembered
 
     def _enqueue(self, index: int, attempt_id: str, work_s: float, now: float) -> None:
         job = self._jobs[index]
         request = job.request
         extra_s = self._checkpoints.overhead_s(work_s, is_restart=index in self._left)
         if extra_s and request.time_limit_s is not None:
-            # Whoever writes checkpoints asks for the time that takes.
+            # A program that writes checkpoints asks for the time that they take.
             request = msgspec.structs.replace(request, time_limit_s=request.time_limit_s + extra_s)
         self._queued[attempt_id] = index
         candidate = Candidate(
@@ -232,7 +239,7 @@ class _Twin:
         self._planner.add(self._stamper.arrive(candidate))
 
     def _learn(self, attempt_id: str, was: _Running, now: float) -> None:
-        """An end tells how long jobs like it run; those who wait may be stamped anew for it."""
+        """Learn from an end how long such jobs run. Waiting jobs may get new stamps."""
         job = self._jobs[was.job]
         holding = Holding(
             attempt_id=attempt_id,
@@ -249,7 +256,7 @@ class _Twin:
             self._planner.add(changed)
 
     def _end(self, attempt_id: str, now: float) -> None:
-        """An end that was foreseen; nothing if the attempt was cut short before it."""
+        """Process a scheduled end; do nothing if the attempt was cut short before it."""
         was = self._running.pop(attempt_id, None)
         if was is None:
             return
@@ -259,40 +266,40 @@ class _Twin:
         outcome.ends[index] = now
         outcome.useful += devices * work_s
         outcome.overhead += devices * (now - began_at - work_s)
-        outcome.stays.note(index, devices, began_at, now)
+        outcome.holdings.note(index, devices, began_at, now)
         self._used -= devices
         self._num_open -= 1
         self._learn(attempt_id, was, now)
 
     def _cut_short(self, attempt_id: str, now: float) -> None:
-        """Take it off its nodes and queue what is left of it."""
+        """Take the attempt off its nodes and queue the rest of its work."""
         was = self._running.pop(attempt_id)
         self._planner.release(attempt_id, now)
         left_s, cuts = self._left.get(was.job, (was.work_s, 0))
-        told = self._checkpoints.cut_short(now - was.began_at, is_restart=cuts > 0)
+        progress = self._checkpoints.cut_short(now - was.began_at, is_restart=cuts > 0)
         outcome = self._outcome
-        outcome.useful += was.devices * told.kept_s
-        outcome.lost += was.devices * told.lost_s
-        outcome.overhead += was.devices * told.overhead_s
+        outcome.useful += was.devices * progress.kept_s
+        outcome.lost += was.devices * progress.lost_s
+        outcome.overhead += was.devices * progress.overhead_s
         outcome.num_interrupted += 1
-        outcome.stays.note(was.job, was.devices, was.began_at, now)
+        outcome.holdings.note(was.job, was.devices, was.began_at, now)
         self._used -= was.devices
         if cuts >= MAX_ATTEMPTS:
             job = self._jobs[was.job]
             raise SpecError(
-                f"job {job.name or job.job_id} of {job.project} ({job.run_s:,.0f} s of work) was cut short "
-                f"{MAX_ATTEMPTS:,} times and would never end at these failures",
+                f"job {job.name or job.job_id} of {job.project} ({job.run_s:,.0f} s of work) was cut"
+                f" short {MAX_ATTEMPTS:,} times and would never end at this failure rate",
                 hint="give it checkpoints: --checkpoint 1h,30s,2m",
             )
-        self._left[was.job] = left_s - told.kept_s, cuts + 1
-        self._enqueue(was.job, f"{was.job}.{cuts + 1}", left_s - told.kept_s, now)
+        self._left[was.job] = left_s - progress.kept_s, cuts + 1
+        self._enqueue(was.job, f"{was.job}.{cuts + 1}", left_s - progress.kept_s, now)
 
     # --- nodes ------------------------------------------------------------------------------------------
-    def _node_event(self, at: float, name: str, view: NodeView | None, turn: Turn) -> None:
+    def _node_event(self, at: float, name: str, view: NodeInfo | None, turn: NodeEventKind) -> None:
         self._num_events += 1
         heappush(self._node_events, (at, self._num_events, name, view, turn))
 
-    def _set_node(self, name: str, view: NodeView | None, now: float) -> None:
+    def _set_node(self, name: str, view: NodeInfo | None, now: float) -> None:
         if view is None:
             self._nodes.pop(name, None)
             self._planner.drop_node(name)
@@ -300,8 +307,8 @@ class _Twin:
             self._nodes[name] = view
             self._planner.set_node(view)
             if self._failures and view.closed_because is None:
-                luck = self._luck.setdefault(name, NodeLuck(self._failures, name))
-                self._node_event(now + luck.time_in_service(), name, view, Turn.FAILURE)
+                luck = self._luck.setdefault(name, NodeFailureTimes(self._failures, name))
+                self._node_event(now + luck.time_in_service(), name, view, NodeEventKind.FAILURE)
 
     def _count_nodes(self) -> None:
         self._stamper.see(self._nodes.values())
@@ -314,42 +321,42 @@ class _Twin:
     def _turn_node(self, now: float) -> None:
         """One node fails, is repaired, or changes as the workload says."""
         _, _, name, view, turn = heappop(self._node_events)
-        if turn is Turn.FAILURE:
+        if turn is NodeEventKind.FAILURE:
             if self._nodes.get(name) is not view or self._failures is None or view is None:
-                return  # it is another node by now, or gone
-            self._node_event(now + self._failures.repair_s, name, view, Turn.CHANGE)
+                return  # the node was replaced or removed by then
+            self._node_event(now + self._failures.repair_s, name, view, NodeEventKind.CHANGE)
             view = msgspec.structs.replace(view, closed_because=FAILED)
-        if turn is not Turn.CHANGE:
-            # One that is lost and then declared dead failed once.
+        if turn is not NodeEventKind.CHANGE:
+            # A node that is lost and then declared dead failed once.
             self._outcome.num_failures += name in self._nodes and self._nodes[name].closed_because is None
         self._set_node(name, view, now)
         self._count_nodes()
-        if view is None or turn is not Turn.CHANGE:
+        if view is None or turn is not NodeEventKind.CHANGE:
             for attempt_id in [
                 attempt_id
                 for attempt_id, was in self._running.items()
-                if any(share.node == name for share in was.allocation)
+                if any(task.node == name for task in was.allocation)
             ]:
                 self._cut_short(attempt_id, now)
 
     # --- decisions --------------------------------------------------------------------------------------
     def _decide(self, now: float) -> float:
-        """Let the planner decide and do as it says; when it wants to look again without an event."""
+        """Let the planner decide and apply its plan. Return when it wants to plan again without an event."""
         if not self._queued:
             return inf
         plan = self._plan(now)
-        has_told = self._told is Told.NOTHING
+        has_told = self._victim_basis is VictimBasis.NOTHING
         while plan.evictions:
             if has_told:
                 for eviction in plan.evictions:
-                    if eviction.ground is not Ground.GROWTH:
+                    if eviction.ground is not EvictionGround.GROWTH:
                         self._evicted[self._running[eviction.attempt_id].job] += 1
                     self._cut_short(eviction.attempt_id, now)
             else:
-                self._tell_checkpoints(now)
+                self._report_checkpoints(now)
                 has_told = True
             plan = self._plan(now)
-        again_at = plan.look_again_at
+        again_at = plan.replan_at
         return inf if again_at is None or again_at <= now or not self._queued else again_at
 
     def _plan(self, now: float) -> Plan:
@@ -358,10 +365,10 @@ class _Twin:
             self._start(start.attempt_id, start.allocation, now)
         return plan
 
-    def _tell_checkpoints(self, now: float) -> None:
-        """What supervisors would have said by now. Only asked for when somebody is about to be evicted."""
+    def _report_checkpoints(self, now: float) -> None:
+        """Report checkpoints as supervisors would have done by now. Only called before an eviction."""
         for attempt_id, was in self._running.items():
-            if self._told is Told.AGE:
+            if self._victim_basis is VictimBasis.AGE:
                 age_s = (now - was.began_at) / max(was.devices, 1.0)
                 self._planner.save(attempt_id, now - age_s)
                 continue

@@ -1,16 +1,22 @@
-"""What people ask for: a job as YAML, flags or plain data, parsed once, validated and frozen.
+"""What people ask for: a job or service as YAML, flags or plain data, parsed once, validated and frozen.
 
-`shoal.spec.files` reads YAML and is imported by whoever loads files. Nothing here knows a cluster, a
-database or the clock: whether a request can ever be met is the scheduler's to say.
+yaml_tree -> files       YAML text to plain data, with the line of every value (only `files` needs PyYAML)
+parse                    plain data from the SDK or the API, and flags, to the same models
+job, service             `JobSpec` and `ServiceSpec`; job_fields, service_fields, resources, array hold their
+parts
+quantity, text           amounts, times and texts as people write them
+launchers                the processes and nodes that `torchrun` or `mpirun` in `run` ask for
+problems, error_text     every mistake as a sentence, with its line, path or flag and the nearest valid name
+
+This folder knows no cluster, no database and no clock. Whether a request can be met is the scheduler's
+decision.
 """
 
 from shoal.spec.array import ArraySpec
-from shoal.spec.clauses import AfterSpec, CheckpointSpec, LogRuleSpec, MountSpec, RetrySpec, TopologySpec
-from shoal.spec.flags import spec_from_flags
 from shoal.spec.job import JobSpec
-from shoal.spec.parse import parse_job
+from shoal.spec.job_fields import AfterSpec, CheckpointSpec, LogRuleSpec, MountSpec, RetrySpec, TopologySpec
+from shoal.spec.parse import flags_schema, job_schema, parse_job, spec_from_flags
 from shoal.spec.resources import ByteRange, CpuRange, GpuSpec, NodeRange, Resources
-from shoal.spec.schema import flags_schema, job_schema
 
 __all__ = [
     "AfterSpec",

@@ -1,6 +1,6 @@
 """Arrays: one spec submitted many times, each time with another index.
 
-Ranges are counted before they are spelled out, so `0..999999999` costs nothing to refuse.
+Ranges are counted before they are written out, so refusing `0..999999999` costs nothing.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, Field, PlainSerializer
 
-from shoal.spec.human import Human, text
+from shoal.spec.error_text import show
 from shoal.spec.resources import FROZEN
-from shoal.spec.wording import show
+from shoal.spec.text import ShortForms, text_schema
 
 MAX_ELEMENTS = 10_000
 MAX_INDEX = 2**31 - 1
@@ -26,7 +26,7 @@ _INDICES_PATTERN = r"[0-9]+(?:(?:-|\.\.)[0-9]+)?(?:,[0-9]+(?:(?:-|\.\.)[0-9]+)?)
 
 
 def _read_indices(value: object) -> object:
-    """A count as 0..count-1, `0-9,20..29` as its indices; a list is handed through."""
+    """Read a count as 0..count-1, and `0-9,20..29` as its indices. A list is returned unchanged."""
     if isinstance(value, str) and re.fullmatch(r"\s*[0-9]{1,18}\s*", value):
         value = int(value)
     if isinstance(value, int) and not isinstance(value, bool):
@@ -43,7 +43,7 @@ def _read_indices(value: object) -> object:
 def _spelled_out(written: str) -> list[int]:
     if len(written) > MAX_TEXT:
         raise ValueError(f"is {len(written):,} characters long; at most {MAX_TEXT:,}")
-    found: list[int] = []
+    indices: list[int] = []
     for part in written.split(","):
         match = _PART.fullmatch(part)
         if match is None:
@@ -52,21 +52,21 @@ def _spelled_out(written: str) -> list[int]:
         high = low if match[2] is None else int(match[2])
         if high < low:
             raise ValueError(f"{show(part)} ends below its start; write `{high}..{low}`")
-        if len(found) + high - low + 1 > MAX_ELEMENTS:
+        if len(indices) + high - low + 1 > MAX_ELEMENTS:
             raise ValueError(
                 f"{show(written)} has more than {MAX_ELEMENTS:,} elements, the most an array has"
             )
-        found.extend(range(low, high + 1))
-    return found
+        indices.extend(range(low, high + 1))
+    return indices
 
 
 def _in_order(indices: tuple[int, ...]) -> tuple[int, ...]:
     if not indices:
-        raise ValueError("is empty; an array has an index at least")
+        raise ValueError("is empty; an array has at least one index")
     ordered = tuple(sorted(indices))
-    for one, following in pairwise(ordered):
-        if one == following:
-            raise ValueError(f"index {show(one)} is there twice")
+    for index, following in pairwise(ordered):
+        if index == following:
+            raise ValueError(f"index {show(index)} is there twice")
     return ordered
 
 
@@ -90,11 +90,11 @@ Indices = Annotated[
     Field(max_length=MAX_ELEMENTS, json_schema_extra={"minItems": 1}),
     AfterValidator(_in_order),
     PlainSerializer(compact, return_type=str, when_used="json"),
-    Human(
+    ShortForms(
         _read_indices,
         (
             {"type": "integer", "minimum": 1, "maximum": MAX_ELEMENTS},
-            text(_INDICES_PATTERN, "0..99", "0-9,20-29"),
+            text_schema(_INDICES_PATTERN, "0..99", "0-9,20-29"),
         ),
     ),
 ]
@@ -125,11 +125,11 @@ def _read_array(value: object) -> object:
 
 Array = Annotated[
     ArraySpec,
-    Human(
+    ShortForms(
         _read_array,
         (
             {"type": "integer", "minimum": 1, "maximum": MAX_ELEMENTS},
-            text(rf"{_INDICES_PATTERN}(?:%[1-9][0-9]*)?", "0..99", "0-99%10"),
+            text_schema(rf"{_INDICES_PATTERN}(?:%[1-9][0-9]*)?", "0..99", "0-99%10"),
             {
                 "type": "array",
                 "items": {"type": "integer", "minimum": 0, "maximum": MAX_INDEX},

@@ -1,7 +1,7 @@
-"""How many processes and nodes the launchers in a job's `run` ask for, as far as their words tell.
+"""The numbers of processes and nodes that the launchers in a job's `run` ask for, if their options show them.
 
-Shoal starts the ranks in their place, so a job that says nothing else has as many. What stands in variables
-or in a script that `run` starts is judged in the ranks.
+Shoal starts the ranks in their place, so a job without numbers of its own has as many. Launchers in
+variables, or in a script that `run` starts, are judged in the ranks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FLAGS = """
 --no-tpu-cluster --tpu-use-sudo --downcast-bf16 --fp8-use-autocast-during-eval --debug
 """
 FLAGS = frozenset(_FLAGS.split())
-"""Options of launchers that have no value. The word behind any other one may be its value."""
+"""Options of launchers without a value. The word behind any other option may be its value."""
 SHORTEST = {
     "--nnodes": "--nn",
     "--nproc-per-node": "--np",
@@ -37,7 +37,7 @@ SHORTEST = {
     "--num-gpus": "--num-g",
     "--num-accelerators": "--num-a",
 }
-"""How far torchrun and deepspeed let their options be abbreviated."""
+"""The shortest abbreviations of their options that torchrun and deepspeed accept."""
 PER_NODE = ("--nproc-per-node", "--num-gpus", "--num-accelerators")
 NODES = ("--nnodes", "--num-machines", "--num-nodes")
 IN_ALL = ("--num-processes",)
@@ -50,46 +50,46 @@ _VARIABLE = re.compile(r"PET_(NNODES|NPROC_PER_NODE)=(.*)")
 _COUNT = re.compile(r"[1-9][0-9]{0,5}\Z")
 
 
-class Asked(BaseModel):
-    """None: no launcher says it, or several say different things."""
+class LauncherRequest(BaseModel):
+    """What launchers ask for. A field is None if no launcher sets it, or several disagree."""
 
     model_config = ConfigDict(frozen=True)
 
     per_node: int | None = None
     in_all: int | None = None
     nodes: tuple[int, int] | None = None
-    """At least and at most: `--nnodes 2:4` is elastic."""
+    """The least and the most nodes: `--nnodes 2:4` is elastic."""
     mpi_in_all: int | None = None
     """From `mpirun -n`. On one node `mpirun` may start them all in a single rank."""
 
     def ranks_on(self, nodes: int) -> int | None:
-        """How many processes there are on each of so many nodes."""
+        """The number of processes per node, if there are `nodes` nodes."""
         if self.per_node is None and self.in_all is not None and self.in_all % nodes == 0:
             return self.in_all // nodes
         return self.per_node
 
 
-def asked_in(run: str) -> Asked:
-    """What the launchers in a script ask for. Takes time in proportion to the script's length."""
+def launcher_request(run: str) -> LauncherRequest:
+    """Return what the launchers in a script ask for. Takes time in proportion to the script's length."""
     commands = [command.split() for command in _COMMANDS.split(run.replace("\\\n", " "))]
-    found = [_options(words) for words in commands]
-    return Asked(
-        per_node=_only(_count(options, PER_NODE) for options in found),
-        in_all=_only(_count(options, IN_ALL) for options in found),
-        nodes=_only(_span(options) for options in found),
-        mpi_in_all=_only(_mpi_count(words) for words in commands),
+    option_sets = [_options(arguments) for arguments in commands]
+    return LauncherRequest(
+        per_node=_only(_count(options, PER_NODE) for options in option_sets),
+        in_all=_only(_count(options, IN_ALL) for options in option_sets),
+        nodes=_only(_span(options) for options in option_sets),
+        mpi_in_all=_only(_mpi_count(arguments) for arguments in commands),
     )
 
 
-def _options(words: list[str]) -> dict[str, str]:
-    """The options of a command's launcher; those behind its program are the program's own."""
-    start = _start(words)
-    before = words[: start or 0]
+def _options(tokens: list[str]) -> dict[str, str]:
+    """Return the options of a command's launcher. Options behind its program belong to the program."""
+    start = _start(tokens)
+    before = tokens[: start or 0]
     if start is None or any(word.startswith("#") for word in before):
         return {}
     options: dict[str, str] = {}
     name = ""
-    for quoted in words[start:]:
+    for quoted in tokens[start:]:
         word = quoted.strip("'\"")
         if word.endswith(".py") or word.startswith("#"):
             break
@@ -101,18 +101,18 @@ def _options(words: list[str]) -> dict[str, str]:
             break
         else:
             options[name] = word
-    told = [match for word in before if (match := _VARIABLE.match(word))]
-    variables = {f"--{match[1].lower().replace('_', '-')}": match[2].strip("'\"") for match in told}
+    assignments = [match for word in before if (match := _VARIABLE.match(word))]
+    variables = {f"--{match[1].lower().replace('_', '-')}": match[2].strip("'\"") for match in assignments}
     return {**variables, **options}
 
 
-def _start(words: list[str]) -> int | None:
-    """Where the words behind a launcher begin. None: there is no launcher."""
-    for position, word in enumerate(words, 1):
+def _start(tokens: list[str]) -> int | None:
+    """The position of the first word behind a launcher. None: there is no launcher."""
+    for position, word in enumerate(tokens, 1):
         name = _MODULE.sub("", word.strip("'\""), count=1).rpartition("/")[2]
         if name in LAUNCHERS:
             return position
-        if name in WITH_LAUNCH and words[position : position + 1] == ["launch"]:
+        if name in WITH_LAUNCH and tokens[position : position + 1] == ["launch"]:
             return position + 1
     return None
 
@@ -122,17 +122,17 @@ def _full(name: str) -> str:
     return next(meant, name)
 
 
-def _mpi_count(words: list[str]) -> int | None:
-    """How many processes an `mpirun` asks for. No option with a value may stand before the number: a later
-    `-n` may be the program's own.
+def _mpi_count(tokens: list[str]) -> int | None:
+    """How many processes an `mpirun` asks for. No option with a value may stand before the number, because a
+    later `-n` may be the program's own.
     """
-    at = next((n for n, word in enumerate(words) if word.partition(".")[0] in MPI_LAUNCHERS), len(words))
-    if any(word.startswith("#") for word in words[:at]):
+    at = next((n for n, word in enumerate(tokens) if word.partition(".")[0] in MPI_LAUNCHERS), len(tokens))
+    if any(word.startswith("#") for word in tokens[:at]):
         return None
-    for position, word in enumerate(words[at + 1 :], at + 1):
+    for position, word in enumerate(tokens[at + 1 :], at + 1):
         name, _, value = word.partition("=")
         if name in MPI_IN_ALL:
-            value = value or "".join(words[position + 1 : position + 2])
+            value = value or "".join(tokens[position + 1 : position + 2])
             return int(value) if _COUNT.match(value) else None
         if not word.startswith("-"):
             break
@@ -140,8 +140,8 @@ def _mpi_count(words: list[str]) -> int | None:
 
 
 def _count(options: dict[str, str], names: tuple[str, ...]) -> int | None:
-    told = next((options[name] for name in names if name in options), "")
-    return int(told) if _COUNT.match(told) else None
+    text = next((options[name] for name in names if name in options), "")
+    return int(text) if _COUNT.match(text) else None
 
 
 def _span(options: dict[str, str]) -> tuple[int, int] | None:
@@ -151,7 +151,7 @@ def _span(options: dict[str, str]) -> tuple[int, int] | None:
     return None
 
 
-def _only(found: Iterable[T | None]) -> T | None:
-    """What all of those say that say something."""
-    told = {one for one in found if one is not None}
-    return told.pop() if len(told) == 1 else None
+def _only(values: Iterable[T | None]) -> T | None:
+    """The one value that all given values share; None if they differ."""
+    distinct = {value for value in values if value is not None}
+    return distinct.pop() if len(distinct) == 1 else None

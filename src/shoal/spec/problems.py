@@ -1,4 +1,4 @@
-"""From what validation found to sentences for people: every mistake, where it is, the nearest valid name."""
+"""Turn validation errors into sentences for people: every mistake, where it is, the nearest valid name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from pydantic_core import ErrorDetails
 
 from shoal.errors import SpecError
 from shoal.spec.array import ArraySpec
-from shoal.spec.clauses import (
+from shoal.spec.error_text import either, escape, nearest, or_nearest, plural, show
+from shoal.spec.job import JobSpec
+from shoal.spec.job_fields import (
     JOB_PATTERN,
     LEVEL_PATTERN,
     AfterSpec,
@@ -21,7 +23,6 @@ from shoal.spec.clauses import (
     RetrySpec,
     TopologySpec,
 )
-from shoal.spec.job import JobSpec
 from shoal.spec.resources import (
     KIND_PATTERN,
     LABEL_PATTERN,
@@ -32,28 +33,27 @@ from shoal.spec.resources import (
     Resources,
 )
 from shoal.spec.service import ServiceSpec
-from shoal.spec.service_clauses import (
+from shoal.spec.service_fields import (
     AFFINITY_PATTERN,
     HOST_PATTERN,
     HTTP_PATH_PATTERN,
     ORIGIN_PATTERN,
-    PARTS,
     SAVE_PATTERN,
+    SERVICE_FIELD_MODELS,
 )
 from shoal.spec.text import ENV_NAME_PATTERN, NAME_PATTERN
-from shoal.spec.wording import either, escape, nearest, or_nearest, plural, show
 
 MAX_PROBLEMS = 50
-"""Sentences in one answer; what is beyond them is counted."""
+"""Sentences in one answer. Further problems are only counted."""
 
 Loc = tuple[str | int, ...]
-Place = Callable[[Loc], tuple[int, str]]
-"""Where a mistake at `loc` is, as (line to sort by, what to print before the sentence)."""
-Spoken = Callable[[Loc], str]
-"""What the person who wrote the spec calls the field at `loc`."""
+Locate = Callable[[Loc], tuple[int, str]]
+"""Returns the place of a mistake at `loc`: (line to sort by, text to print before the sentence)."""
+NameField = Callable[[Loc], str]
+"""Returns the name that the author of the spec uses for the field at `loc`."""
 
 Models = Mapping[tuple[str, ...], type[BaseModel]]
-"""Which part of a spec stands where."""
+"""The model of each part of a spec, by its path."""
 JOB_MODELS: Models = {
     (): JobSpec,
     ("resources",): Resources,
@@ -70,9 +70,9 @@ JOB_MODELS: Models = {
     ("log_rules",): LogRuleSpec,
     ("topology",): TopologySpec,
 }
-SERVICE_MODELS: Models = {**JOB_MODELS, **PARTS, (): ServiceSpec}
+SERVICE_MODELS: Models = {**JOB_MODELS, **SERVICE_FIELD_MODELS, (): ServiceSpec}
 
-_OTHER_WORDS = {
+_OTHER_TOOLS_KEYS = {
     "args": "run",
     "cmd": "run",
     "command": "run",
@@ -96,7 +96,7 @@ _OTHER_WORDS = {
     "volumes": "mounts",
     "walltime": "time_limit",
 }
-"""What other tools call it."""
+"""The names of fields in other tools."""
 
 _KINDS = {
     "int_type": "a whole number",
@@ -125,7 +125,7 @@ _PATTERNS = {
     HTTP_PATH_PATTERN: "a path such as `/health`",
     ORIGIN_PATTERN: "an origin such as `https://app.example.org`, or `*`",
     SAVE_PATTERN: "the folder of a checkpoint such as `step-000000001000-1-0`",
-    HOST_PATTERN: "a host's name in small letters, such as `chat.example.org`",
+    HOST_PATTERN: "a host's name in lower case, such as `chat.example.org`",
     AFFINITY_PATTERN: "`header:NAME` or `cookie:NAME`",
     LABEL_PATTERN: "a label such as `gpu_memory`",
     f"^{KIND_PATTERN}$": "a kind of GPU such as `H100`",
@@ -143,45 +143,53 @@ def path_of(loc: Loc) -> str:
     return path.removeprefix(".")
 
 
-def sentences(
-    wrong: ValidationError, place: Place, spoken: Spoken = path_of, models: Models = JOB_MODELS
+def problem_sentences(
+    wrong: ValidationError, place: Locate, spoken: NameField = path_of, models: Models = JOB_MODELS
 ) -> list[tuple[int, str]]:
-    """(line, sentence) for each mistake.
+    """Return (line, sentence) for each mistake.
 
-    Beyond `MAX_PROBLEMS` the sentences are empty, so that a file of mistakes alone is answered quickly.
+    Beyond `MAX_PROBLEMS` the sentences are empty, so that a file full of mistakes is answered quickly.
     """
-    found = wrong.errors(include_url=False)
-    told = [_told(error, place, spoken, models) for error in found[:MAX_PROBLEMS]]
-    return told + [(0, "")] * (len(found) - len(told))
+    errors = wrong.errors(include_url=False)
+    sentences = [_located_sentence(error, place, spoken, models) for error in errors[:MAX_PROBLEMS]]
+    return sentences + [(0, "")] * (len(errors) - len(sentences))
 
 
 def spec_error(
     source: str, problems: Iterable[tuple[int, str]], models: Models = JOB_MODELS, *, hint: str | None = None
 ) -> SpecError:
-    """One error with all problems in the order of their lines. `hint` None: where fields are explained."""
+    """Return one error with all problems in the order of their lines. `hint` None: say where fields are
+    explained.
+    """
     ordered = [sentence for _, sentence in sorted(problems, key=lambda problem: problem[0])]
-    told = [sentence for sentence in ordered if sentence][:MAX_PROBLEMS]
-    if len(ordered) > len(told):
-        told.append(f"{escape(source)}: and {plural(len(ordered) - len(told), 'more mistake')}")
-    message = told[0] if len(told) == 1 else f"{plural(len(ordered), 'mistake')} in {escape(source)}"
+    sentences = [sentence for sentence in ordered if sentence][:MAX_PROBLEMS]
+    if len(ordered) > len(sentences):
+        sentences.append(f"{escape(source)}: and {plural(len(ordered) - len(sentences), 'more mistake')}")
+    message = (
+        sentences[0] if len(sentences) == 1 else f"{plural(len(ordered), 'mistake')} in {escape(source)}"
+    )
     command = "run" if models[()] is JobSpec else "serve"
     look = f"see every field and its forms with `shoal {command} --help`"
-    return SpecError(message, problems=tuple(told), hint=hint or look)
+    return SpecError(message, problems=tuple(sentences), hint=hint or look)
 
 
-def _told(error: ErrorDetails, place: Place, spoken: Spoken, models: Models) -> tuple[int, str]:
+def _located_sentence(
+    error: ErrorDetails, place: Locate, spoken: NameField, models: Models
+) -> tuple[int, str]:
     loc = error["loc"]
     line, prefix = place(loc)
     if error["type"] == "extra_forbidden":
         return line, f"{prefix}{_unknown_key(loc, models)}"
-    return line, f"{prefix}{sentence(error, spoken(loc))}"
+    return line, f"{prefix}{problem_sentence(error, spoken(loc))}"
 
 
-def sentence(error: ErrorDetails, name: str, patterns: Mapping[str, str] = _PATTERNS) -> str:
-    """What is wrong with the field of that name. `patterns`: what texts must be that match them."""
+def problem_sentence(error: ErrorDetails, name: str, patterns: Mapping[str, str] = _PATTERNS) -> str:
+    """Say what is wrong with the field of that name. `patterns`: descriptions of the texts that match each
+    pattern.
+    """
     kind, context, value = error["type"], error.get("ctx", {}), error["input"]
     if kind == "value_error":
-        return _about(name, str(context["error"]))
+        return _with_subject(name, str(context["error"]))
     if kind == "missing":
         return f"`{name}` is missing; {'write the command to run' if name == 'run' else 'it is needed here'}"
     if kind in _KINDS:
@@ -191,25 +199,25 @@ def sentence(error: ErrorDetails, name: str, patterns: Mapping[str, str] = _PATT
     if kind == "string_pattern_mismatch":
         pattern = context["pattern"]
         return f"`{name}`: {show(value)} is not {patterns.get(pattern) or f'of the form {pattern}'}"
-    return _about(name, _outside(kind, context, value) or error["msg"])
+    return _with_subject(name, _outside(kind, context, value) or error["msg"])
 
 
-def _about(name: str, told: str) -> str:
-    """What begins with a verb has the field as its subject."""
-    return f"`{name}` {told}" if told.startswith(("is ", "has ", "ends ")) else f"`{name}`: {told}"
+def _with_subject(name: str, text: str) -> str:
+    """Join the name and the text. A text that begins with a verb gets the field as its subject."""
+    return f"`{name}` {text}" if text.startswith(("is ", "has ", "ends ")) else f"`{name}`: {text}"
 
 
 def _wrong_kind(name: str, kind: str, value: object) -> str:
     if value is None:
         return f"`{name}` has no value; give it one or remove it"
-    told = f"`{name}` must be {_KINDS[kind]}, not "
+    sentence = f"`{name}` must be {_KINDS[kind]}, not "
     if kind == "string_type" and isinstance(value, int | float):
-        return f"{told}{show(value)}; put it in quotes"
-    return f"{told}the text {show(value)}" if isinstance(value, str) else f"{told}{show(value)}"
+        return f"{sentence}{show(value)}; put it in quotes"
+    return f"{sentence}the text {show(value)}" if isinstance(value, str) else f"{sentence}{show(value)}"
 
 
 def _outside(kind: str, context: dict[str, Any], value: Any) -> str | None:
-    """Sentences for what is too small, too large or unreadable."""
+    """Sentences for values that are too small, too large or unreadable."""
     match kind:
         case "greater_than":
             return f"{show(value)} is not above {context['gt']:,}"
@@ -241,23 +249,23 @@ def _not_a_choice(name: str, value: object, expected: str) -> str:
     return f"`{name}`: {show(value)} is not {either(choices)}{near}"
 
 
-def _known_word(key: str, known: list[str]) -> str | None:
-    """What other tools call it, if it is a key here; else one that is written alike."""
-    word = _OTHER_WORDS.get(key.lower())
-    return word if word in known else nearest(key, known) or word
+def _meant_key(key: str, keys: list[str]) -> str | None:
+    """The key of ours that another tool's key means, else one with a similar spelling."""
+    word = _OTHER_TOOLS_KEYS.get(key.lower())
+    return word if word in keys else nearest(key, keys) or word
 
 
 def _unknown_key(loc: Loc, models: Models) -> str:
     key = str(loc[-1])
     parent = tuple(step for step in loc[:-1] if isinstance(step, str))
     where = f" in `{path_of(loc[:-1])}`" if parent else ""
-    told = f"unknown key {show(key)}{where}"
-    known = list(models[parent].model_fields)
-    meant = _known_word(key, known)
-    if meant in known:
-        return f"{told}; did you mean `{meant}`?"
+    sentence = f"unknown key {show(key)}{where}"
+    fields = list(models[parent].model_fields)
+    meant = _meant_key(key, fields)
+    if meant in fields:
+        return f"{sentence}; did you mean `{meant}`?"
     if not parent and (inner := nearest(meant or key, Resources.model_fields)):
-        return f"{told}; `{inner}` belongs in `resources`"
+        return f"{sentence}; `{inner}` belongs in `resources`"
     if parent and (outer := nearest(meant or key, models[()].model_fields)):
-        return f"{told}; `{outer}` belongs at the top level"
-    return f"{told}; the keys here are {', '.join(known)}"
+        return f"{sentence}; `{outer}` belongs at the top level"
+    return f"{sentence}; the keys here are {', '.join(fields)}"

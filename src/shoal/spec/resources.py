@@ -12,10 +12,9 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from shoal.spec.human import Human, text
-from shoal.spec.quantity import BYTES_PATTERN, NUMBER, parse_bytes, parse_number, parse_whole, spoken_bytes
-from shoal.spec.text import NAME_PATTERN, writable
-from shoal.spec.wording import show
+from shoal.spec.error_text import show
+from shoal.spec.quantity import BYTES_PATTERN, NUMBER, format_bytes, parse_bytes, parse_number, parse_whole
+from shoal.spec.text import NAME_PATTERN, ShortForms, text_schema, writable
 
 MAX_NODES = 100_000
 MAX_GPUS = 1024
@@ -28,11 +27,13 @@ KIND_PATTERN = r"[A-Za-z][A-Za-z0-9._-]{0,62}(?:\|[A-Za-z][A-Za-z0-9._-]{0,62}){
 """One kind of GPU, or several of which any will do: `A100|H100`."""
 
 FROZEN = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-"""For parts of a job: their validators are built when used alone, and otherwise only as part of the job's."""
+"""Config for parts of a job. Their validators are built when used alone, and otherwise only as part of the
+job's.
+"""
 
 
 class Range(BaseModel):
-    """What has a lower and perhaps an upper end, in order."""
+    """A lower and an optional upper end, in order."""
 
     model_config = FROZEN
 
@@ -60,11 +61,13 @@ class CpuRange(Range):
     max: Annotated[float, Field(strict=True, ge=MIN_CPUS, le=MAX_CPUS, allow_inf_nan=False)] | None = None
 
 
-def _bounded(value: object, amount: float, low: float, high: float, spoken: Callable[[Any], str]) -> None:
+def _bounded(
+    value: object, amount: float, low: float, high: float, format_bound: Callable[[Any], str]
+) -> None:
     if amount < low:
-        raise ValueError(f"{show(value)} is below the least, {spoken(low)}")
+        raise ValueError(f"{show(value)} is below the least, {format_bound(low)}")
     if amount > high:
-        raise ValueError(f"{show(value)} is above the most, {spoken(high)}")
+        raise ValueError(f"{show(value)} is above the most, {format_bound(high)}")
 
 
 def _read_bytes(value: object) -> int:
@@ -73,7 +76,7 @@ def _read_bytes(value: object) -> int:
         raise ValueError(
             f"{show(value)} is {amount} bytes, below the least, 1MiB; write a unit, such as `{amount}GB`"
         )
-    _bounded(value, amount, MIN_BYTES, MAX_BYTES, spoken_bytes)
+    _bounded(value, amount, MIN_BYTES, MAX_BYTES, format_bytes)
     return amount
 
 
@@ -90,7 +93,9 @@ def _read_cpus(value: object) -> float:
 
 
 _Bytes = Annotated[
-    int, Field(strict=True, ge=MIN_BYTES, le=MAX_BYTES), Human(_read_bytes, (text(BYTES_PATTERN, "32GB"),))
+    int,
+    Field(strict=True, ge=MIN_BYTES, le=MAX_BYTES),
+    ShortForms(_read_bytes, (text_schema(BYTES_PATTERN, "32GB"),)),
 ]
 
 
@@ -102,12 +107,12 @@ class ByteRange(Range):
 
 
 def read_range(value: object, read_one: Callable[[object], Any], example: str) -> object:
-    """`2..4`, `2..`, `2+` or one amount as `{min, max}`; a mapping or a range is handed through."""
+    """Read `2..4`, `2..`, `2+` or one amount as `{min, max}`. A mapping or a range is returned unchanged."""
     if isinstance(value, Mapping | Range):
         return value
     if isinstance(value, int | float) and not isinstance(value, bool):
-        one = read_one(value)
-        return {"min": one, "max": one}
+        amount = read_one(value)
+        return {"min": amount, "max": amount}
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"{show(value)} is not a range such as `{example}`")
     written = value.strip()
@@ -123,10 +128,10 @@ def read_range(value: object, read_one: Callable[[object], Any], example: str) -
 
 
 def _read_nodes(value: object) -> object:
-    found = read_range(value, _read_whole_nodes, "2..4")
-    if isinstance(found, dict) and "max" in found and found["max"] is None:
+    node_range = read_range(value, _read_whole_nodes, "2..4")
+    if isinstance(node_range, dict) and "max" in node_range and node_range["max"] is None:
         raise ValueError(f"{show(value)} has no upper end; write one, such as `2..4`")
-    return found
+    return node_range
 
 
 def _read_cpu_range(value: object) -> object:
@@ -137,34 +142,37 @@ def _read_byte_range(value: object) -> object:
     return read_range(value, _read_bytes, "32GB..")
 
 
-def _either_end(one: str) -> str:
-    return rf"(?:{one})(?:\+|\.\.(?:{one})?)?"
+def _either_end(amount: str) -> str:
+    return rf"(?:{amount})(?:\+|\.\.(?:{amount})?)?"
 
 
 Nodes = Annotated[
     NodeRange,
-    Human(
+    ShortForms(
         _read_nodes,
-        ({"type": "integer", "minimum": 1, "maximum": MAX_NODES}, text(r"[0-9]+(?:\.\.[0-9]+)?", "2..4")),
+        (
+            {"type": "integer", "minimum": 1, "maximum": MAX_NODES},
+            text_schema(r"[0-9]+(?:\.\.[0-9]+)?", "2..4"),
+        ),
     ),
 ]
 Cpus = Annotated[
     CpuRange,
-    Human(
+    ShortForms(
         _read_cpu_range,
         (
             {"type": "number", "minimum": MIN_CPUS, "maximum": MAX_CPUS},
-            text(_either_end(NUMBER), "4", "4+", "4..8"),
+            text_schema(_either_end(NUMBER), "4", "4+", "4..8"),
         ),
     ),
 ]
 Bytes = Annotated[
     ByteRange,
-    Human(
+    ShortForms(
         _read_byte_range,
         (
             {"type": "integer", "minimum": MIN_BYTES, "maximum": MAX_BYTES},
-            text(_either_end(BYTES_PATTERN), "32GB", "32GB..", "512MiB..1GiB"),
+            text_schema(_either_end(BYTES_PATTERN), "32GB", "32GB..", "512MiB..1GiB"),
         ),
     ),
 ]
@@ -186,7 +194,9 @@ _SLICE = re.compile(r"[0-9]+g\.[0-9]+gb")
 
 
 class GpuSpec(BaseModel):
-    """GPUs on each node; without `kind`, any, `A100|H100` either. With `share`, that part of a single one."""
+    """GPUs on each node. Without `kind`, any kind; `A100|H100` accepts either. With `share`, a part of a
+    single GPU.
+    """
 
     model_config = FROZEN
 
@@ -202,7 +212,7 @@ class GpuSpec(BaseModel):
         slices = [kind for kind in kinds if _SLICE.search(kind)]
         if slices and self.share is not None:
             raise ValueError(
-                f"has a `share` of {show(slices[0])}, a slice, which is given whole; leave it out"
+                f"has a `share` of {show(slices[0])}, a slice, which is only given whole; leave it out"
             )
         if slices and len(slices) < len(kinds):
             raise ValueError(f"has {show(slices[0])}, a slice, beside whole GPUs; ask for one or the other")
@@ -215,7 +225,7 @@ _GPUS = re.compile(
 
 
 def _read_gpus(value: object) -> object:
-    """`H100:8`, `H100` (one), `8` (of any kind), `0.5` or `H100:0.5` (of one); `0` is none."""
+    """Read `H100:8`, `H100` (one), `8` (of any kind), `0.5` or `H100:0.5` (of one). `0` is none."""
     if value is None or isinstance(value, Mapping | GpuSpec):
         return value
     if isinstance(value, int) and not isinstance(value, bool):
@@ -236,7 +246,7 @@ def _read_gpus(value: object) -> object:
 
 
 def _read_share(value: object, written: str) -> float:
-    """A part of one GPU, as the decimals that were written: 0.29 * 100 is no whole number for a float."""
+    """A part of one GPU, as the written decimals: 0.29 * 100 is no whole number for a float."""
     share = Decimal(written)
     if not share.is_finite() or not 0 < share < 1:
         raise ValueError(
@@ -251,12 +261,12 @@ _SHARE = r"0\.(?:0[1-9]|[1-9][0-9]?)"
 
 Gpus = Annotated[
     GpuSpec | None,
-    Human(
+    ShortForms(
         _read_gpus,
         (
             {"type": "integer", "minimum": 0, "maximum": MAX_GPUS},
             {"type": "number", "enum": list(SHARES)},
-            text(
+            text_schema(
                 rf"{KIND_PATTERN}(?::(?:[1-9][0-9]*|{_SHARE}))?|[0-9]+|{_SHARE}",
                 *("H100:8", "H100", "8", "0.5", "H100:0.25"),
             ),
@@ -267,21 +277,21 @@ Gpus = Annotated[
 
 def _read_switch(value: object) -> object:
     """`true` and `false`, also as text."""
-    words = {"true": True, "false": False}
-    return words.get(value.strip().lower(), value) if isinstance(value, str) else value
+    values = {"true": True, "false": False}
+    return values.get(value.strip().lower(), value) if isinstance(value, str) else value
 
 
-Switch = Annotated[bool, Field(strict=True), Human(_read_switch, (text("true|false", "true"),))]
+Switch = Annotated[bool, Field(strict=True), ShortForms(_read_switch, (text_schema("true|false", "true"),))]
 
 
 LABEL_PATTERN = r"^[A-Za-z][A-Za-z0-9._/-]*$"
 
 
 def _read_labels(value: object) -> object:
-    """Whole numbers as text: a label has no other kind of value."""
+    """Read whole numbers as text, because a label has no other kind of value."""
     if not isinstance(value, Mapping):
         return value
-    return {name: str(told) if type(told) is int else told for name, told in value.items()}
+    return {name: str(label) if type(label) is int else label for name, label in value.items()}
 
 
 NodeNames = Annotated[
@@ -294,7 +304,7 @@ Labels = Annotated[
         Annotated[str, Field(strict=True, min_length=1, max_length=255), AfterValidator(writable)],
     ],
     Field(max_length=16),
-    Human(_read_labels),
+    ShortForms(_read_labels),
 ]
 
 
@@ -309,28 +319,28 @@ class Resources(BaseModel):
     )
     nodes: Nodes = Field(
         default=NodeRange.model_construct(min=1, max=1),
-        description="How many nodes: `2`, or `2..4` to take what is free.",
+        description="How many nodes: `2`, or `2..4` to take as many as are free.",
     )
     cpus: Cpus | None = Field(
         default=None,
-        description="CPUs on each node; unset: one for each rank. Of a range the lower end is given.",
+        description="CPUs on each node; unset: one for each rank. Of a range, the job gets the lower end.",
     )
     memory: Bytes | None = Field(
         default=None,
         description=(
-            "Memory on each node; unset: in proportion to the CPUs or GPUs taken. Of a range the lower end."
+            "Memory on each node; unset: in proportion to the CPUs or GPUs taken. Of a range, the lower end."
         ),
     )
     disk: Bytes | None = Field(
         default=None,
         description=(
-            "Disk on each node: counted when nodes are chosen, not enforced. Of a range the lower end."
+            "Disk on each node: counted when nodes are chosen, not enforced. Of a range, the lower end."
         ),
     )
     exclusive: Switch = Field(
-        default=False, description="Whole nodes for this job alone: it is given all that they have."
+        default=False, description="Whole nodes for this job alone, with everything that they have."
     )
-    exclude_nodes: NodeNames = Field(default=(), description="Nodes it must not run on, by name.")
+    exclude_nodes: NodeNames = Field(default=(), description="Names of nodes that the job must not use.")
     require: Labels = Field(
         default={}, description="Labels that its nodes must have: `{gpu_memory: 80GB}`, `{pool: a100}`."
     )

@@ -7,19 +7,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
-from shoal.spec.clauses import (
-    Fence,
-    Grace,
-    LogRules,
-    Mounts,
-    Priority,
-    RetrySpec,
-    TimeLimit,
-    Topology,
-)
 from shoal.spec.job import Env, JobSpec, check_has_folder, check_secret_names
+from shoal.spec.job_fields import Fence, Grace, LogRules, Mounts, Priority, RetrySpec, TimeLimit, Topology
 from shoal.spec.resources import Resources
-from shoal.spec.service_clauses import (
+from shoal.spec.service_fields import (
     Affinity,
     Balance,
     Hedge,
@@ -50,34 +41,41 @@ class ServiceSpec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     kind: Literal["service"] = "service"
-    name: JobName = Field(description="One of its name in a project; served at `/{project}/{name}/`.")
-    project: Name | None = Field(default=None, description="Whose service it is; unset: your only project.")
-    queue: Name = Field(default="default", description="One that the cluster has.")
+    name: JobName = Field(
+        description="The service's name, unique in its project; served at `/{project}/{name}/`."
+    )
+    project: Name | None = Field(
+        default=None, description="The project of the service; unset: your only project."
+    )
+    queue: Name = Field(default="default", description="A queue of the cluster.")
     priority: Priority = Field(
-        default=0, description="Of its replicas, as of jobs: higher goes first, and may take from lower."
+        default=0,
+        description="Priority of its replicas, as of jobs: higher goes first, and may take from lower.",
     )
     resources: Resources = Resources.model_construct()
     workdir: Folder | None = Field(
-        default=".", description="The folder to run in, copied at submission; null: an empty one."
+        default=".", description="The folder to run in, copied at submission; null: an empty folder."
     )
     include: FilePatterns = Field(
         default=(),
-        description="Files of `workdir` to copy though git ignores them, as in .gitignore: `data/`, `*.bin`.",
+        description="Files of `workdir` to copy although git ignores them, as in .gitignore: `data/`, "
+        "`*.bin`.",
     )
     exclude: FilePatterns = Field(
-        default=(), description="Files of `workdir` not to copy, as in .gitignore; stronger than `include`."
+        default=(), description="Files of `workdir` not to copy, as in .gitignore; overrides `include`."
     )
     setup: Script | None = Field(default=None, description="Run once on each node before the server.")
     run: Script = Field(description="Starts the server, for a shell. It listens at $PORT.")
     port: Port | None = Field(
         default=None,
-        description="Where it listens if not at $PORT: then a node has room for one replica. `socket`: on "
-        "the Unix socket $SHOAL_SOCKET, which nobody but the balancer can reach.",
+        description="The port of the server if it is not $PORT: a node then has room for one replica. "
+        "`socket`: the Unix socket $SHOAL_SOCKET, which only the balancer can reach.",
     )
     network: Network = Field(
         default="closed",
-        description="Who reaches its port, where the node can tell: `closed`: the data plane alone; `open`: "
-        "every program on the node; `private`: the data plane alone, and it reaches nothing after `setup`.",
+        description="Which programs may connect to its port, if the node can enforce it: `closed`: only"
+        " the data plane; `open`: every program on the node; `private`: only the data "
+        "plane, and the replica can connect to nothing after `setup`.",
     )
     env: Env = {}
     secrets: Annotated[tuple[EnvName, ...], Field(max_length=256)] = Field(
@@ -87,55 +85,62 @@ class ServiceSpec(BaseModel):
     mounts: Mounts = ()
     log_rules: LogRules = ()
     topology: Topology | None = None
-    grace: Grace = Field(default=30.0, description="From the first signal to the kill.")
+    grace: Grace = Field(default=30.0, description="Time from the first signal to the kill.")
     fence: Fence = Field(default=1800.0, description="A replica cut off for this long stops by itself.")
     model: Model | None = Field(
         default=None,
-        description="What it serves, kept with the release: a name, or `{job: NAME}` for a job's checkpoint.",
+        description="The model that it serves, kept with the release: a name, or `{job: NAME}` for a "
+        "job's checkpoint.",
     )
     replicas: Replicas = ReplicaRange.model_construct(min=1, max=1)
     readiness: Readiness = ReadinessSpec.model_construct()
     scale: ScaleSpec = ScaleSpec.model_construct()
     rollout: Rollout = RolloutSpec.model_construct()
     drain: Pause = Field(
-        default=30.0, description="A replica may finish what it has for so long before it stops."
+        default=30.0, description="Time for a replica to finish its requests before it stops."
     )
     limits: LimitsSpec = LimitsSpec.model_construct()
     cap: Annotated[int, Field(strict=True, ge=1, le=MAX_CAP)] = Field(
-        default=64, description="Requests at once in one replica; others wait in front of it."
+        default=64, description="Requests at the same time in one replica; more requests wait in front of it."
     )
-    timeout: TimeLimit = Field(default=600.0, description="From a request's last byte to its answer's first.")
+    timeout: TimeLimit = Field(
+        default=600.0, description="Time from the last byte of a request to the first byte of its answer."
+    )
     max_wait: Pause = Field(
         default=60.0,
-        description="A request waits so long for a free slot, and `readiness.within` longer while no replica "
-        "is ready at all.",
+        description="How long a request waits for a free slot; longer by `readiness.within` if no "
+        "replica is ready.",
     )
     retries: Annotated[int, Field(strict=True, ge=0, le=MAX_RETRIES)] = Field(
         default=1,
-        description="Of requests whose replica was lost before it answered, where a second time does no "
-        "harm: GET, HEAD and OPTIONS, those with an Idempotency-Key, completions with `balance: tokens`.",
+        description="Repeats of a request whose replica was lost before it answered, if repeating does "
+        "no harm: GET, HEAD and OPTIONS, requests with an Idempotency-Key, completions with"
+        " `balance: tokens`.",
     )
     repeatable: Annotated[bool, Field(strict=True)] = Field(
-        default=False, description="All of its requests do no harm a second time, also a POST."
+        default=False, description="Repeating any of its requests does no harm, not even a POST."
     )
     hedge_after: Hedge | None = Field(
         default=None,
-        description="A GET or HEAD, or what has an Idempotency-Key, that is not answered so long is asked of "
-        "a second replica; the first answer counts.",
+        description="A GET or HEAD, or a request with an Idempotency-Key, without an answer after this "
+        "time is also sent to a second replica; the first answer counts.",
     )
     affinity: Affinity | None = Field(
-        default=None, description="`header:NAME` or `cookie:NAME` whose value keeps a caller at one replica."
+        default=None, description="`header:NAME` or `cookie:NAME`: the same value goes to the same replica."
     )
     balance: Balance = Field(
-        default="least", description="Fewest requests; `tokens`: soonest first token, for language models."
+        default="least",
+        description="`least`: the replica with the fewest requests; `tokens`: the soonest first token, "
+        "for language models.",
     )
-    hosts: Hosts = Field(default=(), description="Names in `Host` that mean this service.")
+    hosts: Hosts = Field(default=(), description="Names in the `Host` header that mean this service.")
     origins: Origins = Field(
         default=(),
-        description="Web pages of these origins may call it from a browser, as `https://app.example.org`; "
-        "`*`: all pages. The data plane answers their CORS preflights.",
+        description="Origins of web pages that may call it from a browser, as "
+        "`https://app.example.org`; `*`: all pages. The data plane answers their CORS "
+        "preflights.",
     )
-    public: Annotated[bool, Field(strict=True)] = Field(default=False, description="Needs no token.")
+    public: Annotated[bool, Field(strict=True)] = Field(default=False, description="Requests need no token.")
 
     @field_validator("network", mode="after")
     @classmethod
@@ -172,8 +177,9 @@ class ServiceSpec(BaseModel):
         return json.dumps(self.canonical(), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
     def replica_job(self) -> JobSpec:
-        """What each replica runs. One that failed is replaced by the service, and not tried again."""
+        """What each replica runs. The service replaces a failed replica and does not retry its job."""
         shared = {name: getattr(self, name) for name in JobSpec.model_fields.keys() & type(self).model_fields}
-        network = "open" if self.network == "open" else "closed"  # a network of its own is the probe's affair
+        # a network of its own is the probe's concern
+        network = "open" if self.network == "open" else "closed"
         fixed = {"ranks_per_node": 1, "retry": RetrySpec.model_construct(), "network": network}
         return JobSpec.model_construct(**{**shared, **fixed})

@@ -1,7 +1,7 @@
-"""What every store promises, and the plain values its repositories take and return.
+"""The promises of every store, and the plain values that its tables take and return.
 
-Nothing here knows a database. Callers hand in synchronous functions of a transaction; they never
-hold a connection, and never see one fail half way.
+This module knows no database. Callers pass synchronous functions of a transaction. They never hold a
+connection, and never see one fail half way.
 """
 
 from __future__ import annotations
@@ -19,39 +19,39 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 OnCommit = Callable[[int], None]
-"""Takes the newest event's `seq`. Runs on the writer's thread, so it must not block."""
+"""Takes the newest event's `seq`. The writer's thread calls it, so it must not block."""
 
 
-class Stale(StateError):
-    """Somebody changed the record since it was read: read it again and decide again."""
+class StaleRecord(StateError):
+    """The record changed since it was read: read it again and decide again."""
 
     code = "state.stale"
 
 
 class KeyReused(StateError):
-    """An idempotency key came back with another request than the one it was first used for."""
+    """The idempotency key was first used for another request."""
 
     code = "idempotency.mismatch"
 
 
 class Store(Protocol):
-    """What is remembered. SQLite, PostgreSQL and the in-memory store all pass one contract suite."""
+    """The control plane's record. SQLite, PostgreSQL and the in-memory store all pass one contract suite."""
 
     async def write(self, fn: Callable[[Tx], T], *, patience_s: float = 0.0) -> T:
-        """Run `fn` in a transaction and return its value once that is durable.
+        """Run `fn` in a transaction and return its value once the change is durable.
 
-        `fn` runs on another thread, must be deterministic and must not block. What it raises undoes
-        its own changes and nobody else's, and reaches the caller. `StoreUnavailable`: nothing was
-        acknowledged; the change may still have happened if the database went away during its
-        commit, so repeat it under the same idempotency key. A cancelled caller's change may happen.
-        `patience_s`: for how long it lets changes pass that come after it, while the store is busy.
+        Another thread calls `fn`. It must be deterministic and must not block. If `fn` raises, only its own
+        changes are undone, and the error reaches the caller. `StoreUnavailable`: nothing was acknowledged.
+        The change may still have happened if the database went away during its commit, so repeat it under the
+        same idempotency key. A cancelled caller's change may happen. `patience_s`: how long the change lets
+        later changes pass while the store is busy.
         """
         ...
 
     async def read(self, fn: Callable[[Tx], T]) -> T:
         """Run `fn` against one consistent view that includes every acknowledged write.
 
-        `fn` may be run again if a connection was lost, and cannot change anything.
+        `fn` cannot change anything. It may run again if a connection was lost.
         """
         ...
 
@@ -60,37 +60,39 @@ class Store(Protocol):
         ...
 
     async def close(self) -> None:
-        """Finish the writes already asked for, then let go of the database. May be repeated."""
+        """Finish the pending writes, then close the database. May be repeated."""
         ...
 
 
 class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which jobs to list. None: whatever it is; an empty tuple matches nothing."""
+    """Which jobs to list. None matches every value; an empty tuple matches nothing."""
 
     projects: tuple[str, ...] | None = None
     statuses: tuple[str, ...] | None = None
     """Of `queued starting running stopping succeeded failed cancelled`."""
     name: str | None = None
     owner: str | None = None
-    """A user's id."""
+    """The owner's user id."""
     array_id: str | None = None
 
 
 class EventFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which events to list. None: whatever it is; an empty tuple matches nothing."""
+    """Which events to list. None matches every value; an empty tuple matches nothing."""
 
     projects: tuple[str, ...] | None = None
     job_id: str | None = None
     service: str | None = None
-    """The name of one: what is about it, its rollouts, its tokens, and the jobs that are its replicas."""
+    """The name of a service: matches its rollouts, its tokens, and the jobs that are its replicas."""
     node: str | None = None
     kinds_prefix: str | None = None
     without_ours: bool = False
-    """Not what Shoal did by itself: only what people, jobs, supervisors and the unknown did or tried."""
+    """Leave out what Shoal did by itself. Keep what people, jobs, supervisors and unknown callers did or
+    tried.
+    """
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of the log: what happened, who did it, and the hash that chains it to all before."""
+    """One entry of the log: what happened, its actor, and the hash that chains it to all earlier entries."""
 
     seq: int
     hash: str
@@ -105,24 +107,24 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str | None = None
 
 
-class Look(NamedTuple):
-    """What one bounded look at the log found, and how far it came."""
+class EventScan(NamedTuple):
+    """The matching entries of one bounded scan, and how far the scan came."""
 
     entries: list[Event]
     reached: int
-    """The next look goes on from this entry."""
+    """The next scan continues from this entry."""
     is_done: bool
-    """Nothing is left beyond it."""
+    """No entries are left beyond it."""
 
 
-class Head(NamedTuple):
-    """The newest entry of the log, or any entry one wants to remember."""
+class LogHead(NamedTuple):
+    """The newest entry of the log, or another entry to remember."""
 
     seq: int
     hash: str
 
 
-class Flaw(NamedTuple):
+class ChainFlaw(NamedTuple):
     """The first entry of the log that cannot be what was written, and why."""
 
     seq: int

@@ -1,6 +1,6 @@
-"""A store in memory that runs everything at once in the calling thread: for simulation and tests.
+"""A store in memory that runs every call at once in the calling thread, for simulation and tests.
 
-Same tables, statements and savepoints as on disk; only threads and durability are missing, so a
+It has the same tables, statements and savepoints as on disk. Only threads and durability are missing, so a
 simulation is deterministic.
 """
 
@@ -15,16 +15,15 @@ from sqlalchemy.exc import DBAPIError
 
 from shoal.errors import Bug, StoreUnavailable
 from shoal.store.base import OnCommit, T
-from shoal.store.commit import Committer
-from shoal.store.database import unavailable
+from shoal.store.database import unavailable_error
 from shoal.store.migrations import migrate
-from shoal.store.readers import ask
 from shoal.store.sqlite import begin, prepare
-from shoal.store.transaction import Tx
+from shoal.store.threads import run_read
+from shoal.store.transaction import Committer, Tx
 
 
 def open_memory_store() -> MemoryStore:
-    """An empty store; cheap, since the tables are made once a process and then copied."""
+    """An empty store. It is cheap, because the tables are made once per process and then copied."""
     return MemoryStore()
 
 
@@ -55,9 +54,9 @@ class MemoryStore:
         self._database.begin_read(connection)
         connection.exec_driver_sql("PRAGMA query_only = ON")
         try:
-            return ask(connection, fn, self._database.chain_key)
+            return run_read(connection, fn, self._database.chain_key)
         except DBAPIError as error:
-            raise unavailable(error) from error
+            raise unavailable_error(error) from error
         finally:
             connection.exec_driver_sql("PRAGMA query_only = OFF")
             connection.rollback()
@@ -75,7 +74,7 @@ class MemoryStore:
 
 
 class MemoryDatabase:
-    """One connection, which is the database: losing it loses everything, so it is never replaced."""
+    """One connection, which is the database. Losing it loses everything, so it is never replaced."""
 
     term = 0
     chain_key = b""
@@ -101,12 +100,14 @@ class MemoryDatabase:
         """Nothing to do."""
 
     def close(self) -> None:
-        """The connection is closed by its user."""
+        """Do nothing: the user of the connection closes it."""
 
 
 @cache
 def _copies() -> Engine:
-    """Each connection is a new database. One engine for all, so that statements are compiled once."""
+    """An engine whose every connection is a new database. One engine serves all, so statements are compiled
+    once.
+    """
     template = _migrated()
 
     def connect() -> sqlite3.Connection:

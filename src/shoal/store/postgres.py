@@ -1,8 +1,9 @@
 """PostgreSQL through psycopg 3: one control plane leads, through one writer connection.
 
-The lock that keeps a second control plane out belongs to the session that writes. So there is no moment in
-which one has lost the lock and can still commit: with the session goes the connection. Whoever connects again
-finds by the term whether another has led meanwhile; then what it knows is old, and it may do nothing with it.
+The lock that keeps a second control plane out belongs to the session that writes. So a control plane that has
+lost the lock cannot commit, because the connection ends with the session. A control plane that connects again
+reads the term and learns whether another one has led meanwhile. If so, its knowledge is old and it may not
+act on it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from shoal.errors import AlreadyLed, Deposed, StateError, StoreUnavailable
 
 OWNER_LOCK = 0x53686F616C  # "Shoal"
 OWNER_WAIT_MS = 3_000
-"""A control plane that was killed a moment ago may still have a session that is about to end."""
+"""Wait this long for a control plane that was killed a moment ago: its session may be about to end."""
 LOCK_NOT_AVAILABLE = "55P03"
 OWNER = """
 SELECT activity.application_name FROM pg_locks JOIN pg_stat_activity AS activity USING (pid)
@@ -27,14 +28,15 @@ WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND (classid::bigint <<
 AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
 TERM = "control.term"
-"""Its row of `meta` grows with every new leader, and is changed by whoever has the lock alone."""
-OWN_TERM = f"(SELECT value FROM meta WHERE key = '{TERM}')"  # noqa: S608 - a constant of ours
+"""The row of `meta` with the term. It grows with every new leader. Only the holder of the lock changes it."""
+CURRENT_TERM = f"(SELECT value FROM meta WHERE key = '{TERM}')"  # noqa: S608 - a constant of ours
 LOCK_TIMEOUT_MS = 10_000
 IDLE_TIMEOUT_MS = 15_000
-"""A leader says something every second. One that was frozen, or whose machine was, says nothing: the server
-ends its session, and another may lead."""
+"""A leader writes every second. If it or its machine is frozen, the server ends its session after this time,
+and another control plane may lead.
+"""
 HAS_IDLE_TIMEOUT = 140_000
-"""Versions of the server from this one on can."""
+"""Server versions from this one on support an idle timeout."""
 DRIVER_OPTIONS = {
     "connect_timeout": 5,
     "tcp_user_timeout": 15_000,
@@ -42,35 +44,36 @@ DRIVER_OPTIONS = {
     "keepalives_interval": 5,
     "keepalives_count": 3,
 }
-"""A server that vanished without a word is noticed in about half a minute, not in two hours."""
+"""The client detects a vanished server in about half a minute, not in two hours."""
 SERVER_OPTIONS = (
     "SET tcp_keepalives_idle = 15; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3; "
     "SET tcp_user_timeout = 30000"
 )
-"""And so is a control plane's machine, by the server: until then its session keeps the lock."""
+"""The server detects a vanished control plane in the same way. Until then the session keeps the lock."""
 
 
 class PostgresDatabase:
-    """`connect_writer` raises `StateError` when another control plane has the database.
+    """`connect_writer` raises `StateError` if another control plane has the database.
 
-    Once it was ours that is an interruption like any other, `StoreUnavailable`, until it is ours again. Once
-    `term` is set it is `Deposed` as soon as another has led: from then on nothing is read or written here.
+    Once this control plane has had the database, that is an interruption like any other: `StoreUnavailable`
+    until the database is ours again. Once `term` is set, it is `Deposed` as soon as another control plane has
+    led. From then on nothing is read or written here.
     """
 
     def __init__(self, url: URL, *, is_watched: bool = False) -> None:
-        """`is_watched`: something is written every second; a session that is silent has lost its owner."""
+        """`is_watched`: the leader writes every second, so a silent session has lost its owner."""
         self.term = 0
         self.chain_key = b""
         self.on_deposed: Callable[[], None] | None = None
-        """Called once, on whichever thread finds out."""
+        """Called once, on the thread that detects it."""
         self._is_deposed = False
         self._has_owned = False
         settings = (
             f"SET synchronous_commit = on; SET lock_timeout = {LOCK_TIMEOUT_MS}; SET timezone = 'UTC'; "
             f"{SERVER_OPTIONS}"
         )
-        self._writers = connections(url, settings, is_watched=is_watched)
-        self._readers = connections(
+        self._writers = create_postgres_engine(url, settings, is_watched=is_watched)
+        self._readers = create_postgres_engine(
             url, "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY"
         )
 
@@ -78,7 +81,7 @@ class PostgresDatabase:
         self._refuse_if_deposed()
         writer = self._writers.connect()
         try:
-            self._own(writer)
+            self._take_lock(writer)
         except BaseException:
             writer.close()
             raise
@@ -91,31 +94,31 @@ class PostgresDatabase:
     def begin_write(self, writer: Connection) -> None:
         self._refuse_if_deposed()
         writer.begin()
-        # The session has it already. Taken again so that a dead session shows before a change is applied.
+        # The session has the lock already. Taking it again reveals a dead session before a change is applied.
         lock = f"SELECT pg_advisory_xact_lock({OWNER_LOCK})"
         if self.term == 0:
             writer.exec_driver_sql(lock)
         else:
-            self._check(writer, writer.exec_driver_sql(f"{lock}, {OWN_TERM}").one()[1])
+            self._check(writer, writer.exec_driver_sql(f"{lock}, {CURRENT_TERM}").one()[1])
 
     def begin_read(self, reader: Connection) -> None:
-        """What is answered from here was so while this control plane led: a supervisor whose renewal was read
-        about counts from before the next leader began to.
+        """Begin a transaction and check the term. Every answer was true while this control plane led, so a
+        supervisor's renewal that was read counts from before the next leader's term.
         """
         self._refuse_if_deposed()
         reader.begin()
         if self.term:
-            self._check(reader, reader.exec_driver_sql(f"SELECT {OWN_TERM}").scalar())
+            self._check(reader, reader.exec_driver_sql(f"SELECT {CURRENT_TERM}").scalar())
 
     def tidy(self, writer: Connection) -> None:
-        """Nothing to do: the server keeps its own house."""
+        """Do nothing: the server does its own housekeeping."""
 
     def close(self) -> None:
         self._writers.dispose()
         self._readers.dispose()
 
-    def _own(self, writer: Connection) -> None:
-        """Take the lock for as long as this session lives."""
+    def _take_lock(self, writer: Connection) -> None:
+        """Take the lock for the life of this session."""
         try:
             writer.exec_driver_sql(f"SET LOCAL lock_timeout = {OWNER_WAIT_MS}")
             writer.exec_driver_sql(f"SELECT pg_advisory_lock({OWNER_LOCK})")
@@ -125,12 +128,12 @@ class PostgresDatabase:
                 raise
             writer.rollback()
             if self.term:
-                self._check(writer, writer.exec_driver_sql(f"SELECT {OWN_TERM}").scalar())
-            owner = owner_of(writer) or "unknown"
+                self._check(writer, writer.exec_driver_sql(f"SELECT {CURRENT_TERM}").scalar())
+            owner = lock_holder(writer) or "unknown"
             kind = StoreUnavailable if self._has_owned else AlreadyLed
             raise kind(
                 f"another control plane ({owner}) has this database open",
-                hint="stop it with `shoal down`, or stand by for it: `shoal up --shared DIR`",
+                hint="stop it with `shoal down`, or start a standby: `shoal up --shared DIR`",
             ) from None
 
     def _check(self, connection: Connection, term: str | None) -> None:
@@ -145,24 +148,25 @@ class PostgresDatabase:
     def _refuse_if_deposed(self) -> None:
         if self._is_deposed:
             raise Deposed(
-                f"another control plane leads since term {self.term}", hint="ask again, and it will answer"
+                f"another control plane leads since term {self.term}",
+                hint="ask again; the leader will answer",
             )
 
 
-def owner_of(connection: Connection) -> str | None:
-    """Which session has the lock, by its name; None if nobody has."""
-    found: str | None = connection.exec_driver_sql(OWNER, {"key": OWNER_LOCK}).scalar()
-    return found
+def lock_holder(connection: Connection) -> str | None:
+    """The name of the session that has the lock, or None."""
+    holder: str | None = connection.exec_driver_sql(OWNER, {"key": OWNER_LOCK}).scalar()
+    return holder
 
 
-def connections(url: URL, settings: str, *, is_watched: bool = False) -> Engine:
-    """Where connections with these settings come from. Nothing is opened yet."""
+def create_postgres_engine(url: URL, settings: str, *, is_watched: bool = False) -> Engine:
+    """The factory of connections with these settings. Opens nothing."""
     try:
         engine = create_engine(
             url,
             poolclass=NullPool,
             hide_parameters=True,
-            connect_args={**DRIVER_OPTIONS, "application_name": _own_name()},
+            connect_args={**DRIVER_OPTIONS, "application_name": _application_name()},
         )
     except ModuleNotFoundError as error:
         raise StateError(
@@ -181,6 +185,8 @@ def connections(url: URL, settings: str, *, is_watched: bool = False) -> Engine:
     return engine
 
 
-def _own_name() -> str:
-    """What the server, and a second control plane, call us. PostgreSQL keeps 63 bytes of it."""
+def _application_name() -> str:
+    """The name under which the server, and a second control plane, see us. PostgreSQL keeps 63
+    bytes of it.
+    """
     return f"shoal pid {os.getpid()} on {socket.gethostname()}"[:63]

@@ -1,6 +1,6 @@
-"""The tables as the newest migration leaves them; a test compares the two on both databases.
+"""The tables as the newest migration leaves them. A test compares the two on both databases.
 
-A record is kept whole in `body`; the other columns repeat what is searched, ordered or guarded.
+`body` holds the whole record. The other columns repeat the fields that are searched, ordered or guarded.
 """
 
 from __future__ import annotations
@@ -20,36 +20,38 @@ from sqlalchemy import (
 
 metadata = MetaData()
 
-# INTEGER is what makes SQLite use the column as its row id.
+# INTEGER makes SQLite use the column as its row id.
 Serial = BigInteger().with_variant(Integer, "sqlite")
-# Compared byte by byte on both: a page must go on where the last one stopped, whatever the locale.
-Words = Text().with_variant(Text(collation="C"), "postgresql")
+# Compared byte by byte on both databases: a page must continue where the last one stopped, whatever the
+# locale.
+SortedText = Text().with_variant(Text(collation="C"), "postgresql")
 
 jobs = Table(
     "jobs",
     metadata,
-    Column("job_id", Words, primary_key=True),
-    Column("project", Words, nullable=False),
+    Column("job_id", SortedText, primary_key=True),
+    Column("project", SortedText, nullable=False),
     Column("number", BigInteger, nullable=False),
-    Column("name", Words, nullable=False),
-    Column("owner", Words, nullable=False),
+    Column("name", SortedText, nullable=False),
+    Column("owner", SortedText, nullable=False),
     Column("priority", BigInteger, nullable=False),
     Column("submitted_at", Double, nullable=False),
-    Column("array_id", Words),
-    Column("outcome", Words),
+    Column("array_id", SortedText),
+    Column("outcome", SortedText),
     # The newest attempt's state while the job is open, else its outcome.
-    Column("status", Words, nullable=False),
-    Column("newest_attempt_id", Words),
+    Column("status", SortedText, nullable=False),
+    Column("newest_attempt_id", SortedText),
     Column("newest_epoch", BigInteger, nullable=False),
     Column("version", BigInteger, nullable=False),
-    Column("body", Words, nullable=False),
+    Column("body", SortedText, nullable=False),
     Index("jobs_by_number", "project", "number", unique=True),
     Index("jobs_by_name", "project", "name", "number"),
     Index("jobs_by_age", "submitted_at", "job_id"),
     Index("jobs_by_project", "project", "submitted_at", "job_id"),
     Index("jobs_by_status", "status", "submitted_at", "job_id"),
     Index("jobs_by_project_status", "project", "status", "submitted_at", "job_id"),
-    # These carry what else a filter may ask, so that a walk along them never visits the table.
+    # These indexes carry the other columns that a filter may test, so a walk along them never visits the
+    # table.
     Index("jobs_named", "name", "submitted_at", "job_id", "project", "status", "owner"),
     Index("jobs_by_owner", "owner", "submitted_at", "job_id", "project", "status"),
     Index(
@@ -77,7 +79,7 @@ jobs = Table(
 project_counters = Table(
     "project_counters",
     metadata,
-    Column("project", Words, primary_key=True),
+    Column("project", SortedText, primary_key=True),
     Column("next_number", BigInteger, nullable=False),
     Column("open_jobs", BigInteger, nullable=False),
 )
@@ -85,16 +87,16 @@ project_counters = Table(
 array_work = Table(
     "array_work",
     metadata,
-    Column("array_id", Words, primary_key=True),
-    Column("verb", Words, primary_key=True),
-    Column("actor", Words, nullable=False),
+    Column("array_id", SortedText, primary_key=True),
+    Column("verb", SortedText, primary_key=True),
+    Column("actor", SortedText, nullable=False),
     Column("last_number", BigInteger, nullable=False, server_default=text("0")),
 )
 
 daily_counts = Table(
     "daily_counts",
     metadata,
-    Column("subject", Words, primary_key=True),
+    Column("subject", SortedText, primary_key=True),
     Column("day", BigInteger, nullable=False),
     Column("count", BigInteger, nullable=False),
 )
@@ -102,12 +104,12 @@ daily_counts = Table(
 attempts = Table(
     "attempts",
     metadata,
-    Column("attempt_id", Words, primary_key=True),
-    Column("job_id", Words, nullable=False),
+    Column("attempt_id", SortedText, primary_key=True),
+    Column("job_id", SortedText, nullable=False),
     Column("epoch", BigInteger, nullable=False),
-    Column("state", Words, nullable=False),
+    Column("state", SortedText, nullable=False),
     Column("version", BigInteger, nullable=False),
-    Column("body", Words, nullable=False),
+    Column("body", SortedText, nullable=False),
     Index("attempts_by_job", "job_id", "epoch", unique=True),
     Index("attempts_by_state", "state", "attempt_id"),
 )
@@ -115,25 +117,25 @@ attempts = Table(
 nodes = Table(
     "nodes",
     metadata,
-    Column("name", Words, primary_key=True),
+    Column("name", SortedText, primary_key=True),
     Column("version", BigInteger, nullable=False),
-    Column("body", Words, nullable=False),
+    Column("body", SortedText, nullable=False),
 )
 
 events = Table(
     "events",
     metadata,
     Column("seq", Serial, primary_key=True, autoincrement=False),
-    Column("hash", Words, nullable=False),
+    Column("hash", SortedText, nullable=False),
     Column("at", Double, nullable=False),
-    Column("kind", Words, nullable=False),
-    Column("actor", Words, nullable=False),
-    Column("project", Words),
-    Column("job_id", Words),
-    Column("attempt_id", Words),
-    Column("node", Words),
-    Column("data", Words, nullable=False),
-    Column("request_id", Words),
+    Column("kind", SortedText, nullable=False),
+    Column("actor", SortedText, nullable=False),
+    Column("project", SortedText),
+    Column("job_id", SortedText),
+    Column("attempt_id", SortedText),
+    Column("node", SortedText),
+    Column("data", SortedText, nullable=False),
+    Column("request_id", SortedText),
     Index(
         "events_by_project",
         "project",
@@ -178,9 +180,9 @@ events = Table(
 idempotency_keys = Table(
     "idempotency_keys",
     metadata,
-    Column("actor", Words, primary_key=True),
-    Column("key", Words, primary_key=True),
-    Column("fingerprint", Words, nullable=False),
+    Column("actor", SortedText, primary_key=True),
+    Column("key", SortedText, primary_key=True),
+    Column("fingerprint", SortedText, nullable=False),
     Column("answer", LargeBinary, nullable=False),
     Column("at", Double, nullable=False),
     Index("idempotency_keys_by_age", "at"),
@@ -189,40 +191,40 @@ idempotency_keys = Table(
 users = Table(
     "users",
     metadata,
-    Column("user_id", Words, primary_key=True),
-    Column("name", Words, nullable=False),
-    Column("body", Words, nullable=False),
+    Column("user_id", SortedText, primary_key=True),
+    Column("name", SortedText, nullable=False),
+    Column("body", SortedText, nullable=False),
     Index("users_by_name", "name", unique=True),
 )
 
 projects = Table(
     "projects",
     metadata,
-    Column("name", Words, primary_key=True),
+    Column("name", SortedText, primary_key=True),
     Column("uid", BigInteger, nullable=False),
-    Column("body", Words, nullable=False),
+    Column("body", SortedText, nullable=False),
     Index("projects_by_uid", "uid", unique=True),
 )
 
 memberships = Table(
     "memberships",
     metadata,
-    Column("user_id", Words, primary_key=True),
-    Column("project", Words, primary_key=True),
-    Column("role", Words, nullable=False),
+    Column("user_id", SortedText, primary_key=True),
+    Column("project", SortedText, primary_key=True),
+    Column("role", SortedText, nullable=False),
     Index("memberships_by_project", "project"),
 )
 
 tokens = Table(
     "tokens",
     metadata,
-    Column("token_id", Words, primary_key=True),
-    Column("user_id", Words, nullable=False),
-    Column("body", Words, nullable=False),
+    Column("token_id", SortedText, primary_key=True),
+    Column("user_id", SortedText, nullable=False),
+    Column("body", SortedText, nullable=False),
     # The token it was made with.
-    Column("parent", Words),
-    # `project/service`, where it opens one service alone.
-    Column("service", Words),
+    Column("parent", SortedText),
+    # `project/service`, if the token opens only one service.
+    Column("service", SortedText),
     Index("tokens_by_user", "user_id"),
     Index("tokens_by_parent", "parent"),
     Index("tokens_by_service", "service"),
@@ -231,14 +233,14 @@ tokens = Table(
 secrets = Table(
     "secrets",
     metadata,
-    Column("job_id", Words, primary_key=True),
+    Column("job_id", SortedText, primary_key=True),
     Column("sealed", LargeBinary, nullable=False),
 )
 
 left_behind = Table(
     "left_behind",
     metadata,
-    Column("digest", Words, primary_key=True),
+    Column("digest", SortedText, primary_key=True),
     Column("used_at", Double, nullable=False),
     Column("body", LargeBinary, nullable=False),
     Index("left_behind_by_age", "used_at"),
@@ -247,28 +249,28 @@ left_behind = Table(
 windows = Table(
     "windows",
     metadata,
-    Column("window_id", Words, primary_key=True),
+    Column("window_id", SortedText, primary_key=True),
     Column("from_at", Double, nullable=False),
     Column("until_at", Double, nullable=False),
-    Column("body", Words, nullable=False),
+    Column("body", SortedText, nullable=False),
 )
 
 metric_series = Table(
     "metric_series",
     metadata,
-    Column("job_id", Words, primary_key=True),
-    Column("name", Words, primary_key=True),
-    # Empty for what ranks logged: it is of the job and not of a node.
-    Column("node", Words, primary_key=True),
-    Column("axis", Words, primary_key=True),
-    # Whose word it is: of the newest attempt that spoke, the lowest rank.
+    Column("job_id", SortedText, primary_key=True),
+    Column("name", SortedText, primary_key=True),
+    # Empty for what ranks logged, because such a value belongs to the job and not to a node.
+    Column("node", SortedText, primary_key=True),
+    Column("axis", SortedText, primary_key=True),
+    # The source of the values: the newest attempt that reported any, and its lowest rank.
     Column("epoch", BigInteger, nullable=False),
     Column("rank", BigInteger, nullable=False),
-    # How long its stretches are, and how many there are.
+    # The length of the curve's stretches, and their number.
     Column("stride", BigInteger, nullable=False),
     Column("num_points", BigInteger, nullable=False),
     Column("heard_at", Double, nullable=False),
-    # What was said last, at which `x`; no `x`: it was not said since there are these columns.
+    # The `x` and value reported last. Without `x`, nothing was reported since these columns exist.
     Column("newest_x", BigInteger),
     Column("newest", Double),
 )
@@ -276,10 +278,10 @@ metric_series = Table(
 metric_points = Table(
     "metric_points",
     metadata,
-    Column("job_id", Words, primary_key=True),
-    Column("name", Words, primary_key=True),
-    Column("node", Words, primary_key=True),
-    Column("axis", Words, primary_key=True),
+    Column("job_id", SortedText, primary_key=True),
+    Column("name", SortedText, primary_key=True),
+    Column("node", SortedText, primary_key=True),
+    Column("axis", SortedText, primary_key=True),
     Column("stretch", BigInteger, primary_key=True),
     Column("x", BigInteger, nullable=False),
     # None: not a finite number.
@@ -291,34 +293,34 @@ metric_points = Table(
 services = Table(
     "services",
     metadata,
-    Column("service_id", Words, primary_key=True),
-    Column("project", Words, nullable=False),
-    Column("name", Words, nullable=False),
+    Column("service_id", SortedText, primary_key=True),
+    Column("project", SortedText, nullable=False),
+    Column("name", SortedText, nullable=False),
     Column("version", BigInteger, nullable=False),
-    Column("body", Words, nullable=False),
+    Column("body", SortedText, nullable=False),
     Index("services_by_name", "project", "name", unique=True),
 )
 
 releases = Table(
     "releases",
     metadata,
-    Column("service_id", Words, primary_key=True),
+    Column("service_id", SortedText, primary_key=True),
     Column("number", BigInteger, primary_key=True),
-    Column("body", Words, nullable=False),
+    Column("body", SortedText, nullable=False),
 )
 
 replicas = Table(
     "replicas",
     metadata,
-    Column("job_id", Words, primary_key=True),
-    Column("service_id", Words, nullable=False),
-    Column("body", Words, nullable=False),
+    Column("job_id", SortedText, primary_key=True),
+    Column("service_id", SortedText, nullable=False),
+    Column("body", SortedText, nullable=False),
     Index("replicas_by_service", "service_id"),
 )
 
 meta = Table(
     "meta",
     metadata,
-    Column("key", Words, primary_key=True),
-    Column("value", Words, nullable=False),
+    Column("key", SortedText, primary_key=True),
+    Column("value", SortedText, nullable=False),
 )

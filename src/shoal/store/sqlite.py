@@ -1,12 +1,13 @@
 """SQLite: write-ahead log, every commit synced, one writer.
 
-SQLite before 3.51.3 can corrupt a write-ahead log when two connections write or checkpoint at once.
-So one process holds a lock beside the file, one connection writes and checkpoints, and readers open
-the file read-only.
+SQLite before 3.51.3 can corrupt a write-ahead log when two connections write or checkpoint at once. So one
+process holds a lock beside the file, one connection writes and checkpoints, and readers open the file
+read-only.
 
-Connections mark their places in an index of the log. SQLite would map it from a file beside the database,
-and a mark on a disk that has just gone read-only is SIGBUS: no process, in place of an error. So the index
-is in memory (`unix-excl`), and while it is open no other process can so much as read the database.
+Connections mark their positions in an index of the log. By default SQLite maps this index from a file beside
+the database. If that disk has just gone read-only, marking raises SIGBUS, which ends the process in place of
+an error. So the index is in memory (`unix-excl`), and while it is open no other process can so much as read
+the database.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from sqlalchemy import Connection, Engine, NullPool, create_engine
 from sqlalchemy.exc import OperationalError
 
 from shoal.errors import StateError, StoreUnavailable
-from shoal.store.prepared import Session
+from shoal.store.session import Session
 
 BUSY_S = 5.0
-"""How long to wait for a stranger, such as a shell or a backup, that holds the file."""
+"""Seconds to wait for another process, such as a shell or a backup, that holds the file."""
 MAX_LOG_BYTES = 64 << 20
-"""What the write-ahead log may keep on disk once it is empty."""
+"""Bytes of disk that the empty write-ahead log may keep."""
 
 
 class SqliteDatabase:
-    """Opening it takes the lock; `StateError` names the process that has it."""
+    """Opening it takes the lock. `StateError` names the process that has it."""
 
     term = 0
     chain_key = b""
@@ -43,16 +44,17 @@ class SqliteDatabase:
         self._holder: Connection | None = None
 
     def connect_writer(self) -> Connection:
-        """The first call makes the database ours alone; `StateError`: somebody else has it open."""
+        """The first call locks the database for this process. `StateError`: another process has it open."""
         if self._holder is None:
             self._holder = self._hold()
         return self._writers.connect()
 
     def _hold(self) -> Connection:
-        """A connection that only stays open: SQLite has one index for all of a process, made by its first.
+        """Open a connection that only stays open. SQLite has one index per process, made by its first
+        connection.
 
-        Were a reader the first, after an error that cost all others their connections, the index would be
-        a file again.
+        If a reader were first, after an error that closed all other connections, the index would be a file
+        again.
         """
         try:
             return self._writers.connect()
@@ -68,11 +70,11 @@ class SqliteDatabase:
         return self._readers.connect()
 
     def begin_write(self, writer: Connection) -> None:
-        # SQLite would refuse, too, and call it an I/O error.
+        # SQLite would refuse, too, but call it an I/O error.
         if not os.access(self._path, os.W_OK):
             raise StoreUnavailable(
                 "the store is not available: its disk is read-only",
-                hint="see what the kernel says with `dmesg`",
+                hint="read the kernel's messages with `dmesg`",
             )
         begin(writer, "BEGIN IMMEDIATE")
 
@@ -80,10 +82,10 @@ class SqliteDatabase:
         begin(reader, "BEGIN")
 
     def tidy(self, writer: Connection) -> None:
-        """Move the log into the database file; the next write begins the log anew.
+        """Move the log into the database file. The next write begins the log from its start.
 
-        The file of the log keeps its length, up to `MAX_LOG_BYTES`: a commit that writes over what is
-        there syncs in half the time of one that makes the file longer.
+        The log's file keeps its length, up to `MAX_LOG_BYTES`: a commit that overwrites existing bytes syncs
+        in half the time of one that makes the file longer.
         """
         driver = writer.connection.dbapi_connection
         assert driver is not None
@@ -108,14 +110,16 @@ def _engine(path: Path, mode: str, prepare: Callable[[sqlite3.Connection], None]
     return create_engine("sqlite://", creator=connect, poolclass=NullPool, hide_parameters=True)
 
 
-def begin(connection: Connection, words: str) -> None:
-    """Begin in our own words: the driver would do so late, and a listener costs every statement."""
+def begin(connection: Connection, statement: str) -> None:
+    """Begin a transaction explicitly. The driver would begin it late, and a listener costs
+    every statement.
+    """
     connection.begin()
-    Session(connection).send(words)
+    Session(connection).send(statement)
 
 
 def prepare(connection: sqlite3.Connection, *pragmas: str) -> None:
-    """Take BEGIN and COMMIT into our own hands, and set what has to be set on every connection."""
+    """Leave BEGIN and COMMIT to us, and set what every connection needs."""
     connection.isolation_level = None
     for pragma in pragmas:
         connection.execute(f"PRAGMA {pragma}").fetchall()
@@ -161,8 +165,8 @@ def _take_lock(path: Path) -> int:
             hint="stop it with `shoal down`",
         ) from None
     try:
-        # Not before the lock is ours: whoever closes a file loses all POSIX locks that his process has on it,
-        # and with them those of a SQLite that has this one open.
+        # Only after the lock is ours. A process that closes a file loses all POSIX locks it has on that file,
+        # including those of a SQLite that has it open.
         os.close(_open_private(path))
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
@@ -177,5 +181,5 @@ def _open_private(path: Path | str) -> int:
 
 
 def _cannot_open(path: Path, error: OSError) -> StoreUnavailable:
-    told = f"cannot open the database {path}: {error.strerror}"
-    return StoreUnavailable(told, hint=f"look at it with `ls -ld {path}`")
+    message = f"cannot open the database {path}: {error.strerror}"
+    return StoreUnavailable(message, hint=f"look at it with `ls -ld {path}`")

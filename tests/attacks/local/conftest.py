@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.shares import Start, shares_in
+from tests.support.runtime.tasks import StartTask, tasks_in
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    with shares_in(tmp_path / "home") as make:
+def start(tmp_path: Path) -> Iterator[StartTask]:
+    with tasks_in(tmp_path / "home") as make:
         yield make
 
 

@@ -75,9 +75,9 @@ def own_cgroup(controller: str) -> str:
 
 
 def ran_as_root(program: str) -> str:
-    said = os.popen(f"{program} -u").read().strip()
-    if said != "0":
-        raise PermissionError(f"it ran as {said}")
+    output = os.popen(f"{program} -u").read().strip()
+    if output != "0":
+        raise PermissionError(f"it ran as {output}")
     return "root"
 
 
@@ -95,19 +95,19 @@ def other_processes() -> str:
     return " ".join(strangers)
 
 
-def against(who: str, pid: int) -> dict[str, Callable[[], object]]:
+def against(target: str, pid: int) -> dict[str, Callable[[], object]]:
     return {
-        f"kill {who}": lambda: kill(pid),
-        f"read the environment of {who}": lambda: read(f"/proc/{pid}/environ"),
-        f"read the command line of {who}": lambda: read(f"/proc/{pid}/cmdline"),
-        f"read the memory of {who}": lambda: read(f"/proc/{pid}/mem"),
-        f"trace {who}": lambda: checked(LIBC.ptrace(PTRACE_ATTACH, pid, None, None)),
+        f"kill {target}": lambda: kill(pid),
+        f"read the environment of {target}": lambda: read(f"/proc/{pid}/environ"),
+        f"read the command line of {target}": lambda: read(f"/proc/{pid}/cmdline"),
+        f"read the memory of {target}": lambda: read(f"/proc/{pid}/mem"),
+        f"trace {target}": lambda: checked(LIBC.ptrace(PTRACE_ATTACH, pid, None, None)),
     }
 
 
 def attempts() -> dict[str, Callable[[], object]]:
     home, victim, server, supervisor = (facts[name] for name in ("home", "victim", "server", "supervisor"))
-    found: dict[str, Callable[[], object]] = {
+    by_name: dict[str, Callable[[], object]] = {
         "list the home": lambda: next(name for name in os.listdir(home) if name != "spool"),
         "read the database": lambda: read(f"{home}/shoal.db"),
         "read the signing key": lambda: read(f"{home}/keys/signing.key"),
@@ -145,16 +145,16 @@ def attempts() -> dict[str, Callable[[], object]]:
         "write in /usr": lambda: write("/usr/bin/shoal-was-here", "x"),
         "write in /etc": lambda: write("/etc/shoal-was-here", "x"),
     }
-    for who, pid in (("another job", victim), ("the control plane", server), ("a supervisor", supervisor)):
-        found |= against(who, pid)
-    return found
+    for target, pid in (("another job", victim), ("the control plane", server), ("a supervisor", supervisor)):
+        by_name |= against(target, pid)
+    return by_name
 
 
 if __name__ == "__main__":
     for name, attempt in attempts().items():
         try:
-            told = {"did": str(attempt())}
+            result = {"did": str(attempt())}
         except (OSError, IndexError, StopIteration) as error:
-            told = {"refused": f"{type(error).__name__}: {error}"}
-        print(json.dumps({"attempt": name, **told}), flush=True)
+            result = {"refused": f"{type(error).__name__}: {error}"}
+        print(json.dumps({"attempt": name, **result}), flush=True)
     os.kill(-1, signal.SIGKILL)  # everybody this user may signal, in sight or not

@@ -9,22 +9,24 @@ from pathlib import Path
 
 import pytest
 
-from shoal.wire import EndKind, Limits, Order
+from shoal.wire import EndKind, TaskLimits, TaskSpec
 from tests.support.archives import entry, tar_of, tar_with
-from tests.support.confinements import CGROUP, JOB_UID, MODES, OFFERED
-from tests.support.shares import RunningShare, Start, an_order
+from tests.support.runtime.confinement_modes import AVAILABLE, CGROUP, JOB_UID, MODES
+from tests.support.runtime.tasks import RunningTask, StartTask, a_task_spec
 
 FULL = (CGROUP, "bubblewrap", "uid")
-WALLS = FULL if set(FULL) <= set(OFFERED) else ()
+WALLS = FULL if set(FULL) <= set(AVAILABLE) else ()
 LINK, HARD = tarfile.SYMTYPE, tarfile.LNKTYPE
 
 
-def with_archive(start: Start, order: Order, body: bytes, digest: str | None = None) -> RunningShare:
+def with_archive(
+    start: StartTask, task_spec: TaskSpec, body: bytes, digest: str | None = None
+) -> RunningTask:
     """A share whose order names this archive."""
     changed = {"archive_digest": digest or hashlib.sha256(body).hexdigest()}
-    share = start(Order(**{**{f: getattr(order, f) for f in order.__struct_fields__}, **changed}))
-    Path(share.share.archive).write_bytes(body)
-    return share
+    task = start(TaskSpec(**{**{f: getattr(task_spec, f) for f in task_spec.__struct_fields__}, **changed}))
+    Path(task.task.archive).write_bytes(body)
+    return task
 
 
 def past_every_path(outside: Path) -> bytes:
@@ -86,64 +88,67 @@ NAMES = list(hostile(Path("/x")))
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_archive_fails_with_a_reason_and_writes_nothing_outside(
-    start: Start, outside: Path, name: str
+    start: StartTask, outside: Path, name: str
 ) -> None:
     """Without any walls: what unpacks must hold by itself."""
-    share = with_archive(start, an_order(run="true", confinement=()), hostile(outside)[name])
-    outcome = share.run()
+    task = with_archive(start, a_task_spec(run="true", confinement=()), hostile(outside)[name])
+    outcome = task.run()
     assert outcome.kind is EndKind.SETUP_FAILED, outcome
     assert outcome.started_at is None
     assert "unpack" in outcome.message
     assert sorted(path.name for path in outside.iterdir()) == ["canary"]
     assert (outside / "canary").read_text() == "precious"
-    assert not any((above / "evil").exists() for above in Path(share.share.work).parents)
-    assert Path(share.share.errors).read_text() == ""
+    assert not any((above / "evil").exists() for above in Path(task.task.work).parents)
+    assert Path(task.task.errors).read_text() == ""
 
 
 @pytest.mark.parametrize("confinement", MODES)
-def test_setuid_and_sticky_bits_do_not_come_out(start: Start, confinement: tuple[str, ...]) -> None:
+def test_setuid_and_sticky_bits_do_not_come_out(start: StartTask, confinement: tuple[str, ...]) -> None:
     program = entry("p")
     program.mode = 0o7777
-    order = an_order(run="stat -c %a p", confinement=confinement, uid=JOB_UID)
-    share = with_archive(start, order, tar_with([(program, b"")]))
-    assert share.run().kind is EndKind.SUCCEEDED, share.describe()
-    assert share.texts() == ["755"]
+    task_spec = a_task_spec(run="stat -c %a p", confinement=confinement, uid=JOB_UID)
+    task = with_archive(start, task_spec, tar_with([(program, b"")]))
+    assert task.run().kind is EndKind.SUCCEEDED, task.describe()
+    assert task.texts() == ["755"]
 
 
-def test_an_archive_that_is_not_the_one_ordered_is_not_unpacked(start: Start) -> None:
-    share = with_archive(start, an_order(confinement=WALLS, uid=JOB_UID), tar_of({"a": b"x"}), "0" * 64)
-    outcome = share.run()
+def test_an_archive_that_is_not_the_one_ordered_is_not_unpacked(start: StartTask) -> None:
+    task = with_archive(start, a_task_spec(confinement=WALLS, uid=JOB_UID), tar_of({"a": b"x"}), "0" * 64)
+    outcome = task.run()
     assert outcome.kind is EndKind.SETUP_FAILED
     assert "SHA-256" in outcome.message
-    assert list(Path(share.share.work).iterdir()) == []
+    assert list(Path(task.task.work).iterdir()) == []
 
 
-def test_a_bomb_of_holes_takes_no_disk(start: Start) -> None:
+def test_a_bomb_of_holes_takes_no_disk(start: StartTask) -> None:
     info = tarfile.TarInfo("bomb")
     info.pax_headers = {"GNU.sparse.major": "0", "GNU.sparse.minor": "1", "GNU.sparse.map": "0,0"}
     info.pax_headers["GNU.sparse.size"] = str(10 << 30)
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
         tar.addfile(info)
-    outcome = with_archive(start, an_order(confinement=WALLS, uid=JOB_UID), out.getvalue()).run()
+    outcome = with_archive(start, a_task_spec(confinement=WALLS, uid=JOB_UID), out.getvalue()).run()
     assert outcome.kind is EndKind.SETUP_FAILED
     assert "claims to hold" in outcome.message
 
 
 @pytest.mark.serial
-def test_entries_without_end_are_held_to_the_jobs_own_time_and_memory(start: Start) -> None:
+def test_entries_without_end_are_held_to_the_jobs_own_time_and_memory(start: StartTask) -> None:
     body = entry("d/", tarfile.DIRTYPE).tobuf() * 200_000
-    limits = Limits(cpus=1.0, memory_bytes=64 << 20)
-    order = an_order(confinement=WALLS, uid=JOB_UID, limits=limits, time_limit_s=2.0, grace_s=0.1)
-    outcome = with_archive(start, order, body).run()
+    limits = TaskLimits(cpus=1.0, memory_bytes=64 << 20)
+    task_spec = a_task_spec(confinement=WALLS, uid=JOB_UID, limits=limits, time_limit_s=2.0, grace_s=0.1)
+    outcome = with_archive(start, task_spec, body).run()
     assert (outcome.kind, outcome.started_at) == (EndKind.TIME_LIMIT, None), outcome
 
 
-def test_an_archive_larger_than_the_jobs_memory_does_not_need_it(start: Start) -> None:
+def test_an_archive_larger_than_the_jobs_memory_does_not_need_it(start: StartTask) -> None:
     body = tar_of({"big": b"x" * (64 << 20)})
-    order = an_order(
-        run="stat -c %s big", confinement=WALLS, uid=JOB_UID, limits=Limits(cpus=1.0, memory_bytes=48 << 20)
+    task_spec = a_task_spec(
+        run="stat -c %s big",
+        confinement=WALLS,
+        uid=JOB_UID,
+        limits=TaskLimits(cpus=1.0, memory_bytes=48 << 20),
     )
-    share = with_archive(start, order, body)
-    assert share.run().kind is EndKind.SUCCEEDED, share.describe()
-    assert share.texts() == [str(64 << 20)]
+    task = with_archive(start, task_spec, body)
+    assert task.run().kind is EndKind.SUCCEEDED, task.describe()
+    assert task.texts() == [str(64 << 20)]

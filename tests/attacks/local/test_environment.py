@@ -11,8 +11,8 @@ import pytest
 from shoal.wire import EndKind
 from tests.attacks.local.test_archives import with_archive
 from tests.support.archives import tar_of
-from tests.support.confinements import CGROUP, JOB_UID, needs
-from tests.support.shares import Start, an_order
+from tests.support.runtime.confinement_modes import CGROUP, JOB_UID, needs
+from tests.support.runtime.tasks import StartTask, a_task_spec
 
 FULL = (CGROUP, "bubblewrap", "uid")
 pytestmark = needs(*FULL)
@@ -30,17 +30,17 @@ __attribute__((constructor)) static void tell(void) {
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
-def test_a_preloaded_library_is_loaded_by_the_jobs_programs_alone(start: Start, open_place: Path) -> None:
+def test_a_preloaded_library_is_loaded_by_the_jobs_programs_alone(start: StartTask, open_place: Path) -> None:
     library, seen = open_place / "spy.so", open_place / "seen"
     seen.touch()
     seen.chmod(0o666)
     command = ["cc", "-shared", "-fPIC", f'-DSEEN="{seen}"', "-x", "c", "-", "-o", str(library)]
     subprocess.run(command, input=SPY, text=True, check=True)
     env = {"LD_PRELOAD": str(library), "LD_LIBRARY_PATH": str(open_place)}
-    order = an_order(run="ls >/dev/null; true", setup="true", env=env, confinement=FULL, uid=JOB_UID)
-    share = with_archive(start, order, tar_of({"a.py": b""}))
+    task_spec = a_task_spec(run="ls >/dev/null; true", setup="true", env=env, confinement=FULL, uid=JOB_UID)
+    task = with_archive(start, task_spec, tar_of({"a.py": b""}))
     # Outside everything is read-only: the library may only write because the test lets it.
-    assert share.run().kind is EndKind.SUCCEEDED
+    assert task.run().kind is EndKind.SUCCEEDED
     names = {line.split()[1] for line in seen.read_text().splitlines()}
     uids = {line.split()[0] for line in seen.read_text().splitlines()}
     assert uids <= {str(JOB_UID)}
@@ -65,20 +65,20 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_variable_changes_nothing_before_the_jobs_own_program(start: Start, name: str) -> None:
+def test_a_hostile_variable_changes_nothing_before_the_jobs_own_program(start: StartTask, name: str) -> None:
     run = f'/usr/bin/printf "%s\\n" "${name}"' if name != "IFS" else "/usr/bin/printf '%s\\n' /"
-    order = an_order(run=run, setup="true", env={name: HOSTILE[name]}, confinement=FULL, uid=JOB_UID)
-    share = with_archive(start, order, tar_of({"a.py": b""}))
-    outcome = share.run()
-    assert outcome.kind is EndKind.SUCCEEDED, share.describe()
-    stand_ins = Path(share.share.work).parent / "stand-ins"
+    task_spec = a_task_spec(run=run, setup="true", env={name: HOSTILE[name]}, confinement=FULL, uid=JOB_UID)
+    task = with_archive(start, task_spec, tar_of({"a.py": b""}))
+    outcome = task.run()
+    assert outcome.kind is EndKind.SUCCEEDED, task.describe()
+    stand_ins = Path(task.task.work).parent / "stand-ins"
     in_front = {
         "PATH": f"{stand_ins}/bin:{HOSTILE['PATH']}",
         "PYTHONPATH": f"{stand_ins}/hook:{HOSTILE['PYTHONPATH']}",
         "BASH_ENV": f"{stand_ins}/bash_env",  # which reads the job's own
     }
-    assert share.texts() == [in_front.get(name, HOSTILE[name])]
-    assert Path(share.share.errors).read_text() == ""
+    assert task.texts() == [in_front.get(name, HOSTILE[name])]
+    assert Path(task.task.errors).read_text() == ""
 
 
 FORCED = {
@@ -93,18 +93,18 @@ FORCED = {
 }
 
 
-def test_what_shoal_says_about_devices_and_identity_cannot_be_overruled(start: Start) -> None:
+def test_variables_of_shoal_about_devices_and_identity_cannot_be_overridden(start: StartTask) -> None:
     run = "; ".join(f'echo "{name}=${name}"' for name in FORCED)
-    order = an_order(run=run, env=dict.fromkeys(FORCED, "all"), confinement=FULL, uid=JOB_UID)
-    share = start(order)
-    assert share.run().kind is EndKind.SUCCEEDED
-    said = dict(text.split("=", 1) for text in share.texts())
-    assert said == {**FORCED, "SHOAL_ATTEMPT_ID": order.attempt_id}
+    task_spec = a_task_spec(run=run, env=dict.fromkeys(FORCED, "all"), confinement=FULL, uid=JOB_UID)
+    task = start(task_spec)
+    assert task.run().kind is EndKind.SUCCEEDED
+    variables = dict(text.split("=", 1) for text in task.texts())
+    assert variables == {**FORCED, "SHOAL_ATTEMPT_ID": task_spec.attempt_id}
 
 
-def test_a_job_without_gpus_finds_no_device_of_one_whatever_it_asks_for(start: Start) -> None:
+def test_a_job_without_gpus_finds_no_device_of_one_whatever_it_asks_for(start: StartTask) -> None:
     env = dict.fromkeys(("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"), "all")
-    share = start(an_order(run="ls /dev; ls -d /dev/nvidia*", env=env, confinement=FULL, uid=JOB_UID))
-    share.run()
-    known = {"console", "core", "fd", "full", "null", "ptmx", "pts", "random", "shm", "stderr", "stdin"}
-    assert set(share.texts()) <= known | {"stdout", "tty", "urandom", "zero"}
+    task = start(a_task_spec(run="ls /dev; ls -d /dev/nvidia*", env=env, confinement=FULL, uid=JOB_UID))
+    task.run()
+    allowed = {"console", "core", "fd", "full", "null", "ptmx", "pts", "random", "shm", "stderr", "stdin"}
+    assert set(task.texts()) <= allowed | {"stdout", "tty", "urandom", "zero"}

@@ -12,15 +12,21 @@ from pathlib import Path
 
 import pytest
 
-from shoal.runtime import spool
-from shoal.wire import EndKind, Limits, LogRule, RuleAction
-from tests.support.confinements import CGROUP, JOB_UID, needs
-from tests.support.renewals import TOKEN, ControlPlane
-from tests.support.shares import Start, an_order, processes_with, until
+from shoal.runtime.files import spool
+from shoal.wire import EndKind, LogRule, RuleAction, TaskLimits
+from tests.support.runtime.confinement_modes import CGROUP, JOB_UID, needs
+from tests.support.runtime.tasks import (
+    TASK_CREDENTIALS,
+    RenewalServer,
+    StartTask,
+    a_task_spec,
+    pids_with,
+    until,
+)
 
 FULL = (CGROUP, "bubblewrap", "uid")
 pytestmark = [needs(*FULL), pytest.mark.serial]
-SMALL = Limits(cpus=0.5, memory_bytes=128 << 20, max_processes=64, max_log_bytes=1 << 16)
+SMALL = TaskLimits(cpus=0.5, memory_bytes=128 << 20, max_processes=64, max_log_bytes=1 << 16)
 EVIL_RULES = tuple(LogRule(match=f"(a+)+c{number}$", action=RuleAction.STOP_RETRIES) for number in range(64))
 SAY_A = "while :; do echo aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab; done"
 
@@ -50,47 +56,47 @@ HOGS = {
 
 
 @pytest.mark.parametrize("hog", HOGS)
-def test_a_hog_is_held_to_its_limits_and_ends_when_its_time_is_up(start: Start, hog: str) -> None:
-    share = start(
-        an_order(run=HOGS[hog], limits=SMALL, time_limit_s=0.8, grace_s=0.2, confinement=FULL, uid=JOB_UID)
+def test_a_hog_is_held_to_its_limits_and_ends_when_its_time_is_up(start: StartTask, hog: str) -> None:
+    task = start(
+        a_task_spec(run=HOGS[hog], limits=SMALL, time_limit_s=0.8, grace_s=0.2, confinement=FULL, uid=JOB_UID)
     )
-    outcome = share.run()
+    outcome = task.run()
     assert outcome.kind in (EndKind.TIME_LIMIT, EndKind.OUT_OF_MEMORY, EndKind.EXITED), outcome
     assert outcome.kind is EndKind.TIME_LIMIT or hog.startswith(("memory", "forks")), outcome
     assert outcome.cpu_s is not None
     assert outcome.cpu_s < 4.0
-    assert Path(share.share.log).stat().st_size < SMALL.max_log_bytes + 500
-    assert not [path for path in spool.read_cgroups(share.share) if Path(path).exists()]
-    assert not Path(share.share.scratch).exists()
+    assert Path(task.task.log).stat().st_size < SMALL.max_log_bytes + 500
+    assert not [path for path in spool.read_cgroups(task.task) if Path(path).exists()]
+    assert not Path(task.task.scratch).exists()
 
 
 @pytest.mark.parametrize("way", ["time limit", "signal"])
-def test_patterns_that_never_finish_keep_no_end_waiting(start: Start, way: str) -> None:
-    order = an_order(
+def test_patterns_that_never_finish_keep_no_end_waiting(start: StartTask, way: str) -> None:
+    task_spec = a_task_spec(
         run=SAY_A, limits=SMALL, grace_s=0.2, confinement=FULL, uid=JOB_UID, log_rules=EVIL_RULES,
         time_limit_s=1.0 if way == "time limit" else None,
     )  # fmt: skip
-    share = start(order)
-    process = share.spawn()
-    until(lambda: bool(share.texts()), describe=share.describe)
+    task = start(task_spec)
+    process = task.spawn()
+    until(lambda: bool(task.texts()), describe=task.describe)
     if way == "signal":
         process.send_signal(signal.SIGTERM)
     # Nowhere near what all patterns together would take.
-    outcome = share.outcome(timeout_s=8.0)
+    outcome = task.outcome(timeout_s=8.0)
     assert outcome.kind is (EndKind.TIME_LIMIT if way == "time limit" else EndKind.STOPPED)
     assert outcome.rules_hit == ()
 
 
-def test_leases_are_renewed_while_patterns_never_finish(start: Start) -> None:
-    with contextlib.closing(ControlPlane()) as plane:
-        order = an_order(
-            run=SAY_A, limits=Limits(cpus=0.5), grace_s=0.2, log_rules=EVIL_RULES, time_limit_s=3.0,
+def test_leases_are_renewed_while_patterns_never_finish(start: StartTask) -> None:
+    with contextlib.closing(RenewalServer()) as plane:
+        task_spec = a_task_spec(
+            run=SAY_A, limits=TaskLimits(cpus=0.5), grace_s=0.2, log_rules=EVIL_RULES, time_limit_s=3.0,
             control_url=plane.url, renew_s=0.2, fence_s=10.0, confinement=FULL, uid=JOB_UID,
         )  # fmt: skip
-        share = start(order, TOKEN)
-        outcome = share.run()
+        task = start(task_spec, TASK_CREDENTIALS)
+        outcome = task.run()
         assert outcome.kind is EndKind.TIME_LIMIT, outcome
-        assert any("are dropped too" in text for text in share.texts("e"))
+        assert any("are dropped too" in text for text in task.texts("e"))
         assert plane.phases().count("running") > 1
 
 
@@ -117,7 +123,7 @@ def accomplice(name: str) -> Iterator[None]:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def test_a_pipe_handed_to_somebody_else_does_not_keep_the_share_open(start: Start) -> None:
+def test_pipe_handed_to_another_process_does_not_keep_the_task_open(start: StartTask) -> None:
     name = f"shoal-accomplice-{os.getpid()}"
     hand_over = (
         f"import socket; s = socket.socket(socket.AF_UNIX); s.connect('\\0{name}'); "
@@ -125,17 +131,17 @@ def test_a_pipe_handed_to_somebody_else_does_not_keep_the_share_open(start: Star
     )
     with accomplice(name):
         run = f'python -c "{hand_over}"; exit 6'
-        outcome = start(an_order(run=run, limits=SMALL, confinement=FULL, uid=JOB_UID)).run()
+        outcome = start(a_task_spec(run=run, limits=SMALL, confinement=FULL, uid=JOB_UID)).run()
     assert (outcome.kind, outcome.exit_code) == (EndKind.EXITED, 6)
 
 
-def test_nothing_of_a_hog_runs_on_when_its_supervisor_is_killed(start: Start) -> None:
+def test_nothing_of_a_hog_runs_on_when_its_supervisor_is_killed(start: StartTask) -> None:
     mark = f"63.{os.getpid()}"
     deaf = f"setsid sh -c 'trap \"\" TERM HUP; sleep {mark}'"
     run = f"trap '' TERM; for i in 1 2 3 4; do {deaf} & done; sleep {mark}"
-    share = start(an_order(run=run, limits=SMALL, confinement=FULL, uid=JOB_UID))
-    process = share.spawn()
-    until(lambda: len(processes_with(mark)) >= 5, describe=share.describe)
+    task = start(a_task_spec(run=run, limits=SMALL, confinement=FULL, uid=JOB_UID))
+    process = task.spawn()
+    until(lambda: len(pids_with(mark)) >= 5, describe=task.describe)
     process.kill()
     process.wait(10)
-    until(lambda: processes_with(mark) == [])
+    until(lambda: pids_with(mark) == [])

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import SpecError
-from shoal.runtime import spool
+from shoal.runtime.files import spool
 from shoal.spec import parse_job
-from shoal.wire import Credentials, EndKind, Limits, LogRule, Mount, RuleAction
-from tests.support.confinements import CGROUP, JOB_UID, needs
-from tests.support.shares import Start, an_order
+from shoal.wire import EndKind, LogRule, Mount, RuleAction, TaskCredentials, TaskLimits
+from tests.support.runtime.confinement_modes import CGROUP, JOB_UID, needs
+from tests.support.runtime.tasks import StartTask, a_task_spec
 
 FULL = (CGROUP, "bubblewrap", "uid")
 LINE = re.compile(rb"[0-9]{10}\.[0-9]{6} (?:-|[0-9]+) [oes] ")
@@ -34,10 +34,10 @@ COMMANDS = {
 
 @needs(*FULL)
 @pytest.mark.parametrize("kind", COMMANDS)
-def test_what_looks_like_a_command_is_passed_on_as_text(start: Start, open_place: Path, kind: str) -> None:
+def test_text_that_looks_like_a_command_stays_text(start: StartTask, open_place: Path, kind: str) -> None:
     canary = open_place / "canary"
     text = COMMANDS[kind].format(canary=canary)
-    order = an_order(
+    task_spec = a_task_spec(
         run='for v in "$SLURM_JOB_NAME" "$SHOAL_PROJECT" "$VALUE" "$SECRET"; do printf "%s\\0" "$v"; done',
         job_name=text,
         project=text,
@@ -45,15 +45,17 @@ def test_what_looks_like_a_command_is_passed_on_as_text(start: Start, open_place
         confinement=FULL,
         uid=JOB_UID,
     )
-    share = start(order, Credentials(secrets={"SECRET": text}))
-    assert share.run().kind is EndKind.SUCCEEDED, share.describe()
-    assert "\n".join(share.texts()).rstrip("\0").split("\0") == [text] * 4
+    task = start(task_spec, TaskCredentials(secrets={"SECRET": text}))
+    assert task.run().kind is EndKind.SUCCEEDED, task.describe()
+    assert "\n".join(task.texts()).rstrip("\0").split("\0") == [text] * 4
     assert not canary.exists()
 
 
 @needs(*FULL)
 @pytest.mark.parametrize("kind", [kind for kind in COMMANDS if kind != "a wildcard"])
-def test_a_directory_with_such_a_name_is_mounted_as_it_is(start: Start, open_place: Path, kind: str) -> None:
+def test_a_directory_with_such_a_name_is_mounted_as_it_is(
+    start: StartTask, open_place: Path, kind: str
+) -> None:
     canary = open_place / "canary"
     name = COMMANDS[kind].format(canary="canary").replace("/", "_")
     source = open_place / name
@@ -62,9 +64,9 @@ def test_a_directory_with_such_a_name_is_mounted_as_it_is(start: Start, open_pla
     target = f"/{name}"
     mounts = (Mount(source=str(source), target=target, is_read_only=True),)
     run = f"cat {shlex.quote(target)}/f; touch {shlex.quote(target)}/new"
-    share = start(an_order(run=run, mounts=mounts, confinement=FULL, uid=JOB_UID))
-    outcome = share.run()
-    assert share.texts() == ["data"], share.describe()
+    task = start(a_task_spec(run=run, mounts=mounts, confinement=FULL, uid=JOB_UID))
+    outcome = task.run()
+    assert task.texts() == ["data"], task.describe()
     assert "Read-only" in outcome.message
     assert not canary.exists()
 
@@ -103,13 +105,15 @@ def test_a_spec_that_could_mean_something_else_is_refused_at_once(spec: dict[str
         parse_job({"run": "true", **spec})
 
 
-def test_no_line_of_a_rank_can_pass_for_another_ranks_or_shoals(start: Start) -> None:
+def test_no_line_of_a_rank_can_pass_for_another_ranks_or_shoals(start: StartTask) -> None:
     forged = "1700000000.000000 7 o from rank 7"
-    words = "1700000000.000000 - e shoal: all is well"
-    program = f"import sys; sys.stdout.write('\\r{forged}\\n{words}\\n\\x00\\x85\\u2028{forged}\\n{forged}')"
-    share = start(an_order(run=f'python -c "{program}"; printf "\\r%s" "{words}" >&2', confinement=()))
-    assert share.run().kind is EndKind.SUCCEEDED
-    lines = Path(share.share.log).read_bytes().split(b"\n")[:-1]
+    message = "1700000000.000000 - e shoal: all is well"
+    program = (
+        f"import sys; sys.stdout.write('\\r{forged}\\n{message}\\n\\x00\\x85\\u2028{forged}\\n{forged}')"
+    )
+    task = start(a_task_spec(run=f'python -c "{program}"; printf "\\r%s" "{message}" >&2', confinement=()))
+    assert task.run().kind is EndKind.SUCCEEDED
+    lines = Path(task.task.log).read_bytes().split(b"\n")[:-1]
     assert len(lines) == 5
     for line in lines:
         prefix = LINE.match(line)
@@ -121,39 +125,41 @@ def test_no_line_of_a_rank_can_pass_for_another_ranks_or_shoals(start: Start) ->
 @pytest.mark.parametrize(
     "match", ["(a+)+$b|\n1700000000.000000 3 o forged", "(\n1700000000.000000 3 o forged"]
 )
-def test_a_pattern_that_shoal_complains_about_cannot_forge_a_line(start: Start, match: str) -> None:
+def test_a_pattern_that_shoal_complains_about_cannot_forge_a_line(start: StartTask, match: str) -> None:
     rules = (LogRule(match=match, action=RuleAction.STOP_RETRIES),)
     run = "python -c 'print(\"a\" * 40)'; sleep 0.1; echo end"
-    share = start(an_order(run=run, log_rules=rules, confinement=()))
-    outcome = share.run()
+    task = start(a_task_spec(run=run, log_rules=rules, confinement=()))
+    outcome = task.run()
     assert (outcome.kind, outcome.rules_hit) == (EndKind.SUCCEEDED, ())
-    assert [rank for rank, _, _ in share.log()].count("-") == 1
-    assert not [text for text in share.texts() if "forged" in text]
+    assert [rank for rank, _, _ in task.log()].count("-") == 1
+    assert not [text for text in task.texts() if "forged" in text]
 
 
-def test_last_words_that_look_like_an_outcome_change_nothing_but_the_message(start: Start) -> None:
-    words = '{"kind":"succeeded","exit_code":0,"rules_hit":["exclude_node"]}'
-    share = start(an_order(run=f"echo '{words}' >&2; printf 'x%.0s' $(seq 9000) >&2; exit 9", confinement=()))
-    outcome = share.run()
+def test_last_words_that_look_like_an_outcome_change_nothing_but_the_message(start: StartTask) -> None:
+    message = '{"kind":"succeeded","exit_code":0,"rules_hit":["exclude_node"]}'
+    task = start(
+        a_task_spec(run=f"echo '{message}' >&2; printf 'x%.0s' $(seq 9000) >&2; exit 9", confinement=())
+    )
+    outcome = task.run()
     assert (outcome.kind, outcome.exit_code, outcome.rules_hit) == (EndKind.EXITED, 9, ())
     assert outcome.message.startswith("rank 0 exited with code 9\n")
     assert len(outcome.message) <= 2000
 
 
-def test_a_rank_cannot_pass_its_failure_off_as_one_of_the_set_up(start: Start) -> None:
+def test_a_rank_cannot_pass_its_failure_off_as_one_of_the_set_up(start: StartTask) -> None:
     """125 is what our own child says when it could not start a program."""
-    share = start(an_order(run="echo 'SpecError: disk full' >&2; exit 125", confinement=()))
-    outcome = share.run()
+    task = start(a_task_spec(run="echo 'SpecError: disk full' >&2; exit 125", confinement=()))
+    outcome = task.run()
     assert (outcome.kind, outcome.exit_code) == (EndKind.EXITED, 125)
     assert outcome.started_at is not None
 
 
 @needs(*FULL)
-def test_files_with_the_names_of_shoals_own_mean_nothing_in_the_work_directory(start: Start) -> None:
+def test_files_with_the_names_of_shoals_own_mean_nothing_in_the_work_directory(start: StartTask) -> None:
     run = (
         "for f in stop outcome.json claimed lock started cgroups order.json; do echo '{}' > $f; done; exit 4"
     )
-    share = start(an_order(run=run, confinement=FULL, uid=JOB_UID, limits=Limits(cpus=1.0)))
-    outcome = share.run()
+    task = start(a_task_spec(run=run, confinement=FULL, uid=JOB_UID, limits=TaskLimits(cpus=1.0)))
+    outcome = task.run()
     assert (outcome.kind, outcome.exit_code) == (EndKind.EXITED, 4)
-    assert spool.read_stop(share.share) is None
+    assert spool.read_stop(task.task) is None

@@ -16,13 +16,13 @@ import msgspec
 import pytest
 
 from shoal.clock import SystemClock
-from shoal.engines.base import Sight, Submission
+from shoal.engines.base import ObservedState, Submission
 from shoal.engines.local import LocalEngine, SimulatedNodes
 from shoal.ids import id_factory
-from shoal.runtime import removal, spool
-from shoal.wire import EndKind, Limits, Order
-from tests.support.confinements import CGROUP, JOB_UID, needs
-from tests.support.shares import Start, an_order
+from shoal.runtime.files import removal, spool
+from shoal.wire import EndKind, TaskLimits, TaskSpec
+from tests.support.runtime.confinement_modes import CGROUP, JOB_UID, needs
+from tests.support.runtime.tasks import StartTask, a_task_spec
 
 FULL = (CGROUP, "bubblewrap", "uid")
 new_id = id_factory(time.time)
@@ -62,14 +62,12 @@ def canary() -> Iterator[Path]:
 
 @needs(*FULL)
 @pytest.mark.parametrize("plant", PLANTS)
-def test_what_a_rank_leaves_in_tmp_is_removed_and_nothing_else(
-    start: Start, canary: Path, plant: str
-) -> None:
+def test_only_files_of_the_rank_are_removed_from_tmp(start: StartTask, canary: Path, plant: str) -> None:
     run = f"cd /tmp; {PLANTS[plant].format(canary=canary)}; exit 3"
-    share = start(an_order(run=run, confinement=FULL, uid=JOB_UID))
-    outcome = share.run()
+    task = start(a_task_spec(run=run, confinement=FULL, uid=JOB_UID))
+    outcome = task.run()
     assert (outcome.kind, outcome.exit_code) == (EndKind.EXITED, 3), outcome
-    assert removal.remove(share.share.scratch, timeout_s=30.0)
+    assert removal.remove(task.task.scratch, timeout_s=30.0)
 
 
 class Local:
@@ -83,28 +81,30 @@ class Local:
         )
 
     async def run(self, run: str, **fields: object) -> str:
-        order = Order(
+        task_spec = TaskSpec(
             attempt_id=new_id("att"), epoch=1, job_id="job_1", job_number=1, job_name="j", project="p",
             node="sim-01", node_rank=0, nodes=("sim-01",), ranks_per_node=1, run=run,
-            limits=Limits(cpus=1), uid=JOB_UID if os.geteuid() == 0 else None,
+            limits=TaskLimits(cpus=1), uid=JOB_UID if os.geteuid() == 0 else None,
         )  # fmt: skip
-        order = msgspec.structs.replace(order, **fields)
-        await self.engine.submit(Submission(attempt_id=order.attempt_id, epoch=1, orders=(order,)))
+        task_spec = msgspec.structs.replace(task_spec, **fields)
+        await self.engine.submit(
+            Submission(attempt_id=task_spec.attempt_id, epoch=1, task_specs=(task_spec,))
+        )
         with anyio.fail_after(30):
             while True:
-                seen = [o for o in await self.engine.list_owned() if o.attempt_id == order.attempt_id]
-                if seen[0].sight is Sight.ENDED:
+                seen = [o for o in await self.engine.list_owned() if o.attempt_id == task_spec.attempt_id]
+                if seen[0].state is ObservedState.ENDED:
                     assert seen[0].outcome is not None
                     assert seen[0].outcome.kind is EndKind.SUCCEEDED, seen[0].outcome
-                    return order.attempt_id
+                    return task_spec.attempt_id
                 await anyio.sleep(0.02)
 
 
 @pytest.fixture
 async def local(tmp_path: Path) -> AsyncIterator[Local]:
-    made = Local(tmp_path / "home")
-    yield made
-    await made.engine.close()
+    engine = Local(tmp_path / "home")
+    yield engine
+    await engine.engine.close()
 
 
 @pytest.mark.anyio
@@ -117,7 +117,7 @@ async def test_forgetting_a_work_directory_full_of_plants_touches_nothing_else(
     )
     attempt_id = await local.run(script)
     await local.engine.forget(attempt_id)
-    kept = local.home / "spool" / "kept" / attempt_id / "sim-01"
+    kept = local.home / "spool" / "archived" / attempt_id / "sim-01"
     assert {path.name for path in kept.iterdir()} >= {"log", "outcome.json"}
     assert not {"work", "scratch", "archive.tar"} & {path.name for path in kept.iterdir()}
     with anyio.fail_after(30):
@@ -187,11 +187,11 @@ def test_removing_takes_as_long_as_it_may_and_goes_on_later(tmp_path: Path) -> N
 
 @needs(*FULL)
 def test_a_link_put_in_the_place_of_the_spools_own_directories_is_not_followed(
-    start: Start, canary: Path
+    start: StartTask, canary: Path
 ) -> None:
     """Only root could; an older Shoal, or a restored backup, might have left it so."""
-    share = start(an_order(run="true", confinement=FULL, uid=JOB_UID))
-    Path(share.share.work).symlink_to(canary)
-    outcome = share.run()
+    task = start(a_task_spec(run="true", confinement=FULL, uid=JOB_UID))
+    Path(task.task.work).symlink_to(canary)
+    outcome = task.run()
     assert outcome.kind is not EndKind.SUCCEEDED
-    assert spool.read_started(share.share) is None
+    assert spool.read_started(task.task) is None

@@ -13,7 +13,7 @@ from shoal.clock import SystemClock
 from shoal.engines.base import Submission
 from shoal.engines.local import LocalEngine, SimulatedNodes
 from shoal.errors import EngineRefused
-from shoal.wire import Limits, Order
+from shoal.wire import TaskLimits, TaskSpec
 
 pytestmark = pytest.mark.anyio
 NAMES = [
@@ -59,17 +59,17 @@ async def engine(tmp_path: Path) -> AsyncIterator[LocalEngine]:
 
 
 def submission(attempt_id: str = "att_1", node: str = "sim-01", **fields: Any) -> Submission:
-    order = Order(
+    task_spec = TaskSpec(
         attempt_id=attempt_id, epoch=1, job_id="job_1", job_number=1, job_name="j", project="p", node=node,
-        node_rank=0, nodes=(node,), ranks_per_node=1, run="true", limits=Limits(cpus=1),
+        node_rank=0, nodes=(node,), ranks_per_node=1, run="true", limits=TaskLimits(cpus=1),
     )  # fmt: skip
-    order = msgspec.structs.replace(order, **fields)
-    return Submission(attempt_id=attempt_id, epoch=1, orders=(order,))
+    task_spec = msgspec.structs.replace(task_spec, **fields)
+    return Submission(attempt_id=attempt_id, epoch=1, task_specs=(task_spec,))
 
 
 def everything(place: Path) -> dict[str, bytes | None]:
-    found = sorted(place.rglob("*"))
-    return {str(path): path.read_bytes() if path.is_file() else None for path in found}
+    entries = sorted(place.rglob("*"))
+    return {str(path): path.read_bytes() if path.is_file() else None for path in entries}
 
 
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
@@ -149,7 +149,7 @@ async def test_only_a_jobs_own_checkpoint_directory_is_dropped(
 
 
 @pytest.mark.parametrize("value", ["a\0b", "\0"])
-async def test_a_nul_in_what_becomes_a_process_is_refused(engine: LocalEngine, value: str) -> None:
+async def test_nul_in_process_arguments_is_refused(engine: LocalEngine, value: str) -> None:
     for fields in ({"run": value}, {"env": {"A": value}}, {"env": {value: "A"}}):
         with pytest.raises(EngineRefused):
             await engine.submit(submission(**fields))
@@ -158,7 +158,7 @@ async def test_a_nul_in_what_becomes_a_process_is_refused(engine: LocalEngine, v
 async def test_an_archive_elsewhere_is_not_taken_for_the_ordered_one(
     engine: LocalEngine, tmp_path: Path
 ) -> None:
-    order = submission(archive_digest="0" * 64)
+    task_spec = submission(archive_digest="0" * 64)
     for path in (None, str(tmp_path / "nowhere"), str(tmp_path)):
         with pytest.raises(EngineRefused, match="which is not at"):
-            await engine.submit(msgspec.structs.replace(order, archive_path=path))
+            await engine.submit(msgspec.structs.replace(task_spec, archive_path=path))

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from shoal.loopback import FIRST_PROJECT_UID
+from shoal.local_sockets import FIRST_PROJECT_UID
 from shoal.runtime.confine import firewall
-from shoal.runtime.probe import PROTECT_EVERY_S
-from shoal.wire import EndKind, Order, Probe
-from tests.support.confinements import CGROUP, JOB_UID, needs
-from tests.support.shares import RunningShare, Start, an_order, shares_in, until
+from shoal.runtime.replica.probe import PROTECT_EVERY_S
+from shoal.wire import EndKind, ProbeSpec, TaskSpec
+from tests.support.runtime.confinement_modes import CGROUP, JOB_UID, needs
+from tests.support.runtime.tasks import RunningTask, StartTask, a_task_spec, tasks_in, until
 
 pytestmark = [
     needs("uid", "nftables"),
@@ -188,28 +188,28 @@ print(*sorted(set(answers)))
 """
 
 
-def python(code: str, *words: object) -> str:
-    return shlex.join(["/usr/bin/python3", "-c", code, *map(str, words)])
+def python(code: str, *arguments: object) -> str:
+    return shlex.join(["/usr/bin/python3", "-c", code, *map(str, arguments)])
 
 
-def a_server(start: Start, host: str = "127.0.0.1", **changes: object) -> tuple[RunningShare, int]:
-    order = an_order(
+def a_server(start: StartTask, host: str = "127.0.0.1", **changes: object) -> tuple[RunningTask, int]:
+    task_spec = a_task_spec(
         run=f"exec {python(SERVER)}", env={"HOST": host}, uid=JOB_UID, confinement=WALLS, **changes
     )
-    share = start(order)
-    share.spawn()
-    until(lambda: any(text.startswith("port ") for text in share.texts()), 30.0, share.describe)
-    return share, int(share.texts()[-1].split()[1])
+    task = start(task_spec)
+    task.spawn()
+    until(lambda: any(text.startswith("port ") for text in task.texts()), 30.0, task.describe)
+    return task, int(task.texts()[-1].split()[1])
 
 
-def asked_by_a_job(start: Start, uid: int, host: str, port: int) -> str:
+def asked_by_a_job(start: StartTask, uid: int, host: str, port: int) -> str:
     name = f"att_{uid}_{port}"
-    order: Order = an_order(
+    task_spec: TaskSpec = a_task_spec(
         attempt_id=name, run=python(CLIENT, host, port), uid=uid, confinement=WALLS, project="other"
     )
-    share = start(order)
-    assert share.run().kind is EndKind.SUCCEEDED, share.describe()
-    return share.texts()[-1]
+    task = start(task_spec)
+    assert task.run().kind is EndKind.SUCCEEDED, task.describe()
+    return task.texts()[-1]
 
 
 def asked_by_us(host: str, port: int) -> str:
@@ -217,13 +217,13 @@ def asked_by_us(host: str, port: int) -> str:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    with shares_in(tmp_path / "home") as make:
+def start(tmp_path: Path) -> Iterator[StartTask]:
+    with tasks_in(tmp_path / "home") as make:
         yield make
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_server_is_reached_by_its_own_project_and_by_no_other(start: Start, host: str) -> None:
+def test_server_is_reached_by_its_own_project_and_by_no_other(start: StartTask, host: str) -> None:
     _, port = a_server(start, host)
     assert asked_by_a_job(start, OTHER_UID, host, port) == "ConnectionRefusedError"
     assert asked_by_a_job(start, JOB_UID, host, port) == "answered"
@@ -235,15 +235,17 @@ def as_user(uid: int, server: int, first: int) -> str:
     return subprocess.check_output(command, text=True, user=uid, group=uid, extra_groups=[]).strip()
 
 
-def test_another_project_does_not_pass_from_a_port_that_the_own_one_has_just_asked_from(start: Start) -> None:
+def test_another_project_does_not_pass_from_a_port_that_the_own_one_has_just_asked_from(
+    start: StartTask,
+) -> None:
     _, port = a_server(start)
     firewall.close(OTHER_UID)
     assert as_user(JOB_UID, port, 21_000) == "answered"
     assert as_user(OTHER_UID, port, 21_000) == "ConnectionRefusedError"
 
 
-def test_what_another_project_was_refused_keeps_neither_its_own_nor_people_from_a_server(
-    start: Start,
+def test_calls_refused_to_another_project_do_not_block_callers_of_a_server(
+    start: StartTask,
 ) -> None:
     _, port = a_server(start)
     firewall.close(OTHER_UID)
@@ -253,13 +255,13 @@ def test_what_another_project_was_refused_keeps_neither_its_own_nor_people_from_
     assert as_user(NOBODY_UID, port, 23_000) == "answered"
 
 
-def test_server_whose_owner_opened_its_ports_is_reached_by_every_project(start: Start) -> None:
+def test_server_whose_owner_opened_its_ports_is_reached_by_every_project(start: StartTask) -> None:
     _, port = a_server(start, has_open_network=True)
     assert asked_by_a_job(start, OTHER_UID, "127.0.0.1", port) == "answered"
 
 
-def test_replica_is_reached_by_nobody_but_us_while_it_runs(start: Start) -> None:
-    replica, port = a_server(start, probe=Probe(interval_s=0.1))
+def test_running_replica_is_reached_only_by_shoal(start: StartTask) -> None:
+    replica, port = a_server(start, probe=ProbeSpec(interval_s=0.1))
     assert asked_by_a_job(start, JOB_UID, "127.0.0.1", port) == "ConnectionRefusedError"
     assert asked_by_a_job(start, OTHER_UID, "127.0.0.1", port) == "ConnectionRefusedError"
     assert asked_by_us("127.0.0.1", port) == "answered"
@@ -269,39 +271,39 @@ def test_replica_is_reached_by_nobody_but_us_while_it_runs(start: Start) -> None
     until(lambda: str(port) not in protected(), 30.0, protected)
 
 
-def test_replica_whose_owner_opened_its_port_is_reached_by_its_project(start: Start) -> None:
-    _, port = a_server(start, probe=Probe(interval_s=0.1), has_open_network=True)
+def test_replica_whose_owner_opened_its_port_is_reached_by_its_project(start: StartTask) -> None:
+    _, port = a_server(start, probe=ProbeSpec(interval_s=0.1), has_open_network=True)
     assert asked_by_a_job(start, JOB_UID, "127.0.0.1", port) == "answered"
 
 
 def test_port_is_protected_on_a_node_where_no_project_has_a_user_of_its_own() -> None:
     """A node of Slurm or Ray: all jobs are one user's, so nothing was closed between projects before."""
-    told = subprocess.run(
+    output = subprocess.run(
         ["unshare", "--net", sys.executable, "-c", ALONE_ON_A_NODE, CLIENT, str(NOBODY_UID)],
         capture_output=True,
         text=True,
         check=True,
         timeout=120,
     )
-    assert told.stdout.split() == ["ConnectionRefusedError", "answered", "answered"]
+    assert output.stdout.split() == ["ConnectionRefusedError", "answered", "answered"]
 
 
 def test_only_the_replicas_project_and_shoals_own_daemons_answer_at_its_port() -> None:
     """Until the server listens, whoever binds the port with SO_REUSEADDR would get its callers' requests."""
-    told = subprocess.run(
+    output = subprocess.run(
         ["unshare", "--net", sys.executable, "-c", STRANGER_AT_A_PORT, str(JOB_UID), str(OTHER_UID)],
         capture_output=True,
         text=True,
         check=True,
         timeout=120,
     )
-    assert told.stdout.split() == ["TimeoutError"] * 3 + ["answered"] * 3
+    assert output.stdout.split() == ["TimeoutError"] * 3 + ["answered"] * 3
 
 
 def test_person_may_have_the_port_that_a_service_named() -> None:
     """A member names any number. A database that starts there later answers, and no other project does."""
     uids = map(str, (FIRST_PROJECT_UID, FIRST_PROJECT_UID + 1, NOBODY_UID - 2))
-    told = subprocess.run(
+    output = subprocess.run(
         ["unshare", "--net", sys.executable, "-c", SERVERS_AT_A_NAMED_PORT, ASK, *uids],
         capture_output=True,
         text=True,
@@ -313,12 +315,12 @@ def test_person_may_have_the_port_that_a_service_named() -> None:
         ["TimeoutError"] * 2,
         ["answered", "ConnectionRefusedError"],
     )
-    assert told.stdout.split() == [*persons, *tenants, *replicas]
+    assert output.stdout.split() == [*persons, *tenants, *replicas]
 
 
 def test_no_project_answers_at_shoals_own_port_to_callers_on_other_machines_neither() -> None:
     """A job binds the port when its daemon ends, and callers would send their tokens there."""
-    told = subprocess.run(
+    output = subprocess.run(
         [
             "unshare",
             "--net",
@@ -333,7 +335,7 @@ def test_no_project_answers_at_shoals_own_port_to_callers_on_other_machines_neit
         check=True,
         timeout=120,
     )
-    assert told.stdout.split() == ["answered"] * 2 + ["TimeoutError"] * 2 + ["answered"] * 4
+    assert output.stdout.split() == ["answered"] * 2 + ["TimeoutError"] * 2 + ["answered"] * 4
 
 
 def test_protection_of_a_port_is_renewed_long_before_it_ends() -> None:
@@ -377,7 +379,7 @@ def source() -> int:
 
 
 def test_port_that_the_projects_own_client_has_just_let_go_lets_no_other_in(
-    start: Start, source: int
+    start: StartTask, source: int
 ) -> None:
     _, port = a_server(start)
     assert asked_from(source, JOB_UID, port) == "answered"
@@ -385,14 +387,14 @@ def test_port_that_the_projects_own_client_has_just_let_go_lets_no_other_in(
 
 
 def test_port_from_which_another_project_was_refused_serves_the_servers_own(
-    start: Start, source: int
+    start: StartTask, source: int
 ) -> None:
     _, port = a_server(start)
     assert asked_from(source, OTHER_UID, port) == "ConnectionRefusedError"
     assert asked_from(source, JOB_UID, port) == "answered"
 
 
-def test_port_from_which_a_project_asked_serves_people_at_once(start: Start, source: int) -> None:
+def test_port_from_which_a_project_asked_serves_people_at_once(start: StartTask, source: int) -> None:
     _, port = a_server(start)
     assert asked_from(source, OTHER_UID, port) == "ConnectionRefusedError"
     assert asked_from(source, 0, port) == "answered"

@@ -13,17 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cli.home import hold, remember_port, remove_server_file, write_server_file
+from shoal.cli.control_plane.home import hold, remember_port, remove_server_file, write_server_file
 from shoal.client.connection import Connection
 from shoal.client.credentials import Credentials as Saved
-from shoal.client.credentials import Endpoint
+from shoal.client.credentials import Endpoint, refuse_strangers
 from shoal.client.transport import Transport
-from shoal.client.trust import refuse_strangers
 from shoal.errors import ServerUnreachable
 from shoal.identity import parse_signed
-from shoal.loopback import FIRST_PROJECT_UID, Serving, Stranger, serving
-from shoal.wire import Credentials, EndKind
-from tests.support.shares import Start, an_order
+from shoal.local_sockets import FIRST_PROJECT_UID, SocketOwner, UnexpectedListener, socket_owners
+from shoal.wire import EndKind, TaskCredentials
+from tests.support.runtime.tasks import StartTask, a_task_spec
 
 STRANGER, PROJECT, OWN = 65534, FIRST_PROJECT_UID + 3, os.geteuid()
 THIEF = """
@@ -63,9 +62,9 @@ class Thief:
 
     def caught(self, waited_for: int = 0) -> str:
         """All that was said to it, of so many at least."""
-        said = [self._out.readline() for _ in range(waited_for)]
+        lines = [self._out.readline() for _ in range(waited_for)]
         self._process.kill()
-        return "".join(said) + self._out.read()
+        return "".join(lines) + self._out.read()
 
 
 @contextlib.contextmanager
@@ -112,9 +111,9 @@ def test_no_token_of_a_home_goes_to_a_process_of_the_same_user_once_its_server_i
     tmp_path: Path,
 ) -> None:
     with a_thief() as thief:
-        told = refused(thief, home_at(tmp_path, thief.url))
-    assert "no control plane runs in" in told
-    assert f"held by user {OWN} (process {thief.pid})" in told
+        refusal = refused(thief, home_at(tmp_path, thief.url))
+    assert "no control plane runs in" in refusal
+    assert f"held by user {OWN} (process {thief.pid})" in refusal
 
 
 @pytest.mark.parametrize("end", ["kill -9", "shoal down"])
@@ -139,9 +138,9 @@ def test_it_makes_no_difference_that_the_homes_server_was_named_by_its_address(
 
 def test_nor_while_a_new_server_of_the_home_lives_elsewhere(tmp_path: Path) -> None:
     with hold(tmp_path), a_thief() as thief:
-        told = refused(thief, home_at(tmp_path, thief.url))
-    assert f"process {os.getpid()} is the control plane" in told
-    assert f"(process {thief.pid})" in told
+        refusal = refused(thief, home_at(tmp_path, thief.url))
+    assert f"process {os.getpid()} is the control plane" in refusal
+    assert f"(process {thief.pid})" in refusal
 
 
 def test_a_thief_that_has_the_dead_servers_process_id_is_found_out(tmp_path: Path) -> None:
@@ -161,7 +160,7 @@ def test_a_connection_that_a_thief_accepted_before_the_server_came_back_is_not_t
             assert thief.stdout.readline() == "accepted\n"
             with hold(tmp_path), listening(port=port):
                 endpoint = Endpoint(f"http://127.0.0.1:{port}", None, is_local=True, home=tmp_path)
-                with pytest.raises(Stranger, match=f"process {thief.pid}"):
+                with pytest.raises(UnexpectedListener, match=f"process {thief.pid}"):
                     refuse_strangers(link, endpoint)
                 with socket.create_connection(("127.0.0.1", port)) as honest:
                     assert refuse_strangers(honest, endpoint) == OWN
@@ -195,9 +194,9 @@ def test_a_server_one_logged_in_to_is_known_by_its_user(tmp_path: Path, uid: int
         env = home_at(tmp_path, thief.url)  # one's own server may have had the port of theirs
         Saved(tmp_path).save(thief.url, "shl_precious", listener_uid=0)
         Saved(tmp_path).use(thief.url)
-        told = refused(thief, env)
-    assert f"held by user {uid} (process" in told
-    assert "it was user 0" in told
+        refusal = refused(thief, env)
+    assert f"held by user {uid} (process" in refusal
+    assert "it was user 0" in refusal
 
 
 @needs_root
@@ -214,7 +213,7 @@ def test_no_token_goes_to_a_projects_user_where_nothing_is_remembered(tmp_path: 
 
 
 @needs_root
-def test_a_server_of_another_user_who_is_no_projects_is_served_where_nothing_is_remembered() -> None:
+def test_server_of_another_non_project_user_is_used_if_no_user_is_remembered() -> None:
     with a_thief(uid=STRANGER) as thief:
         transport = Transport(lambda: Endpoint(thief.url, "shl_careless"), patience_s=0.0)
         transport.call("GET", "/v1/jobs")
@@ -228,17 +227,17 @@ def test_a_server_of_another_user_who_is_no_projects_is_served_where_nothing_is_
 
 @pytest.mark.parametrize("status", [200, 401, 409])
 def test_a_supervisor_gives_a_stranger_nothing_to_use_nor_stops_at_his_word(
-    start: Start, status: int, tmp_path: Path
+    start: StartTask, status: int, tmp_path: Path
 ) -> None:
     end = tmp_path / "end"
     run = f"until [ -e {end} ]; do sleep 0.05; done"
     with a_thief(status) as thief:
-        order = an_order(run=run, control_url=thief.url, renew_s=0.1, fence_s=60.0, confinement=())
-        share = start(order, Credentials(proof_key="precious", job_token="shj_precious"))
-        process = share.spawn()
+        task_spec = a_task_spec(run=run, control_url=thief.url, renew_s=0.1, fence_s=60.0, confinement=())
+        task = start(task_spec, TaskCredentials(proof_key="precious", job_token="shj_precious"))
+        process = task.spawn()
         caught = thief.caught(waited_for=3)
         end.touch()
-        outcome = share.outcome()
+        outcome = task.outcome()
         process.kill()  # it would go on trying to tell for ten seconds
         assert outcome.kind is EndKind.SUCCEEDED, outcome
     tokens = re.findall(r"Bearer (\S+?)\\r", caught)
@@ -247,17 +246,19 @@ def test_a_supervisor_gives_a_stranger_nothing_to_use_nor_stops_at_his_word(
     assert [parse_signed(b"k" * 32, token) for token in tokens] == [None] * len(tokens)
 
 
-def test_a_supervisor_that_meets_only_a_stranger_is_fenced(start: Start) -> None:
+def test_a_supervisor_that_meets_only_a_stranger_is_fenced(start: StartTask) -> None:
     with a_thief(200) as thief:
-        order = an_order(run="sleep 60", control_url=thief.url, renew_s=0.1, fence_s=0.5, confinement=())
-        share = start(order, Credentials(proof_key="precious"))
-        process = share.spawn()
-        assert share.outcome().kind is EndKind.FENCED
+        task_spec = a_task_spec(
+            run="sleep 60", control_url=thief.url, renew_s=0.1, fence_s=0.5, confinement=()
+        )
+        task = start(task_spec, TaskCredentials(proof_key="precious"))
+        process = task.spawn()
+        assert task.outcome().kind is EndKind.FENCED
         process.kill()
 
 
 @pytest.mark.parametrize(
-    ("bound", "asked"),
+    ("bound", "wanted"),
     [
         ("127.0.0.1", "127.0.0.1"),
         ("0.0.0.0", "127.0.0.1"),
@@ -266,12 +267,12 @@ def test_a_supervisor_that_meets_only_a_stranger_is_fenced(start: Start) -> None
         ("::", "127.0.0.1"),
     ],
 )
-def test_whoever_serves_a_connection_is_known_by_user_and_socket(bound: str, asked: str) -> None:
+def test_server_of_a_connection_is_identified_by_user_and_socket(bound: str, wanted: str) -> None:
     try:
-        with listening(bound) as server, socket.create_connection((asked, server.getsockname()[1])) as link:
+        with listening(bound) as server, socket.create_connection((wanted, server.getsockname()[1])) as link:
             inode = str(os.fstat(server.fileno()).st_ino)
-            assert serving(link) == (Serving(OWN, inode),)
+            assert socket_owners(link) == (SocketOwner(OWN, inode),)
             with server.accept()[0] as end:
-                assert serving(link) == (Serving(OWN, str(os.fstat(end.fileno()).st_ino)),)
+                assert socket_owners(link) == (SocketOwner(OWN, str(os.fstat(end.fileno()).st_ino)),)
     except OSError as error:
         pytest.skip(f"this machine does not bind {bound}: {error}")

@@ -66,7 +66,7 @@ REPLACEMENTS: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("kind", REPLACEMENTS)
 @pytest.mark.timeout(20)
-def test_what_takes_a_files_place_while_it_is_packed_is_not_sent(
+def test_file_exchanged_while_it_is_packed_is_not_sent(
     root: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     path = root / "train.py"
@@ -218,16 +218,16 @@ except SpecError as error:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="takes another user")
 @pytest.mark.parametrize("name", ["train.py", "closed/", "open/closed/"])
-def test_what_cannot_be_read_is_named_with_something_to_type(open_place: Path, name: str) -> None:
+def test_unreadable_file_is_named_with_a_command(open_place: Path, name: str) -> None:
     (open_place / "train.py").write_text("print()")
     path = open_place / name
     if name.endswith("/"):
         path.mkdir(parents=True)
     path.chmod(0)
     program = AS_NOBODY.format(path=sys.path, root=str(open_place))
-    said = subprocess.check_output([sys.executable, "-c", program], text=True)
-    assert said.startswith(f"cannot read `{name.rstrip('/')}`")
-    assert "ls -ld" in said
+    output = subprocess.check_output([sys.executable, "-c", program], text=True)
+    assert output.startswith(f"cannot read `{name.rstrip('/')}`")
+    assert "ls -ld" in output
 
 
 @pytest.mark.parametrize("name", ["$(touch canary)", "; touch canary", "-rf", "a b", "it's"])

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from shoal.runtime import spool
-from shoal.runtime.kernel import KEYCTL
-from shoal.wire import EndKind, Limits, Mount
-from tests.support.confinements import CGROUP, JOB_UID, needs
-from tests.support.shares import ATTEMPT_ID, Start, an_order, shares_in, until
+from shoal.runtime.files import spool
+from shoal.runtime.process.kernel import KEYCTL
+from shoal.wire import EndKind, Mount, TaskLimits
+from tests.support.runtime.confinement_modes import CGROUP, JOB_UID, needs
+from tests.support.runtime.tasks import ATTEMPT_ID, StartTask, a_task_spec, tasks_in, until
 
 PROBE = Path(__file__).with_name("probe.py")
 FULL = (CGROUP, "bubblewrap", "uid")
@@ -65,7 +65,7 @@ def tried() -> Iterator[dict[str, dict[str, str]]]:
     Path(SOCKET).chmod(0o666)
     listener.listen()
     try:
-        with shares_in(place / "home") as make:
+        with tasks_in(place / "home") as make:
             yield {**probe(make, programs, server.pid), "after": {"server": str(server.poll())}}
     finally:
         server.kill()
@@ -75,24 +75,24 @@ def tried() -> Iterator[dict[str, dict[str, str]]]:
         shutil.rmtree(place)
 
 
-def probe(make: Start, programs: Path, server_pid: int) -> dict[str, dict[str, str]]:
+def probe(make: StartTask, programs: Path, server_pid: int) -> dict[str, dict[str, str]]:
     run = "echo secret > secret; chmod 755 .; chmod 644 secret; echo ready; exec sleep 600"
     other = make(
-        an_order(
+        a_task_spec(
             attempt_id=f"{ATTEMPT_ID}-victim", run=run, env={"S": "secret"}, confinement=FULL, uid=JOB_UID + 1
         )
     )
     furnish(other.home)
     other.spawn()
     until(lambda: "ready" in other.texts(), describe=other.describe)
-    started = spool.read_started(other.share)
+    started = spool.read_started(other.task)
     assert started is not None
-    share = make(an_order(confinement=FULL))
+    task = make(a_task_spec(confinement=FULL))
     disk = next((f"/dev/{path.name}" for path in Path("/sys/block").iterdir()), "/dev/vda")
     facts = {
         "uid": JOB_UID,
         "home": str(other.home),
-        "share": str(share.directory),
+        "share": str(task.directory),
         "other_share": str(other.directory),
         "victim": started.pids[0],
         "server": server_pid,
@@ -101,20 +101,20 @@ def probe(make: Start, programs: Path, server_pid: int) -> dict[str, dict[str, s
         "disk": disk,
         "socket": SOCKET,
     }
-    order = an_order(
+    task_spec = a_task_spec(
         run=f"python /programs/probe.py {shlex.quote(json.dumps(facts))}",
         mounts=(Mount(source=str(programs), target="/programs"),),
-        limits=Limits(cpus=1.0, memory_bytes=256 << 20, max_processes=64),
+        limits=TaskLimits(cpus=1.0, memory_bytes=256 << 20, max_processes=64),
         confinement=FULL,
         uid=JOB_UID,
     )
-    spool.write_order(share.share, order)
-    outcome = share.run()
+    spool.write_task_spec(task.task, task_spec)
+    outcome = task.run()
     # Its last attempt kills everybody in reach, which is the rank's own shell.
-    assert outcome.kind in (EndKind.SUCCEEDED, EndKind.SIGNALED), share.describe()
+    assert outcome.kind in (EndKind.SUCCEEDED, EndKind.SIGNALED), task.describe()
     assert other.processes[0].poll() is None
-    assert spool.read_outcome(other.share) is None
-    results = [json.loads(text) for text in share.texts()]
+    assert spool.read_outcome(other.task) is None
+    results = [json.loads(text) for text in task.texts()]
     return {result["attempt"]: result for result in results}
 
 
@@ -123,7 +123,7 @@ def test_no_rank_can(tried: dict[str, dict[str, str]], name: str) -> None:
     assert "refused" in tried[name], tried[name]
 
 
-def test_killing_everybody_in_reach_reaches_nobody_else(tried: dict[str, dict[str, str]]) -> None:
+def test_signal_to_every_visible_process_reaches_no_other_job(tried: dict[str, dict[str, str]]) -> None:
     assert tried["after"] == {"server": "None"}
     assert set(tried) == {*NAMES, "after"}
 
@@ -142,7 +142,7 @@ print(b"|".join(read(key) for (key,) in struct.iter_unpack("i", read(-3))))
 
 
 @pytest.mark.skipif(os.uname().machine not in ADD_KEY, reason="the number of the system call is not known")
-def test_no_rank_finds_the_keys_of_whoever_started_shoal(start: Start) -> None:
+def test_no_rank_finds_the_keys_of_the_user_that_started_shoal(start: StartTask) -> None:
     libc = ctypes.CDLL(None)
     libc.syscall.restype = ctypes.c_long
     call = KEYCTL[os.uname().machine]
@@ -156,6 +156,6 @@ def test_no_rank_finds_the_keys_of_whoever_started_shoal(start: Start) -> None:
     program = READ_KEYS.replace("CALL", str(call))
     alone = subprocess.check_output([sys.executable, "-c", program], text=True)
     assert "operators-own" in alone  # inherited by whoever does not leave it
-    share = start(an_order(run=f"python -c {shlex.quote(program)}", confinement=FULL, uid=JOB_UID))
-    assert share.run().kind is EndKind.SUCCEEDED, share.describe()
-    assert share.texts() == ["b''"]
+    task = start(a_task_spec(run=f"python -c {shlex.quote(program)}", confinement=FULL, uid=JOB_UID))
+    assert task.run().kind is EndKind.SUCCEEDED, task.describe()
+    assert task.texts() == ["b''"]

@@ -8,12 +8,19 @@ from pathlib import Path
 import pytest
 
 from shoal.cluster import render
-from shoal.cluster.advice import firewall
 from shoal.cluster.facts import Facts
-from shoal.cluster.inventory import Host, Inventory
-from shoal.cluster.leaving import leave, upgrades
+from shoal.cluster.inventory import Inventory, InventoryHost
+from shoal.cluster.prerequisites import firewall_advice
 from shoal.cluster.steps import Step, plan
-from tests.support.bare_machines import ID, SECRETS, facts_of, found, parts_of, three
+from shoal.cluster.teardown import teardown_steps, upgrade_rounds
+from tests.support.fakes.machines import (
+    CLUSTER_ID,
+    SECRETS,
+    archives_of,
+    facts_of,
+    three_hosts,
+    with_hardware,
+)
 
 FILES = Path(__file__).parent
 GPUS = tuple(f"gpu {index} Disabled NVIDIA H100 80GB HBM3" for index in range(8))
@@ -35,19 +42,21 @@ OWN = (
 
 def world() -> tuple[Inventory, dict[str, Facts]]:
     """Three machines: a controller with eight GPUs, one on another switch with two, one without."""
-    inventory = three(id=ID, slurm={"SlurmdTimeout": 30, "PrologFlags": "Contain"}, shared="/scratch")
+    inventory = three_hosts(
+        id=CLUSTER_ID, slurm={"SlurmdTimeout": 30, "PrologFlags": "Contain"}, shared="/scratch"
+    )
     hosts = [
         host.model_copy(update={"switch": "rack2"} if host.name == "b" else {}) for host in inventory.hosts
     ]
     inventory = inventory.with_hosts(hosts)
     facts = facts_of(inventory.hosts, {"a": (*GPUS, "firewall ufw"), "b": MIXED})
-    return found(inventory, facts), facts
+    return with_hardware(inventory, facts), facts
 
 
 def files() -> dict[str, str]:
     inventory, facts = world()
     first = inventory.hosts[0]
-    assert first.found is not None
+    assert first.hardware is not None
     rendered = [
         render.slurm_conf(inventory, facts),
         render.gres_conf(inventory),
@@ -55,10 +64,10 @@ def files() -> dict[str, str]:
         render.cgroup_conf(facts[first.address]),
         render.slurmdbd_conf(inventory, SECRETS),
         render.mariadb_cnf(),
-        render.health_check(first, first.found),
+        render.health_check(first, first.hardware),
     ]
     texts = {Path(file.path).name: file.content.decode() for file in rendered}
-    return texts | {"firewall.txt": "".join(f"{line}\n" for line in firewall(inventory, facts))}
+    return texts | {"firewall.txt": "".join(f"{line}\n" for line in firewall_advice(inventory, facts))}
 
 
 def shown(steps: list[Step]) -> str:
@@ -75,18 +84,18 @@ def shown(steps: list[Step]) -> str:
 def plans() -> dict[str, str]:
     inventory, facts = world()
     first, second, _ = inventory.hosts
-    parts = parts_of(inventory.hosts)
+    parts = archives_of(inventory.hosts)
     direct = facts | {first.address: _without_systemd(facts_of([first])[first.address])}
     leaving = facts_of([second], {"b": OWN})[second.address]
     return {
         "worker.steps": shown(_of(second, plan(inventory, facts, SECRETS, parts))),
         "controller-without-systemd.steps": shown(_of(first, plan(inventory, direct, SECRETS, parts))),
-        "leaving.steps": shown(leave(second, leaving, has_packages_removed=True)),
-        "upgrade.steps": "\n".join(shown(steps) for steps in upgrades(inventory, facts)),
+        "leaving.steps": shown(teardown_steps(second, leaving, has_packages_removed=True)),
+        "upgrade.steps": "\n".join(shown(steps) for steps in upgrade_rounds(inventory, facts)),
     }
 
 
-def _of(host: Host, steps: list[Step]) -> list[Step]:
+def _of(host: InventoryHost, steps: list[Step]) -> list[Step]:
     return [step for step in steps if step.host == host.address]
 
 
@@ -95,7 +104,7 @@ def _without_systemd(fact: Facts) -> Facts:
 
 
 @pytest.mark.parametrize("name", sorted(files() | plans()))
-def test_what_a_machine_gets_is_what_was_looked_at(name: str) -> None:
+def test_rendered_files_and_steps_match_the_golden_files(name: str) -> None:
     text = (files() | plans())[name]
     path = FILES / name
     if os.environ.get("SHOAL_GOLDEN") == "write":
@@ -106,7 +115,7 @@ def test_what_a_machine_gets_is_what_was_looked_at(name: str) -> None:
 def test_no_secret_stands_in_a_script() -> None:
     inventory, facts = world()
     secret = SECRETS.database_password
-    for step in plan(inventory, facts, SECRETS, parts_of(inventory.hosts)):
+    for step in plan(inventory, facts, SECRETS, archives_of(inventory.hosts)):
         assert secret not in step.check + step.apply + step.title
         if step.stdin and (secret.encode() in step.stdin or SECRETS.munge_key in step.stdin):
             assert step.file is not None

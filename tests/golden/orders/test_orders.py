@@ -1,4 +1,4 @@
-"""What a supervisor is told, whole, for a job that uses everything. `SHOAL_GOLDEN=write` renews the file."""
+"""The whole task spec of a job that uses everything. `SHOAL_GOLDEN=write` rewrites the files."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shoal.wire import Order
-from tests.support.lab import Lab
+from shoal.wire import TaskSpec
+from tests.support.planes.bench import ControlPlaneLab
 
 HERE = Path(__file__).parent
 EVERYTHING = {
@@ -28,13 +28,13 @@ EVERYTHING = {
 }
 
 
-def told(lab: Lab) -> list[Order]:
-    lab.turn()
-    return [share.order for share in lab.cluster.shares()]
+def task_specs_of(lab: ControlPlaneLab) -> list[TaskSpec]:
+    lab.run_loops()
+    return [task.task_spec for task in lab.cluster.tasks()]
 
 
-def rendered(orders: list[Order]) -> str:
-    """Without what is unset, and with ids that do not change."""
+def rendered(orders: list[TaskSpec]) -> str:
+    """Render without unset fields, and with ids that do not change."""
     text = json.dumps(
         [{k: v for k, v in msgspec.to_builtins(order).items() if v is not None} for order in orders],
         indent=2,
@@ -47,11 +47,11 @@ def rendered(orders: list[Order]) -> str:
 
 
 @pytest.mark.parametrize("case", ["everything", "nothing_but_run"])
-def test_what_the_supervisors_of_a_job_are_told(case: str) -> None:
-    lab = Lab(mount_roots=(Path("/srv"),))
+def test_task_specs_of_a_job_match_the_golden_file(case: str) -> None:
+    lab = ControlPlaneLab(mount_roots=(Path("/srv"),))
     lab.submit(**EVERYTHING if case == "everything" else {})
     path = HERE / f"{case}.json"
-    text = rendered(told(lab))
+    text = rendered(task_specs_of(lab))
     if os.environ.get("SHOAL_GOLDEN") == "write":
         path.write_text(text, encoding="utf-8")
     assert text == path.read_text(encoding="utf-8")

@@ -71,7 +71,7 @@ MUTANTS = (
     ),
     Mutant(
         "destroy_takes_a_slurmctld_that_is_down_for_an_idle_one",
-        "cluster/leaving.py",
+        "cluster/teardown.py",
         'may_be_silent = "true" if is_forced else shell.is_being_stopped(shell.SLURMCTLD)',
         'may_be_silent = "true"',
         "P3: a Slurm that does not answer has not said that no job runs",
@@ -79,7 +79,7 @@ MUTANTS = (
     ),
     Mutant(
         "removal_drains_a_node_before_it_looks_for_jobs",
-        "cluster/leaving.py",
+        "cluster/teardown.py",
         'look_first = "" if is_forced else f"{none_goes_on} || refuse\\n"',
         'look_first = ""',
         "what is refused has changed nothing",
@@ -87,7 +87,7 @@ MUTANTS = (
     ),
     Mutant(
         "removal_takes_back_what_somebody_else_drained",
-        "cluster/leaving.py",
+        "cluster/teardown.py",
         "|^ *Reason={LEAVES} ",
         "|^ *Reason=",
         "what people decided about a node stands",
@@ -95,7 +95,7 @@ MUTANTS = (
     ),
     Mutant(
         "removal_that_fails_calls_a_dead_machine_alive",
-        "cluster/leaving.py",
+        "cluster/teardown.py",
         "state=undrain",
         "state=resume",
         "Slurm gives no jobs to a machine that is down",
@@ -111,15 +111,15 @@ MUTANTS = (
     ),
     Mutant(
         "an_id_is_made_anew_by_who_types_create_again",
-        "cli/cluster_inventory.py",
-        'return asked.model_copy(update={"id": asked.id or kept.id}), path',
-        "return asked, path",
+        "cli/cluster/selection.py",
+        'return requested.model_copy(update={"id": requested.id or kept.id}), path',
+        "return requested, path",
         "what was cut off goes on where it was",
         ("cluster",),
     ),
     Mutant(
         "a_gpu_that_is_lost_is_declared_no_more",
-        "cluster/members.py",
+        "cluster/preflight.py",
         "if _has_fewer(old, new):",
         "if old.gpus and not new.gpus:",
         "a node that was drained for a lost GPU does not come back without it",
@@ -128,8 +128,8 @@ MUTANTS = (
     Mutant(
         "what_is_on_hold_is_not_installed",
         "cluster/facts.py",
-        "words[3][1:2] == state",
-        'words[3] == f"i{state}"',
+        "fields[3][1:2] == state",
+        'fields[3] == f"i{state}"',
         "a database that was there before Shoal keeps its settings",
         ("cluster",),
     ),

@@ -7,7 +7,7 @@ from tests.mutants.planted.mutant import Mutant
 MUTANTS = (
     Mutant(
         "any_secret_will_do",
-        "identity/tokens.py",
+        "identity/credentials.py",
         "return is_same and token is not None",
         "return token is not None",
         "P8: nothing without authentication",
@@ -15,7 +15,7 @@ MUTANTS = (
     ),
     Mutant(
         "signature_not_compared",
-        "identity/signed.py",
+        "identity/credentials.py",
         'return token if hmac.compare_digest(expected, match["mac"]) else None',
         'return token if len(expected) == len(match["mac"]) else None',
         "P8: nothing without authentication",
@@ -23,7 +23,7 @@ MUTANTS = (
     ),
     Mutant(
         "role_not_compared",
-        "identity/authorize.py",
+        "identity/authorization.py",
         "    if least is None or not is_at_least(role, least):\n",
         "    if least is None:\n",
         "P8: nobody touches what is not theirs",

@@ -7,7 +7,7 @@ from tests.mutants.planted.mutant import Mutant
 MUTANTS = (
     Mutant(
         "gpus_counted_not_named",
-        "scheduler/gpu_use.py",
+        "scheduler/facts/gpu_use.py",
         "self.unused = tuple(gpu for gpu in self.all if gpu.index not in self._used)",
         "self.unused = self.all[len(self._used) :]",
         "nothing is given twice",
@@ -15,15 +15,15 @@ MUTANTS = (
     ),
     Mutant(
         "half_a_gang_starts",
-        "scheduler/gang.py",
-        "return found if len(found) >= demand.min_nodes else []",
-        "return found",
+        "scheduler/placement/gang.py",
+        "return ranked if len(ranked) >= demand.min_nodes else []",
+        "return ranked",
         "a gang starts whole or not at all",
         ("sim",),
     ),
     Mutant(
         "array_limit_counts_only_the_past",
-        "scheduler/book.py",
+        "scheduler/facts/cluster_state.py",
         "            self._num_of_array[holding.array_id] += 1\n",
         "            self._num_of_array[holding.array_id] += 0\n",
         "an array keeps its own limit",

@@ -7,7 +7,7 @@ from tests.mutants.planted.mutant import Mutant
 MUTANTS = (
     Mutant(
         "acknowledged_before_the_commit",
-        "store/writer.py",
+        "store/threads.py",
         "            seq = self._committer.commit()\n",
         "            _settle(taken, answers)\n            seq = self._committer.commit()\n",
         "P1: accepted means on disk",
@@ -15,7 +15,7 @@ MUTANTS = (
     ),
     Mutant(
         "failed_change_half_undone",
-        "store/commit.py",
+        "store/transaction.py",
         "                tx.rewind(head)\n",
         "",
         "the event log is a chain without holes",
@@ -23,7 +23,7 @@ MUTANTS = (
     ),
     Mutant(
         "hash_not_chained",
-        "store/chain.py",
+        "store/hash_chain.py",
         "fields = (before, str(seq), at.hex(), *texts)",
         "fields = (str(seq), at.hex(), *texts)",
         "P9: history cannot be changed unseen",
@@ -31,7 +31,7 @@ MUTANTS = (
     ),
     Mutant(
         "guard_without_version",
-        "store/attempts.py",
+        "store/tables/attempts.py",
         '    .where(attempts.c.attempt_id == bindparam("id"), attempts.c.version == bindparam("seen"))\n',
         '    .where(attempts.c.attempt_id == bindparam("id"), attempts.c.version >= bindparam("seen"))\n',
         "two writers never overwrite each other",

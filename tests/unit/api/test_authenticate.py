@@ -1,4 +1,4 @@
-"""What somebody is told whom nobody knows."""
+"""The hint for a caller without a valid token."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 
 from shoal.api.authenticate import Authenticator
 from shoal.errors import Unauthenticated
-from tests.support.plane import open_plane
+from tests.support.planes.world import open_plane
 
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_way_to_another_token_is_one_that_there_is(
+async def test_hint_about_a_lost_token_names_existing_commands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_plane(tmp_path, is_running=False) as plane:

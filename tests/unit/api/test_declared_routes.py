@@ -1,4 +1,4 @@
-"""A route without a permission, or made behind the table's back, does not come into being."""
+"""A route without a permission, or made without the route table, cannot exist."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from fastapi import FastAPI, Request, Response
 from starlette.staticfiles import StaticFiles
 
 from shoal.api.app import declared_routes
-from shoal.api.call import answer
-from shoal.api.guard import OPEN
+from shoal.api.call import json_response
+from shoal.api.http.guard import OPEN
 from shoal.api.requests import RenewalBody
-from shoal.api.routing import Routes, route_table
+from shoal.api.routing import RouteGroup, route_table
 from shoal.errors import Bug
 from shoal.identity import Permission
 from shoal.wire import Renewal
-from tests.support.world import open_world
+from tests.support.planes.world import open_world
 
 
 async def handler(request: Request) -> Response:
-    """Answer without asking whether it may."""
-    return answer({"secret": 1})
+    """Answer without checking the permission."""
+    return json_response({"secret": 1})
 
 
 def test_every_route_declares_a_permission() -> None:
@@ -50,7 +50,7 @@ def test_an_application_with_an_undeclared_route_cannot_be_made(how: str, tmp_pa
 
 def test_a_route_cannot_declare_itself_open() -> None:
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
-    routes = Routes("x")
+    routes = RouteGroup("x")
     routes.add("GET", "/x", None, answers=dict)(handler)
     routes.install(app.router)
     with pytest.raises(Bug):
@@ -59,7 +59,7 @@ def test_a_route_cannot_declare_itself_open() -> None:
 
 def test_an_answer_given_without_asking_is_withheld(tmp_path: Path) -> None:
     with open_world(tmp_path) as world:
-        routes = Routes("x")
+        routes = RouteGroup("x")
         routes.add("GET", "/v1/forgetful", Permission.JOB_READ, answers=dict)(handler)
         routes.install(world.app._app.router)  # type: ignore[attr-defined]
         got = world.call("GET", "/v1/forgetful", role="admin")
@@ -67,7 +67,7 @@ def test_an_answer_given_without_asking_is_withheld(tmp_path: Path) -> None:
         assert b"secret" not in got.body
 
 
-def test_what_somebody_mounts_later_is_still_behind_the_guard(tmp_path: Path) -> None:
+def test_application_mounted_later_is_still_behind_the_guard(tmp_path: Path) -> None:
     (tmp_path / "secret.txt").write_text("open sesame")
     with open_world(tmp_path / "home") as world:
         app = world.app._app  # type: ignore[attr-defined]
@@ -78,5 +78,5 @@ def test_what_somebody_mounts_later_is_still_behind_the_guard(tmp_path: Path) ->
 
 
 def test_every_field_of_a_renewal_is_published() -> None:
-    told = {field.name for field in msgspec.structs.fields(Renewal)}
-    assert set(RenewalBody.model_fields) == told
+    fields = {field.name for field in msgspec.structs.fields(Renewal)}
+    assert set(RenewalBody.model_fields) == fields

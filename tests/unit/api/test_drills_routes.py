@@ -1,4 +1,4 @@
-"""Drills over HTTP: who may do what to which job, and who hears of it."""
+"""Drills over HTTP: which roles may drill which jobs, and which roles see the reports."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from typing import Any
 
 import pytest
 
-from tests.support.world import World, open_world
+from tests.support.planes.world import ApiWorld, open_world
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
     with open_world(tmp_path_factory.mktemp("drills")) as opened:
         yield opened
 
 
-def a_job(world: World) -> str:
-    """Ben's, and running."""
+def a_job(world: ApiWorld) -> str:
+    """A running job of Ben's."""
     spec = {"run": "sleep 1000", "name": "train", "retry": {"max": 3}, "checkpoint": {}}
     made = world.call("POST", "/v1/jobs", role="member", data={"spec": spec, "project": "vision"})
     assert made.status == 201, made.body
     job_id = str(made.json()["jobs"][0]["job_id"])
     deadline = time.monotonic() + 30
-    while world.newest(job_id).state != "running":
+    while world.newest_attempt(job_id).state != "running":
         assert time.monotonic() < deadline
         time.sleep(0.02)
     return job_id
 
 
-def drill(world: World, job_id: str, role: str = "member", **fields: Any) -> Any:
+def drill(world: ApiWorld, job_id: str, role: str = "member", **fields: Any) -> Any:
     data = {"kind": "kill-rank", "within_s": 1.0, **fields}
     return world.call("POST", f"/v1/jobs/{job_id}/drills", role=role, data=data)
 
 
-def test_owners_drill_their_ranks_and_operators_the_nodes_they_run_on(world: World) -> None:
+def test_owners_drill_their_ranks_and_operators_the_nodes_they_run_on(world: ApiWorld) -> None:
     job_id = a_job(world)
     assert drill(world, job_id, "other").status == 403
     assert drill(world, job_id, kind="kill-node").status == 422, "not by this door"
@@ -47,7 +47,7 @@ def test_owners_drill_their_ranks_and_operators_the_nodes_they_run_on(world: Wor
     assert world.call("POST", "/v1/drills", role="operator", data=of_node).status == 201
 
 
-def test_drills_are_seen_by_those_who_see_the_job(world: World) -> None:
+def test_drills_are_seen_by_those_who_see_the_job(world: ApiWorld) -> None:
     made = drill(world, a_job(world)).json()
     seen = {
         role: [one["id"] for one in world.call("GET", "/v1/drills", role=role).json()["items"]]
@@ -61,11 +61,11 @@ def test_drills_are_seen_by_those_who_see_the_job(world: World) -> None:
 
 
 @pytest.mark.parametrize("data", [{"kind": "kill-node"}, {"kind": "kill-control", "job_id": "job_1"}])
-def test_a_drill_is_of_a_job_or_of_the_control_plane(world: World, data: dict[str, Any]) -> None:
+def test_a_drill_needs_a_job_unless_it_kills_the_control_plane(world: ApiWorld, data: dict[str, Any]) -> None:
     assert world.call("POST", "/v1/drills", role="operator", data=data).status == 422
 
 
-def test_repeated_request_is_not_a_second_drill(world: World) -> None:
+def test_repeated_request_is_not_a_second_drill(world: ApiWorld) -> None:
     job_id, key = a_job(world), [("idempotency-key", "d-1")]
     data = {"kind": "hang", "within_s": 1.0}
     first, again = (

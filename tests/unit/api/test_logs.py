@@ -1,4 +1,4 @@
-"""Logs of several nodes as one: merged by time, paged exactly, whatever the clocks do."""
+"""Logs of several nodes as one: merged by time and paged exactly, even if clocks jump."""
 
 from __future__ import annotations
 
@@ -9,13 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.api import logs
-from shoal.api.logs import ALL, Page, Position, Wanted, parse_chunk, parse_position, read_page, read_tail
-from shoal.api.views import LineView
+from shoal.api import log_pages
+from shoal.api.log_pages import (
+    ALL,
+    JobLogPage,
+    LogFilter,
+    LogPosition,
+    parse_chunk,
+    parse_position,
+    read_page,
+    read_tail,
+)
+from shoal.api.views.schema import LineView
 from shoal.engines.base import LogChunk
 from shoal.errors import SpecError
 from shoal.fair_threads import CALLER, FairThreads
-from shoal.model.attempt import Attempt, NodeShare
+from shoal.model.attempt import Attempt, NodeTask
 
 
 class Files:
@@ -42,23 +51,25 @@ class Files:
 
 
 def attempt_on(*names: str) -> Attempt:
-    shares = tuple(NodeShare(node=name, cpus=1, memory_bytes=1) for name in names)
+    shares = tuple(NodeTask(node=name, cpus=1, memory_bytes=1) for name in names)
     return Attempt(
         attempt_id="att_1", job_id="job_1", project="vision", epoch=3, queued_at=0.0, allocation=shares
     )
 
 
 def read_all(engine: Files, attempt: Attempt, limit: int, rank: int | None = None) -> list[str]:
-    """Page by page, each from the text of the cursor before."""
+    """Read page by page, each from the text of the previous cursor."""
 
     async def pages() -> list[str]:
-        found: list[str] = []
+        lines: list[str] = []
         cursor = f"{attempt.epoch}."
         for _ in range(10_000):
-            page: Page = await read_page(engine, attempt, parse_position(cursor), limit, Wanted(rank))
-            found += [line.view["text"] for line in page.lines]
+            page: JobLogPage = await read_page(
+                engine, attempt, parse_position(cursor), limit, LogFilter(rank)
+            )
+            lines += [line.view["text"] for line in page.lines]
             if page.is_complete:
-                return found
+                return lines
             cursor = str(page.position)
         raise AssertionError("the log never ends")
 
@@ -98,7 +109,7 @@ def test_the_tail_is_the_last_lines_of_all_nodes_together() -> None:
     files = {"a": b"1.0 0 o one\n4.0 0 o four\n", "b": b"2.0 1 o two\n3.0 1 o three\n"}
     page = anyio.run(read_tail, Files(files), attempt_on("a", "b"), ALL, 3)
     assert [line.view["text"] for line in page.lines] == ["two", "three", "four"]
-    assert page.position == Position(3, (len(files["a"]), len(files["b"])))
+    assert page.position == LogPosition(3, (len(files["a"]), len(files["b"])))
     assert anyio.run(read_tail, Files(files), attempt_on("a", "b"), ALL, 0).lines == []
 
 
@@ -107,21 +118,21 @@ def test_the_tail_of_a_large_log_reads_only_its_end() -> None:
     engine = Files({"a": log})
     page = anyio.run(read_tail, engine, attempt_on("a"), ALL, 3)
     assert [line.view["text"] for line in page.lines] == ["line-399997", "line-399998", "line-399999"]
-    assert page.position == Position(3, (len(log),))
+    assert page.position == LogPosition(3, (len(log),))
     assert engine.bytes_read < 1 << 20 < len(log)
 
 
-@pytest.mark.parametrize("wanted", [Wanted(999), Wanted(is_stacks=True)])
+@pytest.mark.parametrize("wanted", [LogFilter(999), LogFilter(is_stacks=True)])
 def test_a_tail_that_finds_nothing_looks_at_a_bounded_part_of_the_logs(
-    wanted: Wanted, monkeypatch: pytest.MonkeyPatch
+    wanted: LogFilter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logs, "TAIL_BLOCK", 1 << 10)
-    monkeypatch.setattr(logs, "MAX_TAIL", 8 << 10)
+    monkeypatch.setattr(log_pages, "TAIL_BLOCK", 1 << 10)
+    monkeypatch.setattr(log_pages, "MAX_TAIL", 8 << 10)
     text = b"".join(b"%d.0 0 o line-%d 999 t\n" % (n, n) for n in range(10_000))
     engine = Files({"a": b"1.0 999 o early\n" + text, "b": text})
     page = anyio.run(read_tail, engine, attempt_on("a", "b"), wanted, 1)
     assert page.lines == []
-    assert page.position == Position(3, (len(engine.logs["a"]), len(text)))
+    assert page.position == LogPosition(3, (len(engine.logs["a"]), len(text)))
     assert engine.bytes_read < 12 << 10
 
 
@@ -129,14 +140,14 @@ def test_a_tail_reads_no_line_of_another_rank(monkeypatch: pytest.MonkeyPatch) -
     text = b"".join(b"%d.0 %d o line-%d 999 t\n" % (n, n % 3, n) for n in range(1000))
     files = Files({"a": b"0.5 7 o early\n0.6 7 t stack\n" + text})
     views: list[bytes] = []
-    view = logs._view
+    view = log_pages._view
 
     def seen(raw: bytes, node: str) -> LineView:
         views.append(raw)
         return view(raw, node)
 
-    monkeypatch.setattr(logs, "_view", seen)
-    page = anyio.run(read_tail, files, attempt_on("a"), Wanted(7), 5)
+    monkeypatch.setattr(log_pages, "_view", seen)
+    page = anyio.run(read_tail, files, attempt_on("a"), LogFilter(7), 5)
     assert [line.view["text"] for line in page.lines] == ["early"]
     assert len(views) == 2
 
@@ -151,8 +162,8 @@ def test_logs_are_parsed_in_the_turns_of_their_callers(monkeypatch: pytest.Monke
 
     async def read() -> None:
         CALLER.set("user usr_1")
-        await read_tail(Files({"a": text}), attempt_on("a"), Wanted(7), 5)
-        await read_page(Files({"a": text}), attempt_on("a"), Position(3), 100)
+        await read_tail(Files({"a": text}), attempt_on("a"), LogFilter(7), 5)
+        await read_page(Files({"a": text}), attempt_on("a"), LogPosition(3), 100)
 
     text = b"".join(b"%d.0 0 o line-%d\n" % (n, n) for n in range(1000))
     monkeypatch.setattr(FairThreads, "submit", seen)
@@ -165,15 +176,15 @@ def test_the_tail_is_what_the_whole_log_ends_with(lengths: list[int], count: int
     texts = [f"{number}-{'x' * length}" for number, length in enumerate(lengths)]
     log = "".join(f"{at}.0 {at % 2} o {text}\n" for at, text in enumerate(texts)).encode()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(logs, "TAIL_BLOCK", block)
+        patch.setattr(log_pages, "TAIL_BLOCK", block)
         page = anyio.run(read_tail, Files({"a": log}, at_once=50), attempt_on("a"), ALL, count)
-        of_one = anyio.run(read_tail, Files({"a": log}), attempt_on("a"), Wanted(1), count)
+        of_one = anyio.run(read_tail, Files({"a": log}), attempt_on("a"), LogFilter(1), count)
     shown = [line.view["text"] for line in page.lines]
     if block > 110:
         assert shown == (texts[-count:] if count else [])
         odd = texts[1::2]
         assert [line.view["text"] for line in of_one.lines] == (odd[-count:] if count else [])
-    assert page.position == Position(3, (len(log),))
+    assert page.position == LogPosition(3, (len(log),))
 
 
 def test_a_damaged_line_is_shown_as_it_is() -> None:
@@ -195,4 +206,4 @@ def test_a_cursor_that_was_not_given_out_is_refused(text: str) -> None:
 
 def test_a_cursor_of_another_shape_of_attempt_is_refused() -> None:
     with pytest.raises(SpecError):
-        Position(3, (1, 2, 3)).offsets_for(attempt_on("a", "b"))
+        LogPosition(3, (1, 2, 3)).offsets_for(attempt_on("a", "b"))

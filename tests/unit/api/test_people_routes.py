@@ -1,4 +1,6 @@
-"""Users, projects, members and tokens over HTTP: repeatable, limited, and in force at once."""
+"""Users, projects, members and tokens over HTTP: requests can be repeated, are limited, and take effect at
+once.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +8,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.world import World, open_world
+from tests.support.planes.world import ApiWorld, open_world
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
     with open_world(tmp_path_factory.mktemp("people")) as opened:
         yield opened
 
 
-def test_a_name_is_taken_once_and_a_repeated_request_is_not_a_second_one(world: World) -> None:
+def test_a_name_is_taken_once_and_a_repeated_request_is_not_a_second_one(world: ApiWorld) -> None:
     key = [("idempotency-key", "u-1")]
     first = world.call("POST", "/v1/users", role="admin", data={"name": "eve"}, headers=key)
     again = world.call("POST", "/v1/users", role="admin", data={"name": "eve"}, headers=key)
@@ -24,18 +26,18 @@ def test_a_name_is_taken_once_and_a_repeated_request_is_not_a_second_one(world: 
 
 
 @pytest.mark.parametrize("name", ["", "Eve", "-eve", "e v e", "../eve", "x" * 64, "é"])
-def test_names_that_could_be_mistaken_are_refused(world: World, name: str) -> None:
+def test_names_that_could_be_mistaken_are_refused(world: ApiWorld, name: str) -> None:
     assert world.call("POST", "/v1/users", role="admin", data={"name": name}).status == 422
     assert world.call("POST", "/v1/projects", role="admin", data={"name": name}).status == 422
 
 
-def test_the_last_admin_cannot_be_taken_away(world: World) -> None:
+def test_the_last_admin_cannot_be_taken_away(world: ApiWorld) -> None:
     assert world.call("PATCH", "/v1/users/ada", role="admin", data={"is_active": False}).status == 409
     assert world.call("PATCH", "/v1/users/ada", role="admin", data={"cluster_role": None}).status == 409
     assert world.call("GET", "/v1/me", role="admin").json()["cluster_role"] == "admin"
 
 
-def test_taking_a_member_out_may_be_repeated(world: World) -> None:
+def test_taking_a_member_out_may_be_repeated(world: ApiWorld) -> None:
     path = "/v1/projects/speech/members/oz"
     assert world.call("PUT", path, role="admin", data={"role": "member"}).status == 200
     assert [world.call("DELETE", path, role="admin").status for _ in range(2)] == [200, 200]
@@ -43,7 +45,7 @@ def test_taking_a_member_out_may_be_repeated(world: World) -> None:
     assert [member["user"] for member in members] == ["dora"]
 
 
-def test_a_new_limit_is_in_force_for_the_next_request(world: World) -> None:
+def test_a_new_limit_is_in_force_for_the_next_request(world: ApiWorld) -> None:
     def submit(priority: int) -> int:
         body = {"spec": {"run": "true", "priority": priority}, "project": "speech"}
         return world.call("POST", "/v1/jobs", role="stranger", data=body).status
@@ -55,7 +57,7 @@ def test_a_new_limit_is_in_force_for_the_next_request(world: World) -> None:
     assert submit(50) == 201
 
 
-def test_a_tokens_text_is_shown_once(world: World) -> None:
+def test_a_tokens_text_is_shown_once(world: ApiWorld) -> None:
     key = [("idempotency-key", "t-1")]
     first = world.call("POST", "/v1/tokens", role="member", data={"label": "ci"}, headers=key).json()
     again = world.call("POST", "/v1/tokens", role="member", data={"label": "ci"}, headers=key).json()
@@ -66,7 +68,7 @@ def test_a_tokens_text_is_shown_once(world: World) -> None:
     assert first["text"].rsplit("_", 1)[1] not in listed
 
 
-def test_an_admin_makes_and_sees_tokens_of_others_and_nobody_else_does(world: World) -> None:
+def test_only_an_admin_makes_and_sees_tokens_of_others(world: ApiWorld) -> None:
     made = world.call("POST", "/v1/tokens", role="admin", data={"user": "cy", "scope": "viewer"}).json()
     assert world.call("GET", "/v1/me", token=made["text"]).json()["user"] == "cy"
     listed = world.call("GET", "/v1/tokens?user=cy", role="admin").json()["items"]
@@ -75,7 +77,7 @@ def test_an_admin_makes_and_sees_tokens_of_others_and_nobody_else_does(world: Wo
     assert world.call("POST", "/v1/tokens", role="lead", data={"user": "cy"}).status == 403
 
 
-def test_an_admin_gives_a_project_its_place_its_quota_and_its_limit(world: World) -> None:
+def test_an_admin_gives_a_project_its_place_its_quota_and_its_limit(world: ApiWorld) -> None:
     share = {"parent": "vision", "quota": {"gpus": 4}, "limit": {"gpus": 8, "cpus": 64}, "weight": 2}
     made = world.call("POST", "/v1/projects", role="admin", data={"name": "ocr", **share})
     assert made.status == 201
@@ -93,9 +95,7 @@ def test_an_admin_gives_a_project_its_place_its_quota_and_its_limit(world: World
 @pytest.mark.parametrize(
     "data", [{"quota": {"gpus": 4}}, {"limit": None}, {"weight": 100.0}, {"parent": None}, {"borrow": None}]
 )
-def test_nobody_but_an_admin_changes_a_projects_share(
-    world: World, role: str, data: dict[str, object]
-) -> None:
+def test_only_an_admin_changes_a_projects_share(world: ApiWorld, role: str, data: dict[str, object]) -> None:
     assert world.call("PATCH", "/v1/projects/vision", role=role, data=data).status == 403
 
 
@@ -114,18 +114,18 @@ def test_nobody_but_an_admin_changes_a_projects_share(
     ],
 )
 def test_a_share_that_makes_no_sense_is_refused_with_a_sentence(
-    world: World, data: dict[str, object]
+    world: ApiWorld, data: dict[str, object]
 ) -> None:
     refused = world.call("PATCH", "/v1/projects/vision", role="admin", data=data)
     assert (refused.status, bool(refused.json()["detail"])) == (422, True)
 
 
-def test_a_change_that_changes_nothing_is_refused(world: World) -> None:
+def test_a_change_that_changes_nothing_is_refused(world: ApiWorld) -> None:
     assert world.call("PATCH", "/v1/users/cy", role="admin", data={}).status == 422
     assert world.call("PATCH", "/v1/projects/vision", role="admin", data={}).status == 422
 
 
-def test_everybody_sees_their_own_projects_with_their_role(world: World) -> None:
+def test_every_user_sees_their_own_projects_with_their_role(world: ApiWorld) -> None:
     mine = world.call("GET", "/v1/projects", role="viewer").json()["items"]
     assert [(project["name"], project["role"]) for project in mine] == [("vision", "viewer")]
     names = {
@@ -134,21 +134,21 @@ def test_everybody_sees_their_own_projects_with_their_role(world: World) -> None
     assert {"vision", "speech"} <= names
 
 
-def test_names_that_are_not_there_are_named_with_the_nearest(world: World) -> None:
+def test_names_that_are_not_there_are_named_with_the_nearest(world: ApiWorld) -> None:
     there = sorted(
         world.call("GET", "/v1/nodes", role="admin").json()["items"], key=lambda node: node["name"]
     )
     near = there[0]["name"]
-    told = world.call("GET", f"/v1/nodes/{near}x", role="viewer").json()["detail"]
-    assert told == f"no node `{near}x`; did you mean `{near}`?"
+    detail = world.call("GET", f"/v1/nodes/{near}x", role="viewer").json()["detail"]
+    assert detail == f"no node `{near}x`; did you mean `{near}`?"
     assert world.call("POST", "/v1/users", role="admin", data={"name": "vicky"}).status == 201
-    told = world.call("GET", "/v1/tokens?user=vicki", role="admin").json()["detail"]
-    assert told == "no user `vicki`; did you mean `vicky`?"
-    told = world.call("PATCH", "/v1/users/vicki", role="admin", data={"is_active": False}).json()["detail"]
-    assert told == "no user `vicki`; did you mean `vicky`?"
+    detail = world.call("GET", "/v1/tokens?user=vicki", role="admin").json()["detail"]
+    assert detail == "no user `vicki`; did you mean `vicky`?"
+    detail = world.call("PATCH", "/v1/users/vicki", role="admin", data={"is_active": False}).json()["detail"]
+    assert detail == "no user `vicki`; did you mean `vicky`?"
 
 
-def test_a_viewer_who_submits_is_told_which_role_that_needs(world: World) -> None:
+def test_viewer_who_submits_gets_the_role_that_it_needs(world: ApiWorld) -> None:
     for body in ({"spec": {"run": "true"}}, {"spec": {"run": "true"}, "project": "vision"}):
         refused = world.call("POST", "/v1/jobs", role="viewer", data=body)
         assert refused.status == 403

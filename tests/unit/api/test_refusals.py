@@ -1,4 +1,4 @@
-"""What a wrong request is told: in our words, whatever is wrong with it."""
+"""Refusals of wrong requests use our words for every kind of mistake."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from shoal.api import queries, requests
-from shoal.api.bodies import validate
-from shoal.api.refusals import describe
+from shoal.api.http.bodies import validate
+from shoal.api.http.problems import describe_problem
 from shoal.errors import SpecError
 
 THEIRS = re.compile(r"Input should|Value error|Extra inputs|Field required|unable to|should have|valid ")
@@ -33,16 +33,16 @@ def problems(model: Any, data: Any) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("model", [*BODIES, *QUERIES], ids=lambda model: model.__name__)
-def test_nothing_that_is_wrong_is_told_in_a_library_s_words(model: Any) -> None:
+def test_no_validation_message_uses_the_librarys_words(model: Any) -> None:
     wrong = [{field: junk} for field in model.model_fields for junk in JUNK]
     for data in [*wrong, *JUNK, {"no_such_field": 1}]:
-        for told in problems(model, data):
-            assert not THEIRS.search(told), (data, told)
-            assert told.isprintable()
+        for sentence in problems(model, data):
+            assert not THEIRS.search(sentence), (data, sentence)
+            assert sentence.isprintable()
 
 
 @pytest.mark.parametrize(
-    ("model", "data", "told"),
+    ("model", "data", "message"),
     [
         (requests.ProjectLimits, {"weight": 0}, "`weight`: `0` is below the least, 0.001"),
         (requests.ProjectLimits, {"wieght": 1}, "unknown field `wieght`; did you mean `weight`?"),
@@ -53,20 +53,20 @@ def test_nothing_that_is_wrong_is_told_in_a_library_s_words(model: Any) -> None:
         ),
         (queries.PageQuery, {"limit": "many"}, "`limit` must be a whole number, not the text `many`"),
         (requests.NewToken, {"lifetime_s": 0}, "`lifetime_s`: `0` is not above 0"),
-        (requests.NewProject, {"name": "Vision"}, "`name`: `Vision` is not made of small letters"),
+        (requests.NewProject, {"name": "Vision"}, "`name`: `Vision` is not made of lower-case letters"),
         (requests.MemberBody, {"role": "leed"}, "did you mean `lead`?"),
     ],
 )
-def test_wrong_value_is_named_with_what_it_may_be(model: Any, data: Any, told: str) -> None:
-    assert any(told in problem for problem in problems(model, data)), problems(model, data)
+def test_wrong_value_is_named_with_what_it_may_be(model: Any, data: Any, message: str) -> None:
+    assert any(message in problem for problem in problems(model, data)), problems(model, data)
 
 
 def test_secret_is_never_quoted() -> None:
     data = {"spec": {}, "secrets": {"KEY": 12345678, "wrong name": "87654321"}}
-    told = " ".join(problems(requests.SubmitBody, data))
-    assert "secrets" in told
-    assert "12345678" not in told
-    assert "wrong name" not in told
-    assert "87654321" not in describe(
+    sentences = " ".join(problems(requests.SubmitBody, data))
+    assert "secrets" in sentences
+    assert "12345678" not in sentences
+    assert "wrong name" not in sentences
+    assert "87654321" not in describe_problem(
         {"loc": ("body", "secrets", "KEY"), "type": "string_type", "input": "87654321"}
     )

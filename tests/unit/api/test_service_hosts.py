@@ -1,4 +1,4 @@
-"""A name in `Host` belongs to one service, and only leads give a service one; what serving again answers."""
+"""A name in `Host` belongs to one service, and only leads give it to one; the reply to serving again."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.asgi import Answer
-from tests.support.world import World, eventually, open_world
+from tests.support.planes.asgi import AsgiReply
+from tests.support.planes.world import ApiWorld, eventually, open_world
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
+def world(tmp_path: Path) -> Iterator[ApiWorld]:
     with open_world(tmp_path) as made:
         yield made
 
 
 def serve(
-    world: World, role: str, *hosts: str, project: str = "vision", run: str = "a", name: str = "x"
-) -> Answer:
+    world: ApiWorld, role: str, *hosts: str, project: str = "vision", run: str = "a", name: str = "x"
+) -> AsgiReply:
     spec = {"name": name, "run": run, "hosts": hosts}
     return world.call("POST", "/v1/services", role=role, data={"spec": spec, "project": project})
 
 
-def hosts_in_table(world: World) -> dict[str, list[str]]:
+def hosts_in_table(world: ApiWorld) -> dict[str, list[str]]:
     table = world.call("GET", "/v1/serving/table", role="data_plane").json()
     return {service["project"]: service["hosts"] for service in table["services"]}
 
 
-def test_host_of_another_project_is_refused_with_its_owner_whoever_asks(world: World) -> None:
+def test_host_of_another_project_is_refused_with_its_owner_for_every_role(world: ApiWorld) -> None:
     assert serve(world, "lead", "llm.example.org").status == 201
     refused = serve(world, "admin", "own.example.org", "llm.example.org", project="speech")
     assert refused.status == 409
@@ -40,7 +40,7 @@ def test_host_of_another_project_is_refused_with_its_owner_whoever_asks(world: W
     assert hosts_in_table(world)["vision"] == ["llm.example.org"]
 
 
-def test_member_may_not_claim_a_host_and_keeps_one_that_a_lead_claimed(world: World) -> None:
+def test_member_may_not_claim_a_host_and_keeps_one_that_a_lead_claimed(world: ApiWorld) -> None:
     assert serve(world, "member").status == 201
     refused = serve(world, "member", "llm.example.org", run="b")
     assert refused.status == 403
@@ -51,20 +51,20 @@ def test_member_may_not_claim_a_host_and_keeps_one_that_a_lead_claimed(world: Wo
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "a.localhost", "10.1", "0x7f000001", "8.8.8.8"])
-def test_addresses_and_names_of_the_cluster_are_no_services(world: World, host: str) -> None:
+def test_addresses_and_names_of_the_cluster_are_no_services(world: ApiWorld, host: str) -> None:
     refused = serve(world, "admin", host)
     assert refused.status == 422
     assert f"`{host}`" in refused.json()["detail"]
 
 
-def test_host_is_not_free_while_an_undone_rollout_leads_back_to_it(world: World) -> None:
+def test_host_is_not_free_while_an_undone_rollout_leads_back_to_it(world: ApiWorld) -> None:
     assert serve(world, "lead", "llm.example.org").status == 201
     assert serve(world, "lead", run="b").status == 201
     assert serve(world, "admin", "llm.example.org", project="speech").status == 409
 
 
-def test_served_again_the_answer_says_what_is_new_and_nothing_of_the_same(world: World) -> None:
-    told = [serve(world, "member", run=run).json() for run in ("a", "a", "b", "b")]
-    assert [(one["newest_release"], one["because"]) for one in told] == [
+def test_serving_again_reports_what_is_new_and_nothing_for_the_same_spec(world: ApiWorld) -> None:
+    replies = [serve(world, "member", run=run).json() for run in ("a", "a", "b", "b")]
+    assert [(one["newest_release"], one["because"]) for one in replies] == [
         (1, ""), (1, ""), (2, "`run` changed"), (2, ""),
     ]  # fmt: skip

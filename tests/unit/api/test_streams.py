@@ -1,4 +1,4 @@
-"""Streams: every line once, over retries and reconnections, until the job is over."""
+"""Streams: every line once, over retries and reconnections, until the job has ended."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from shoal.api import follow
-from shoal.api.logs import ALL, Page, Position
-from shoal.control.outage import LATE_S
+from shoal.api import log_follower
+from shoal.api.log_pages import ALL, JobLogPage, LogPosition
+from shoal.control.memory.health import LATE_S
 from shoal.engines.fake import Act, by_run
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.settings import ServerLimits
 from shoal.wire import EndKind
-from tests.support.asgi import Stream
-from tests.support.lab import Lab, now
-from tests.support.world import World, eventually, open_world
+from tests.support.planes.asgi import AsgiStream
+from tests.support.planes.bench import ControlPlaneLab, result_of
+from tests.support.planes.world import ApiWorld, eventually, open_world
 
 LINES = tuple(f"line {number}" for number in range(20))
 SCRIPT = by_run(
@@ -33,53 +33,55 @@ SCRIPT = by_run(
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
     with open_world(tmp_path_factory.mktemp("streams"), script=SCRIPT) as opened:
         yield opened
 
 
-def printed(stream: Stream) -> list[str]:
-    """What ranks printed, without Shoal's own words."""
+def printed(stream: AsgiStream) -> list[str]:
+    """The lines that ranks printed, without Shoal's own lines."""
     lines = [data for kind, data, _ in stream.events() if kind == "line"]
     return [line["text"] for line in lines if line["rank"] is not None]
 
 
-def test_a_followed_job_tells_its_attempt_its_lines_and_its_end(world: World) -> None:
+def test_a_followed_job_streams_its_attempt_its_lines_and_its_end(world: ApiWorld) -> None:
     job_id = world.submit("member", "vision", run="quick")
     with world.stream(f"/v1/jobs/{job_id}/logs/stream", role="viewer") as stream:
-        eventually(lambda: stream.is_over)
+        eventually(lambda: stream.is_complete)
     kinds = [kind for kind, _, _ in stream.events()]
     assert (kinds[0], set(kinds[1:-1]), kinds[-1]) == ("attempt", {"line"}, "end")
     assert printed(stream) == list(LINES)
     assert stream.events()[-1][1] == {"status": "succeeded", "exit_code": 0, "because": ""}
 
 
-@pytest.mark.parametrize(("asked", "ranks"), [("whole", 2), ("any", None)])
-def test_the_end_tells_of_ranks_that_may_be_copies(world: World, asked: str, ranks: int | None) -> None:
-    spec = {"run": "quick", "ranks_per_node": 2, "world": asked}
+@pytest.mark.parametrize(("query", "ranks"), [("whole", 2), ("any", None)])
+def test_the_end_event_warns_of_ranks_that_may_be_copies(
+    world: ApiWorld, query: str, ranks: int | None
+) -> None:
+    spec = {"run": "quick", "ranks_per_node": 2, "world": query}
     job_id = world.submit("member", "vision", **spec)
     with world.stream(f"/v1/jobs/{job_id}/logs/stream", role="viewer") as stream:
-        eventually(lambda: stream.is_over)
+        eventually(lambda: stream.is_complete)
     assert stream.events()[-1][1].get("ranks_without_group") == ranks
 
 
-def test_a_broken_stream_goes_on_where_it_broke(world: World) -> None:
+def test_a_broken_stream_continues_where_it_broke(world: ApiWorld) -> None:
     job_id = world.submit("member", "vision", run="quick")
     path = f"/v1/jobs/{job_id}/logs/stream"
     with world.stream(path, role="viewer") as stream:
-        eventually(lambda: stream.is_over)
+        eventually(lambda: stream.is_complete)
     for index, (kind, _, event_id) in enumerate(stream.events()[:-1]):
         if kind != "line" or event_id is None:
             continue
         with world.stream(path, role="viewer", headers=[("last-event-id", event_id)]) as rest:
-            eventually(lambda rest=rest: rest.is_over)  # type: ignore[misc]
+            eventually(lambda rest=rest: rest.is_complete)  # type: ignore[misc]
         assert rest.events() == stream.events()[index + 1 :]
 
 
-def test_a_retried_job_is_followed_into_its_next_attempt(world: World) -> None:
+def test_a_retried_job_is_followed_into_its_next_attempt(world: ApiWorld) -> None:
     job_id = world.submit("member", "vision", run="fails", retry={"max": 1, "on": ["exit"], "backoff": 0})
     with world.stream(f"/v1/jobs/{job_id}/logs/stream?attempt=1", role="viewer") as stream:
-        eventually(lambda: stream.is_over, within_s=20)
+        eventually(lambda: stream.is_complete, within_s=20)
     events = stream.events()
     assert [data["epoch"] for kind, data, _ in events if kind == "attempt"] == [1, 2]
     (again,) = [data for kind, data, _ in events if kind == "again"]
@@ -89,18 +91,18 @@ def test_a_retried_job_is_followed_into_its_next_attempt(world: World) -> None:
     assert events[-1][1]["exit_code"] == 3
 
 
-def test_a_tail_shows_the_last_lines_and_then_follows(world: World) -> None:
+def test_a_tail_shows_the_last_lines_and_then_follows(world: ApiWorld) -> None:
     job_id = world.submit("member", "vision", run="quick")
     eventually(lambda: world.call("GET", f"/v1/jobs/{job_id}", role="viewer").json()["status"] == "succeeded")
     with world.stream(f"/v1/jobs/{job_id}/logs/stream?tail=3&rank=0", role="viewer") as stream:
-        eventually(lambda: stream.is_over)
+        eventually(lambda: stream.is_complete)
     assert printed(stream) == list(LINES[-3:])
     page = world.call("GET", f"/v1/jobs/{job_id}/logs?tail=2&rank=0", role="viewer").json()
     assert [item["text"] for item in page["items"]] == list(LINES[-2:])
     assert page["is_complete"]
 
 
-def test_events_arrive_as_they_are_recorded_and_only_those_one_may_see(world: World) -> None:
+def test_events_arrive_as_they_are_recorded_and_only_those_one_may_see(world: ApiWorld) -> None:
     with world.stream("/v1/events/stream", role="stranger") as stream:
         eventually(lambda: stream.status == 200)
         hidden = world.submit("member", "vision")
@@ -117,7 +119,7 @@ def test_events_arrive_as_they_are_recorded_and_only_those_one_may_see(world: Wo
     )
 
 
-def test_an_event_stream_resumes_after_the_last_one_seen(world: World) -> None:
+def test_an_event_stream_resumes_after_the_last_one_seen(world: ApiWorld) -> None:
     with world.stream("/v1/events/stream?after=0", role="operator") as stream:
         eventually(lambda: len(stream.events()) > 10)
     fifth = stream.events()[4][2]
@@ -127,7 +129,7 @@ def test_an_event_stream_resumes_after_the_last_one_seen(world: World) -> None:
 
 
 @pytest.mark.parametrize("last_id", ["x", "-1", "9" * 30, "1.x"])
-def test_a_last_event_id_of_another_kind_is_refused(world: World, last_id: str) -> None:
+def test_a_last_event_id_of_another_kind_is_refused(world: ApiWorld, last_id: str) -> None:
     headers = [("last-event-id", last_id)]
     assert world.call("GET", "/v1/events/stream", role="viewer", headers=headers).status == 422
     path = f"/v1/jobs/{world.jobs['vision']}/logs/stream"
@@ -150,25 +152,25 @@ def test_streams_are_limited_for_each_caller_and_slots_come_back(tmp_path: Path)
 
 
 class BusyCluster:
-    """Somebody commits all the time."""
+    """A cluster with continuous commits."""
 
     async def wait(self, timeout_s: float) -> None:
-        """Over at once."""
+        """Return at once."""
 
 
 def test_a_quiet_job_is_not_looked_at_for_every_commit_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    lab = Lab()
-    job = lab.running()
+    lab = ControlPlaneLab()
+    job = lab.running_job()
 
     async def sleep(seconds: float) -> None:
         lab.clock.advance(seconds)
 
-    monkeypatch.setattr("shoal.api.follow.anyio.sleep", sleep)
-    call: Any = SimpleNamespace(plane=SimpleNamespace(core=lab.core, changed=BusyCluster()))
-    follower = follow._Follower(call, follow.Followed(job.job_id, None, False, ALL, None))
+    monkeypatch.setattr("shoal.api.log_follower.anyio.sleep", sleep)
+    call: Any = SimpleNamespace(plane=SimpleNamespace(core=lab.core, commits=BusyCluster()))
+    follower = log_follower._Follower(call, log_follower.LogFollowRequest(job.job_id, None, False, ALL, None))
     looks: list[float] = []
     while lab.clock.monotonic() < 30:
-        now(follower.turn())
+        result_of(follower.turn())
         looks.append(lab.clock.monotonic())
     assert len([at for at in looks if at < 2]) > 20
     assert len([at for at in looks if 10 <= at < 20]) <= 41
@@ -178,49 +180,49 @@ def test_an_attempt_that_its_cluster_lets_wait_is_placed_and_has_not_started(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def sleep(_seconds: float) -> None:
-        """In no time."""
+        """Take no time."""
 
-    monkeypatch.setattr("shoal.api.follow.anyio.sleep", sleep)
-    lab = Lab(script=lambda _: Act(claim_s=60.0, run_s=None), num_nodes=1)
-    job = lab.running(resources={"nodes": 1, "cpus": 1})
-    call: Any = SimpleNamespace(plane=SimpleNamespace(core=lab.core, changed=BusyCluster()))
-    wanted = follow.Followed(job.job_id, None, is_resumed=False, lines=ALL, tail=None)
-    follower = follow._Follower(call, wanted)
+    monkeypatch.setattr("shoal.api.log_follower.anyio.sleep", sleep)
+    lab = ControlPlaneLab(script=lambda _: Act(claim_s=60.0, run_s=None), num_nodes=1)
+    job = lab.running_job(resources={"nodes": 1, "cpus": 1})
+    call: Any = SimpleNamespace(plane=SimpleNamespace(core=lab.core, commits=BusyCluster()))
+    wanted = log_follower.LogFollowRequest(job.job_id, None, is_resumed=False, lines=ALL, tail=None)
+    follower = log_follower._Follower(call, wanted)
     attempt_id = lab.attempt(job).attempt_id
-    assert now(follower.turn()) == (b"", False), "nobody has said where it is"
-    said = "Slurm job 5 is PENDING (Resources)"
-    lab.core.leases.trouble(attempt_id, "n1", said, is_queued=True)
-    assert now(follower.turn()) == (b"", False), "it may begin in a moment"
-    lab.clock.advance(follow.PLACED_S)
-    out, _ = now(follower.turn())
+    assert result_of(follower.turn()) == (b"", False), "no event has named its place"
+    message = "Slurm job 5 is PENDING (Resources)"
+    lab.core.leases.note_trouble(attempt_id, "n1", message, is_queued=True)
+    assert result_of(follower.turn()) == (b"", False), "it may begin in a moment"
+    lab.clock.advance(log_follower.PLACED_S)
+    out, _ = result_of(follower.turn())
     assert b"event: placed" in out
-    assert b"id:" not in out, "who is cut off here is told again"
-    assert said.encode() in out
-    assert now(follower.turn()) == (b"", False), "once"
+    assert b"id:" not in out, "a reader that is cut off here gets it again"
+    assert message.encode() in out
+    assert result_of(follower.turn()) == (b"", False), "once"
     lab.clock.advance(60)
     lab.watch()
-    out, _ = now(follower.turn())
+    out, _ = result_of(follower.turn())
     assert b"event: attempt" in out
 
 
-def test_who_follows_a_job_is_told_that_its_cluster_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_follower_of_a_job_learns_that_its_cluster_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     async def sleep(_seconds: float) -> None:
-        """In no time."""
+        """Take no time."""
 
-    monkeypatch.setattr("shoal.api.follow.anyio.sleep", sleep)
-    lab = Lab(num_nodes=1)
+    monkeypatch.setattr("shoal.api.log_follower.anyio.sleep", sleep)
+    lab = ControlPlaneLab(num_nodes=1)
     lab.heal()
     job = lab.submit()
-    call: Any = SimpleNamespace(plane=SimpleNamespace(core=lab.core, changed=BusyCluster()))
-    wanted = follow.Followed(job.job_id, None, is_resumed=False, lines=ALL, tail=None)
-    follower = follow._Follower(call, wanted)
+    call: Any = SimpleNamespace(plane=SimpleNamespace(core=lab.core, commits=BusyCluster()))
+    wanted = log_follower.LogFollowRequest(job.job_id, None, is_resumed=False, lines=ALL, tail=None)
+    follower = log_follower._Follower(call, wanted)
     sent: list[bytes] = []
 
     def hang() -> None:
         with lab.core.outages.asking():
-            for passed_s in (0.0, LATE_S, follow.PLACED_S):
+            for passed_s in (0.0, LATE_S, log_follower.PLACED_S):
                 lab.clock.advance(passed_s)
-                sent.append(now(follower.turn())[0])
+                sent.append(result_of(follower.turn())[0])
 
     lab.engine.meanwhile("before submit", hang)
     lab.place()
@@ -231,24 +233,24 @@ def test_who_follows_a_job_is_told_that_its_cluster_does_not_answer(monkeypatch:
 
 def test_an_attempt_that_ended_before_it_began_has_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
     async def sleep(_seconds: float) -> None:
-        """In no time."""
+        """Take no time."""
 
-    async def silent(_engine: object, attempt: Attempt, *_: object) -> Page:
-        return Page([], Position(attempt.epoch), is_complete=True)
+    async def silent(_engine: object, attempt: Attempt, *_: object) -> JobLogPage:
+        return JobLogPage([], LogPosition(attempt.epoch), is_complete=True)
 
-    monkeypatch.setattr("shoal.api.follow.anyio.sleep", sleep)
-    monkeypatch.setattr("shoal.api.follow.read_page", silent)
-    lab = Lab(script=lambda _: Act(claim_s=60.0, run_s=None), num_nodes=1)
-    job = lab.running(resources={"nodes": 1, "cpus": 1})
-    call: Any = SimpleNamespace(plane=SimpleNamespace(core=lab.core, changed=BusyCluster()))
-    wanted = follow.Followed(job.job_id, None, is_resumed=False, lines=ALL, tail=None)
-    follower = follow._Follower(call, wanted)
+    monkeypatch.setattr("shoal.api.log_follower.anyio.sleep", sleep)
+    monkeypatch.setattr("shoal.api.log_follower.read_page", silent)
+    lab = ControlPlaneLab(script=lambda _: Act(claim_s=60.0, run_s=None), num_nodes=1)
+    job = lab.running_job(resources={"nodes": 1, "cpus": 1})
+    call: Any = SimpleNamespace(plane=SimpleNamespace(core=lab.core, commits=BusyCluster()))
+    wanted = log_follower.LogFollowRequest(job.job_id, None, is_resumed=False, lines=ALL, tail=None)
+    follower = log_follower._Follower(call, wanted)
     assert lab.attempt(job).state is AttemptState.STARTING
     lab.stop(job)
     lab.watch()
     ended = lab.attempt(job)
     assert (ended.state, ended.started_at, ended.node_names) == (AttemptState.ENDED, None, ("n1",))
-    told, is_over = now(follower.turn())
+    data, is_over = result_of(follower.turn())
     assert is_over
-    assert b"event: end" in told
-    assert b"event: attempt" not in told
+    assert b"event: end" in data
+    assert b"event: attempt" not in data

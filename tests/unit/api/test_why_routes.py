@@ -1,4 +1,4 @@
-"""Why a job waits, over HTTP: what is said of the jobs of projects that the reader may not see."""
+"""Why a job waits, over HTTP: how much it reveals of jobs in projects that the reader may not see."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 import anyio
 import pytest
 
-from shoal.control.foreseen import MAX_ASKING
+from shoal.control.memory.start_predictions import MAX_ASKING
 from shoal.model.attempt import AttemptState
-from tests.support.world import World, eventually, open_world
+from tests.support.planes.world import ApiWorld, eventually, open_world
 
 WHOLE = {"nodes": 2, "exclusive": True}
 SECRET = ("hush-hush", "dora", "speech")
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
     """`speech` waits for both nodes, first and promised; behind it `vision` waits, and then `speech`."""
     with open_world(tmp_path_factory.mktemp("why")) as opened:
         for project in ("vision", "speech"):
@@ -35,45 +35,47 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         yield opened
 
 
-def is_planned(world: World, job: str) -> bool:
+def is_planned(world: ApiWorld, job: str) -> bool:
     return "behind_job_id" in (why(world, "admin", job)["explanation"] or {}).get("facts", {})
 
 
-def why(world: World, role: str, job: str, *, predict: bool = False) -> dict[str, Any]:
-    asked = f"/v1/jobs/{world.jobs[job]}/why?predict={str(predict).lower()}"
-    answer = world.call("GET", asked, role=role)
+def why(world: ApiWorld, role: str, job: str, *, predict: bool = False) -> dict[str, Any]:
+    path = f"/v1/jobs/{world.jobs[job]}/why?predict={str(predict).lower()}"
+    answer = world.call("GET", path, role=role)
     assert answer.status == 200, answer.body
-    found: dict[str, Any] = answer.json()
-    return found
+    body: dict[str, Any] = answer.json()
+    return body
 
 
-def test_job_behind_one_of_another_project_is_told_no_more_than_when_it_matters_to_it(world: World) -> None:
-    told = why(world, "member", "behind", predict=True)
-    explanation = told["explanation"]
+def test_job_behind_another_projects_job_shows_only_times_that_affect_it(
+    world: ApiWorld,
+) -> None:
+    body = why(world, "member", "behind", predict=True)
+    explanation = body["explanation"]
     assert explanation["why"] == "behind"
     assert "waits behind a job of another project" in explanation["sentence"]
     assert set(explanation["facts"]) == {"behind_job_id", "queue", "kept_from"}
     assert explanation["facts"]["behind_job_id"] is None
     assert explanation["facts"]["kept_from"] is not None
     assert not any("waited" in line for line in explanation["details"])
-    text = json.dumps(told)
+    text = json.dumps(body)
     assert world.jobs["first"] not in text
     assert not any(word in text for word in SECRET)
 
 
-def test_job_behind_one_of_its_own_project_is_told_which(world: World) -> None:
+def test_job_behind_a_job_of_its_own_project_names_it(world: ApiWorld) -> None:
     explanation = why(world, "stranger", "own")["explanation"]
     assert explanation["facts"]["behind_job_id"] == world.jobs["first"]
     assert "hush-hush" in explanation["sentence"]
     assert "has waited" in explanation["details"][0]
 
 
-def test_nothing_is_told_of_a_job_that_the_reader_may_not_see(world: World) -> None:
+def test_explanation_reveals_nothing_of_a_job_that_the_reader_may_not_see(world: ApiWorld) -> None:
     assert world.call("GET", f"/v1/jobs/{world.jobs['first']}/why", role="member").status == 404
 
 
-def test_question_that_is_one_too_many_is_told_to_come_back(world: World) -> None:
-    foreseen, release = world.plane.core.foreseen, anyio.Event()
+def test_too_many_predictions_at_once_are_refused_with_a_retry(world: ApiWorld) -> None:
+    foreseen, release = world.plane.core.start_predictions, anyio.Event()
 
     async def ask(who: int) -> None:
         async with foreseen.one_at_a_time(str(who)):

@@ -1,4 +1,4 @@
-"""Maintenance and reservations over HTTP: what is refused, and what others may see of a reservation."""
+"""Maintenance and reservations over HTTP: refusals, and how much other users see of a reservation."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.world import World, open_world
+from tests.support.planes.world import ApiWorld, open_world
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
     with open_world(tmp_path_factory.mktemp("windows")) as opened:
         yield opened
 
@@ -21,10 +21,10 @@ def body(**fields: Any) -> dict[str, Any]:
     return {"kind": "reservation", "nodes": ["node-2"], "duration_s": 600.0, "project": "vision", **fields}
 
 
-def test_reservation_does_not_tell_strangers_for_whom_it_is(world: World) -> None:
+def test_reservation_hides_its_project_from_strangers(world: ApiWorld) -> None:
     begins = time.time() + 7200
-    asked = body(from_at=begins, because="for the vision demo")
-    made = world.call("POST", "/v1/windows", role="operator", data=asked)
+    request = body(from_at=begins, because="for the vision demo")
+    made = world.call("POST", "/v1/windows", role="operator", data=request)
     assert made.status == 201, made.body
     assert made.json()["until_at"] == begins + 600
     seen = {
@@ -41,14 +41,14 @@ def test_reservation_does_not_tell_strangers_for_whom_it_is(world: World) -> Non
     assert world.call("DELETE", f"/v1/windows/{made.json()['id']}", role="operator").status == 404
 
 
-def test_repeated_declaration_is_not_a_second_one(world: World) -> None:
+def test_repeated_declaration_is_not_a_second_one(world: ApiWorld) -> None:
     key = [("idempotency-key", "w-1")]
-    asked = body(from_at=time.time() + 90_000)
+    request = body(from_at=time.time() + 90_000)
     first, again = (
-        world.call("POST", "/v1/windows", role="operator", data=asked, headers=key) for _ in range(2)
+        world.call("POST", "/v1/windows", role="operator", data=request, headers=key) for _ in range(2)
     )
     assert (first.status, first.json()["id"]) == (201, again.json()["id"])
-    assert world.call("POST", "/v1/windows", role="operator", data=asked).status == 409
+    assert world.call("POST", "/v1/windows", role="operator", data=request).status == 409
 
 
 @pytest.mark.parametrize(
@@ -66,5 +66,5 @@ def test_repeated_declaration_is_not_a_second_one(world: World) -> None:
         ({"users": ["ana"]}, 422),
     ],
 )
-def test_window_that_makes_no_sense_is_refused(world: World, wrong: dict[str, Any], status: int) -> None:
+def test_window_that_makes_no_sense_is_refused(world: ApiWorld, wrong: dict[str, Any], status: int) -> None:
     assert world.call("POST", "/v1/windows", role="operator", data=body(**wrong)).status == status

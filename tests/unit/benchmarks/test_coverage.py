@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.yardsticks.coverage import LOGS, Replay, row
-from shoal.sim.traces.job import TraceJob
+from shoal.sim.traces.trace import TraceJob
 
 
 def line_of(count: int) -> list[TraceJob]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from benchmarks.yardsticks.crowd import Crowd, crowd
 from benchmarks.yardsticks.speed import Size, cycles, drive
-from shoal.sim.machines import Shape, nodes_of
-from shoal.sim.traces.job import TraceJob
+from shoal.sim.cluster_shapes import ClusterShape, nodes_of
+from shoal.sim.traces.trace import TraceJob
 
 DAY_S = 86_400.0
 JOBS = [
@@ -15,7 +15,7 @@ JOBS = [
 
 
 def around(copies: int) -> Crowd:
-    nodes = nodes_of(Shape(4, 8))
+    nodes = nodes_of(ClusterShape(4, 8))
     return crowd(JOBS, nodes, copies=copies, at=DAY_S, num_waiting=20, num_coming=10)
 
 

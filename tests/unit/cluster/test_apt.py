@@ -1,4 +1,4 @@
-"""Scripts about packages, run here, over a dpkg and an apt that answer as they are told."""
+"""Package scripts, run here over a fake dpkg and apt."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ echo "$*" >>{folder}/typed
 
 
 class Packages:
-    """What is installed here, as dpkg's letters, and what apt was told."""
+    """The installed packages with dpkg's state letters, and the calls of apt."""
 
     def __init__(self, folder: Path, **states: str) -> None:
         self.folder = folder
@@ -50,23 +50,21 @@ def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "packages"
 
 
-def test_what_is_on_hold_is_installed(tmp_path: Path) -> None:
+def test_held_package_counts_as_installed(tmp_path: Path) -> None:
     here = Packages(tmp_path, munge="ii", mariadb="hi", slurmd="rc")
     assert here.code(apt.are_installed(["munge", "mariadb"])) == 0
     assert here.code(apt.are_installed(["munge", "slurmd"])) == 1
     assert here.code(apt.is_in_state("slurmd mariadb", apt.INSTALLED)) == 0
 
 
-def test_only_what_is_missing_is_installed_and_recorded_and_nothing_is_removed_for_it(
-    tmp_path: Path, record: Path
-) -> None:
+def test_only_missing_packages_are_installed_and_recorded(tmp_path: Path, record: Path) -> None:
     here = Packages(tmp_path, munge="ii", mariadb="hi", slurmd="rc")
     assert here.code(apt.install(["munge", "mariadb", "slurmd", "slurmctld"])) == 0
     assert here.typed("install") == [["--no-install-recommends", "--no-remove", "slurmd", "slurmctld"]]
     assert record.read_text().split() == ["slurmd", "slurmctld"]
 
 
-def test_what_is_on_hold_is_neither_renewed_nor_removed(tmp_path: Path) -> None:
+def test_held_package_is_neither_upgraded_nor_removed(tmp_path: Path) -> None:
     here = Packages(tmp_path, munge="ii", mariadb="hi")
     assert here.code(apt.upgrade(["munge", "mariadb"])) == 0
     assert here.typed("install")[-1][-2:] == ["--no-remove", "munge"]

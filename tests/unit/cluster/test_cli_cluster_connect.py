@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from shoal.cli import main
-from shoal.cli.cluster_connect import connect_shoal
+from shoal.cli.cluster.connection import connect_shoal
 from shoal.cluster.inventory import Inventory
-from tests.support.bare_machines import facts_of, found, three
+from tests.support.fakes.machines import facts_of, three_hosts, with_hardware
 
 NODE_PART = ("--python", "/usr/bin/python3", "--python-path", "/usr/local/lib/shoal-node")
 
@@ -25,47 +25,51 @@ def typed_by(monkeypatch: pytest.MonkeyPatch, code: int = 0) -> list[list[str]]:
     return typed
 
 
-def made(user: str | None, **more: object) -> Inventory:
-    inventory = found(three(), facts_of(three().hosts))
+def inventory_of(user: str | None, **more: object) -> Inventory:
+    inventory = with_hardware(three_hosts(), facts_of(three_hosts().hosts))
     first, *others = inventory.hosts
     changed = first.model_copy(update={"user": user, **more})
     return inventory.model_copy(update={"hosts": (changed, *others)})
 
 
-@pytest.mark.parametrize(("code", "said"), [(0, ""), (3, "-- Shoal was not connected to it (exit code 3)")])
+@pytest.mark.parametrize(
+    ("code", "expected"), [(0, ""), (3, "-- Shoal was not connected to it (exit code 3)")]
+)
 def test_shoal_is_connected_by_the_command_a_person_would_type(
-    monkeypatch: pytest.MonkeyPatch, code: int, said: str
+    monkeypatch: pytest.MonkeyPatch, code: int, expected: str
 ) -> None:
     typed = typed_by(monkeypatch, code)
-    assert connect_shoal(made("ana"), {}).startswith(said)
+    assert connect_shoal(inventory_of("ana"), {}).startswith(expected)
     assert typed == [["connect", "slurm", "--ssh", "ana@10.0.0.1", *NODE_PART]]
 
 
-def test_a_shoal_that_is_up_is_not_connected_under_its_feet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_shoal_is_not_reconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     typed = typed_by(monkeypatch)
-    monkeypatch.setattr("shoal.cli.cluster_connect.holder", lambda _: 4711)
-    assert "after `shoal down`, `shoal cluster create --name lab`, `shoal up`" in connect_shoal(
-        made("ana"), {}
+    monkeypatch.setattr("shoal.cli.cluster.connection.pid_holding", lambda _: 4711)
+    assert "to connect it: `shoal down`, `shoal cluster create --name lab`, `shoal up`" in connect_shoal(
+        inventory_of("ana"), {}
     )
     assert typed == []
 
 
-def test_shoal_is_not_connected_as_root_and_it_is_said_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shoal_is_not_connected_as_root_and_the_command_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     typed = typed_by(monkeypatch)
-    said = connect_shoal(made("root", port=2222), {})
-    words = "`shoal connect slurm --ssh USER@10.0.0.1 '--ssh-options=-p 2222' --python /usr/bin/python3"
-    assert words in said
-    facts = facts_of(three().hosts)
-    for user in ("root", None):  # nobody was named, and it was root who got in
-        said = connect_shoal(made(user), facts)
-        assert said.startswith("-- to connect, as a user who has an account on every machine: `shoal connect")
-        assert "--ssh USER@10.0.0.1 " in said
+    output = connect_shoal(inventory_of("root", port=2222), {})
+    arguments = "`shoal connect slurm --ssh USER@10.0.0.1 '--ssh-options=-p 2222' --python /usr/bin/python3"
+    assert arguments in output
+    facts = facts_of(three_hosts().hosts)
+    for user in ("root", None):  # no user was named, and root logged in
+        output = connect_shoal(inventory_of(user), facts)
+        assert output.startswith(
+            "-- to connect, as a user who has an account on every machine: `shoal connect"
+        )
+        assert "--ssh USER@10.0.0.1 " in output
     assert typed == []
 
 
-def test_the_way_to_the_controller_is_told_to_who_connects(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connect_command_has_the_ssh_options_of_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:
     typed = typed_by(monkeypatch)
-    inventory = made("ana", port=2222, jump="bo@bastion").model_copy(
+    inventory = inventory_of("ana", port=2222, jump="bo@bastion").model_copy(
         update={"identity": "/keys/my key", "known_hosts": "/keys/known"}
     )
     connect_shoal(inventory, {})
@@ -73,10 +77,10 @@ def test_the_way_to_the_controller_is_told_to_who_connects(monkeypatch: pytest.M
     assert typed[0][4] == f"--ssh-options={options}"
 
 
-def test_nobody_is_connected_as_a_user_who_is_another_elsewhere(
+def test_shoal_is_not_connected_as_a_user_whose_uid_differs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     typed = typed_by(monkeypatch)
-    facts = {a: replace(f, login=("ana", int(a[-1]))) for a, f in facts_of(three().hosts).items()}
-    assert "jobs would run as somebody else" in connect_shoal(made("ana"), facts)
+    facts = {a: replace(f, login=("ana", int(a[-1]))) for a, f in facts_of(three_hosts().hosts).items()}
+    assert "jobs would run as another user" in connect_shoal(inventory_of("ana"), facts)
     assert typed == []

@@ -1,4 +1,4 @@
-"""What the script tells of a machine, and how it is read. The script itself runs here, too."""
+"""The facts script and its parser. The script itself runs here, too."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import subprocess
 
 import pytest
 
-from shoal.cluster.facts import SCRIPT, gpu_kind, gpus_of, inside_address, read_facts, shape_of_cpus
-from shoal.cluster.inventory import Gpus, Host
+from shoal.cluster.facts import SCRIPT, gpu_kind, group_gpus, inside_address, read_facts, shape_of_cpus
+from shoal.cluster.inventory import Gpus, InventoryHost
 from shoal.errors import EngineRefused
-from tests.support.bare_machines import told
+from tests.support.fakes.machines import facts_text
 
-HOST = Host(address="10.0.0.1")
+HOST = InventoryHost(address="10.0.0.1")
 
 
 def test_the_script_runs_with_the_shell_of_this_machine_and_ends() -> None:
@@ -22,7 +22,7 @@ def test_the_script_runs_with_the_shell_of_this_machine_and_ends() -> None:
     assert done.stderr == ""
 
 
-def test_a_machine_is_known_by_what_it_told() -> None:
+def test_facts_are_parsed_from_the_report() -> None:
     more = (
         "package munge 0.5.15-2 ii",
         "package slurmd 22.05 rc",
@@ -33,47 +33,56 @@ def test_a_machine_is_known_by_what_it_told() -> None:
         "own made database",
         "firewall ufw",
     )
-    fact = read_facts(told("a", "10.0.0.1", *more), HOST)
-    assert (fact.hostname, fact.init, fact.found.cgroup, fact.own_cluster) == ("a", "systemd", "v2", "lab")
+    fact = read_facts(facts_text("a", "10.0.0.1", *more), HOST)
+    assert (fact.hostname, fact.init, fact.hardware.cgroup, fact.own_cluster) == ("a", "systemd", "v2", "lab")
     assert dict(fact.packages) == {"munge": "0.5.15-2"}
     assert fact.is_own("/etc/munge/munge.key")
     assert not fact.is_own("/etc/slurm/slurm.conf")
     assert fact.own_made == {"/var/log/slurm", "database"}
     assert fact.firewalls == ("ufw",)
-    assert (fact.found.sockets, fact.found.cores, fact.found.threads, fact.found.cpus) == (2, 2, 2, 8)
-    assert fact.found.memory_mib == 63552
+    assert (fact.hardware.sockets, fact.hardware.cores, fact.hardware.threads, fact.hardware.cpus) == (
+        2,
+        2,
+        2,
+        8,
+    )
+    assert fact.hardware.memory_mib == 63552
 
 
-def test_a_machine_tells_whether_cgroups_hold_its_jobs() -> None:
-    assert read_facts(told("a", "10.0.0.1", "contained"), HOST).is_contained
-    assert not read_facts(told(), HOST).is_contained
-    assert read_facts(told(without="cgroup"), HOST).found.cgroup == ""
+def test_facts_say_whether_cgroups_hold_jobs() -> None:
+    assert read_facts(facts_text("a", "10.0.0.1", "contained"), HOST).is_contained
+    assert not read_facts(facts_text(), HOST).is_contained
+    assert read_facts(facts_text(without="cgroup"), HOST).hardware.cgroup == ""
 
 
-def test_a_file_that_changed_since_is_not_ours_any_more() -> None:
+def test_changed_file_is_no_longer_ours() -> None:
     fact = read_facts(
-        told("a", "10.0.0.1", "file /etc/slurm/slurm.conf new", "own files old /etc/slurm/slurm.conf"), HOST
+        facts_text("a", "10.0.0.1", "file /etc/slurm/slurm.conf new", "own files old /etc/slurm/slurm.conf"),
+        HOST,
     )
     assert not fact.is_own("/etc/slurm/slurm.conf")
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "expected"),
     [
-        ("sudo: a password is required\n", "did not finish telling about itself; its last words: sudo"),
-        ("", "its last words: nothing"),
-        (told().replace("os debian", "os fedora"), "runs `fedora 12`"),
-        (told().replace("uid 0", "uid 1000", 1), "run as uid 1000"),
-        (told("$(reboot)"), "calls itself or its parts what Slurm cannot use"),
-        (told("-oProxyCommand=x"), "calls itself or its parts what Slurm cannot use"),
-        (told(without="cpus"), "told of itself what cannot be read: KeyError('cpus')"),
-        (told().replace("memory_kib 67108864", "memory_kib lots"), "told of itself what cannot be read"),
+        ("sudo: a password is required\n", "did not finish its report; its last line: sudo"),
+        ("", "its last line: nothing"),
+        (facts_text().replace("os debian", "os fedora"), "runs `fedora 12`"),
+        (facts_text().replace("uid 0", "uid 1000", 1), "run as uid 1000"),
+        (facts_text("$(reboot)"), "has a name or parts that Slurm cannot use"),
+        (facts_text("-oProxyCommand=x"), "has a name or parts that Slurm cannot use"),
+        (facts_text(without="cpus"), "reported a value that cannot be read: KeyError('cpus')"),
+        (
+            facts_text().replace("memory_kib 67108864", "memory_kib lots"),
+            "reported a value that cannot be read",
+        ),
     ],
 )
-def test_a_machine_that_cannot_be_used_is_refused_with_a_reason(text: str, words: str) -> None:
+def test_a_machine_that_cannot_be_used_is_refused_with_a_reason(text: str, expected: str) -> None:
     with pytest.raises(EngineRefused) as refused:
         read_facts(text, HOST)
-    assert words in refused.value.message
+    assert expected in refused.value.message
     assert refused.value.hint
 
 
@@ -88,24 +97,24 @@ def test_a_machine_that_cannot_be_used_is_refused_with_a_reason(text: str, words
         ("", ""),
     ],
 )
-def test_a_gpu_is_called_what_people_ask_for(name: str, kind: str) -> None:
+def test_gpu_kind_is_the_name_that_jobs_request(name: str, kind: str) -> None:
     assert gpu_kind(name) == kind
 
 
-def test_gpus_are_as_the_driver_tells_or_as_device_files_stand_there() -> None:
+def test_gpus_come_from_the_driver_or_else_from_device_files() -> None:
     devices = ["/dev/nvidia10", "/dev/nvidia2"]
-    assert gpus_of([], devices, []) == (Gpus(files=("/dev/nvidia2", "/dev/nvidia10")),)
-    told_by_driver = gpus_of([(0, "NVIDIA H200"), (1, "NVIDIA L4"), (2, "NVIDIA H200")], devices, [])
+    assert group_gpus([], devices, []) == (Gpus(files=("/dev/nvidia2", "/dev/nvidia10")),)
+    told_by_driver = group_gpus([(0, "NVIDIA H200"), (1, "NVIDIA L4"), (2, "NVIDIA H200")], devices, [])
     assert told_by_driver == (
         Gpus(kind="h200", files=("/dev/nvidia0", "/dev/nvidia2")),
         Gpus(kind="l4", files=("/dev/nvidia1",)),
     )
-    assert gpus_of([], [], []) == ()
+    assert group_gpus([], [], []) == ()
 
 
 def test_a_gpu_has_the_file_of_its_minor_number_not_of_its_place_on_the_bus() -> None:
     lines = ("minor 3", "minor 1", "gpu 0 Disabled NVIDIA H200", "gpu 1 Disabled NVIDIA L4")
-    assert read_facts(told("a", "10.0.0.1", *lines), HOST).found.gpus == (
+    assert read_facts(facts_text("a", "10.0.0.1", *lines), HOST).hardware.gpus == (
         Gpus(kind="l4", files=("/dev/nvidia1",)),
         Gpus(kind="h200", files=("/dev/nvidia3",)),
     )
@@ -125,7 +134,7 @@ def test_cpus_have_their_shape_or_are_flat(rows: list[str], usable: int, shape: 
     assert shape_of_cpus(rows, usable) == shape
 
 
-def test_others_reach_a_machine_where_our_connection_arrived_unless_told() -> None:
+def test_inside_address_is_where_our_connection_arrived_by_default() -> None:
     arrived = ["1.2.3.4", "5", "10.0.0.7", "22"]
     assert inside_address(HOST, arrived, ["192.168.0.7"]) == "10.0.0.7"
     assert inside_address(HOST.model_copy(update={"inside": "172.16.0.7"}), arrived, []) == "172.16.0.7"

@@ -1,4 +1,4 @@
-"""Machines on paper that leave a cluster, by remove or destroy: with what Shoal put there, and no more."""
+"""Fake machines that leave a cluster by remove or destroy: what Shoal installed goes, nothing else."""
 
 from __future__ import annotations
 
@@ -6,127 +6,141 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from shoal.cli.cluster_inventory import apart
-from shoal.cli.cluster_words import closing, state_of
-from shoal.cli.cluster_words import told as told_by
-from shoal.cluster.inventory import Host, Inventory, Role
-from shoal.cluster.operate import Report, Wishes, add, create, destroy, remove, upgrade
-from shoal.cluster.run import Crew
+from shoal.cli.cluster.report import closing_lines, host_state
+from shoal.cli.cluster.report import progress_lines as told_by
+from shoal.cli.cluster.selection import split_joining
+from shoal.cluster.inventory import HostRole, Inventory, InventoryHost
+from shoal.cluster.operations import ClusterReport, OperationOptions, add, create, destroy, remove, upgrade
+from shoal.cluster.session import ClusterSession
 from shoal.errors import EngineRefused, StateError
-from tests.support.bare_machines import ID, Paper, PaperMachine, facts_of, found, never, three, told, wrong
+from tests.support.fakes.machines import (
+    CLUSTER_ID,
+    FakeMachine,
+    FakeMachines,
+    facts_of,
+    facts_text,
+    failed_titles,
+    only_changes_work,
+    three_hosts,
+    with_hardware,
+)
 
 
-def labels(report: Report) -> list[str]:
+def labels(report: ClusterReport) -> list[str]:
     assert report.inventory is not None
     return [item.label for item in report.inventory.hosts]
 
 
-def states(report: Report) -> dict[str, str]:
+def states(report: ClusterReport) -> dict[str, str]:
     assert report.inventory is not None
-    return {item.label: state_of(item) for item in report.inventory.hosts}
+    return {item.label: host_state(item) for item in report.inventory.hosts}
 
 
 async def removed(
-    paper: Paper, inventory: Inventory, *refs: str, is_forced: bool = False
-) -> tuple[Crew, Report]:
-    crew = paper.crew()
+    paper: FakeMachines, inventory: Inventory, *refs: str, is_forced: bool = False
+) -> tuple[ClusterSession, ClusterReport]:
+    session = paper.session()
     going = [inventory.host(ref) for ref in refs]
-    return crew, await remove(crew, inventory, going, Wishes(is_forced=is_forced))
+    return session, await remove(session, inventory, going, OperationOptions(is_forced=is_forced))
 
 
 async def test_a_dead_machine_may_be_removed_and_is_no_failure() -> None:
-    inventory = found(three(), facts_of(three().hosts))
-    paper = Paper(inventory, never)
+    inventory = with_hardware(three_hosts(), facts_of(three_hosts().hosts))
+    paper = FakeMachines(inventory, only_changes_work)
     del paper.machines["10.0.0.3"]
-    crew, report = await removed(paper, inventory, "c")
+    session, report = await removed(paper, inventory, "c")
     assert report.inventory is not None
     assert [item.label for item in report.inventory.hosts] == ["a", "b"]
-    assert set(crew.failed) - report.gone == set()
+    assert set(session.failed) - report.gone == set()
     assert "c did not answer" in report.remarks[-1]
 
 
-async def test_a_machine_that_never_joined_is_out_of_the_inventory_and_had_nothing_of_ours() -> None:
-    inventory = found(three(), facts_of(three().hosts))
-    mistyped = Host(address="10.0.0.33")
-    crew, report = await removed(
-        Paper(inventory), inventory.with_hosts([*inventory.hosts, mistyped]), "10.0.0.33"
+async def test_machine_that_never_joined_is_just_dropped_from_the_inventory() -> None:
+    inventory = with_hardware(three_hosts(), facts_of(three_hosts().hosts))
+    mistyped = InventoryHost(address="10.0.0.33")
+    session, report = await removed(
+        FakeMachines(inventory), inventory.with_hosts([*inventory.hosts, mistyped]), "10.0.0.33"
     )
     assert report.inventory is not None
     assert [item.label for item in report.inventory.hosts] == ["a", "b", "c"]
-    said = "10.0.0.33 did not answer: it was no node of the cluster, and is out of the inventory"
-    assert report.remarks[-1] == said
-    assert f"note: {said}" in closing("lab", crew, report, 1.0, is_dry=False)
+    expected = "10.0.0.33 did not answer: it was not a node of the cluster, and is out of the inventory"
+    assert report.remarks[-1] == expected
+    assert f"note: {expected}" in closing_lines("lab", session, report, 1.0, is_dry=False)
 
 
 async def test_a_machine_that_is_out_and_could_not_be_cleaned_can_be_removed_again() -> None:
-    inventory = found(three(), facts_of(three().hosts))
-    paper = Paper(inventory)
-    own = told("c", "10.0.0.3", "own cluster lab", "own started slurmd")
-    paper.machines["10.0.0.3"] = PaperMachine(own, lambda _: 1)
-    crew, report = await removed(paper, inventory, "c")
-    assert wrong(crew) == {"c": "slurmd does not run"}
-    assert set(crew.failed) - report.gone == {"10.0.0.3"}
-    said = "c is no node any more, and was not cleaned: `shoal cluster remove c --cluster lab` again"
-    assert report.remarks[-1] == said
-    assert not any("leave it out" in line for line in closing("lab", crew, report, 1.0, is_dry=False))
+    inventory = with_hardware(three_hosts(), facts_of(three_hosts().hosts))
+    paper = FakeMachines(inventory)
+    facts = facts_text("c", "10.0.0.3", "own cluster lab", "own started slurmd")
+    paper.machines["10.0.0.3"] = FakeMachine(facts, lambda _: 1)
+    session, report = await removed(paper, inventory, "c")
+    assert failed_titles(session) == {"c": "slurmd does not run"}
+    assert set(session.failed) - report.gone == {"10.0.0.3"}
+    expected = "c is no longer a node, but was not cleaned: `shoal cluster remove c --cluster lab` again"
+    assert report.remarks[-1] == expected
+    assert not any(
+        "leave it out" in line for line in closing_lines("lab", session, report, 1.0, is_dry=False)
+    )
     assert labels(report) == ["a", "b", "c"]
-    paper.machines["10.0.0.3"].judge = lambda _: 0
+    paper.machines["10.0.0.3"].exit_code_of = lambda _: 0
     assert report.inventory is not None
     _, again = await removed(paper, report.inventory, "c")
     assert labels(again) == ["a", "b"]
 
 
-async def unclean(paper: Paper) -> Inventory:
-    """The cluster once c, which is known by its own name alone, has left and could not be cleaned."""
-    inventory = found(three(), facts_of(three().hosts))
+async def unclean(paper: FakeMachines) -> Inventory:
+    """A cluster after c, known only by its own name, has left and could not be cleaned."""
+    inventory = with_hardware(three_hosts(), facts_of(three_hosts().hosts))
     nameless = [item.model_copy(update={"name": None}) for item in inventory.hosts]
-    own = told("c", "10.0.0.3", "own cluster lab", "own started slurmd")
-    paper.machines["10.0.0.3"] = PaperMachine(own, lambda _: 1)
+    facts = facts_text("c", "10.0.0.3", "own cluster lab", "own started slurmd")
+    paper.machines["10.0.0.3"] = FakeMachine(facts, lambda _: 1)
     _, report = await removed(paper, inventory.with_hosts(nameless), "c")
     assert report.inventory is not None
-    paper.machines["10.0.0.3"].judge = lambda _: 0
-    paper.machines["10.0.0.3"].seen.clear()
+    paper.machines["10.0.0.3"].exit_code_of = lambda _: 0
+    paper.machines["10.0.0.3"].scripts.clear()
     return report.inventory
 
 
-async def test_of_a_machine_that_was_not_cleaned_and_is_away_now_it_is_said_what_stays_there() -> None:
-    paper = Paper(three())
+async def test_unreachable_uncleaned_machine_reports_what_stays_there() -> None:
+    paper = FakeMachines(three_hosts())
     inventory = await unclean(paper)
     del paper.machines["10.0.0.3"]
     _, report = await removed(paper, inventory, "c")
     assert labels(report) == ["a", "b"]
     assert report.remarks[-1] == (
-        "c did not answer: it was not cleaned when it left, and is out of the inventory; what Shoal put there"
-        " stays there, perhaps with the cluster's munge key"
+        "c did not answer: it was not cleaned when it left, and is out of the inventory; Shoal's files"
+        " stay there, perhaps with the cluster's munge key"
     )
 
 
-async def test_a_machine_that_has_left_comes_back_by_itself_in_no_other_command() -> None:
-    paper = Paper(three())
+async def test_machine_that_left_returns_only_by_add() -> None:
+    paper = FakeMachines(three_hosts())
     inventory = await unclean(paper)
     for report in (
-        await create(paper.crew(), inventory, Wishes()),
-        await upgrade(paper.crew(), inventory, Wishes()),
+        await create(paper.session(), inventory, OperationOptions()),
+        await upgrade(paper.session(), inventory, OperationOptions()),
         (await removed(paper, inventory, "b"))[1],
     ):
         assert report.inventory is not None
-        assert [item.label for item in report.inventory.hosts if not item.found] == ["c"]
+        assert [item.label for item in report.inventory.hosts if not item.hardware] == ["c"]
         assert "`shoal cluster remove c --cluster lab` again" in report.remarks[-1]
-    assert paper.machines["10.0.0.3"].seen == []
-    rest, new = apart(inventory, (Host(address="10.0.0.3"),))
-    report = await add(paper.crew(), rest, new, Wishes())
+    assert paper.machines["10.0.0.3"].scripts == []
+    rest, new = split_joining(inventory, (InventoryHost(address="10.0.0.3"),))
+    report = await add(paper.session(), rest, new, OperationOptions())
     assert report.inventory is not None
-    assert [item.label for item in report.inventory.members if item.found] == ["a", "b", "c"]
+    assert [item.label for item in report.inventory.members if item.hardware] == ["a", "b", "c"]
 
 
-async def test_a_machine_that_was_not_cleaned_and_cannot_join_again_is_still_known_as_that() -> None:
-    paper = Paper(three())
+async def test_uncleaned_machine_that_cannot_rejoin_stays_marked() -> None:
+    paper = FakeMachines(three_hosts())
     inventory = await unclean(paper)
-    paper.shut = {"10.0.0.3"}
-    rest, new = apart(inventory, (Host(address="10.0.0.3", user="ana"), Host(address="10.0.0.9")))
-    crew = paper.crew()
-    report = await add(crew, rest, new, Wishes())
-    assert set(crew.failed) == {"10.0.0.3", "10.0.0.9"}
+    paper.refusing = {"10.0.0.3"}
+    rest, new = split_joining(
+        inventory, (InventoryHost(address="10.0.0.3", user="ana"), InventoryHost(address="10.0.0.9"))
+    )
+    session = paper.session()
+    report = await add(session, rest, new, OperationOptions())
+    assert set(session.failed) == {"10.0.0.3", "10.0.0.9"}
     assert report.inventory is not None
     assert [(item.label, item.is_unclean) for item in report.inventory.hosts] == [
         ("a", False),
@@ -136,230 +150,236 @@ async def test_a_machine_that_was_not_cleaned_and_cannot_join_again_is_still_kno
     assert "`shoal cluster remove c --cluster lab` again" in report.remarks[-1]
 
 
-def changes(paper: Paper) -> list[str]:
-    scripts = [script for machine in paper.machines.values() for script, _ in machine.seen]
+def changes(paper: FakeMachines) -> list[str]:
+    scripts = [script for machine in paper.machines.values() for script, _ in machine.scripts]
     return [script for script in scripts if "&& echo yes || echo no" not in script]
 
 
 async def test_a_machine_that_does_not_answer_stays_while_slurm_has_jobs_on_it() -> None:
-    inventory = found(three(), facts_of(three().hosts))
-    paper = Paper(inventory)
+    inventory = with_hardware(three_hosts(), facts_of(three_hosts().hosts))
+    paper = FakeMachines(inventory)
     del paper.machines["10.0.0.3"]
-    paper.machines["10.0.0.1"].judge = lambda script: 1 if "squeue -h -w c" in script else 0
+    paper.machines["10.0.0.1"].exit_code_of = lambda script: 1 if "squeue -h -w c" in script else 0
     with pytest.raises(EngineRefused, match="the controller, a, failed at `node c takes no new jobs"):
         await removed(paper, inventory, "b", "c")
-    (asked,) = changes(paper)  # b was not drained first
-    assert "nodename=c state=drain" in asked
-    assert "nodename=c state=undrain" in asked
+    (change,) = changes(paper)  # b was not drained first
+    assert "nodename=c state=drain" in change
+    assert "nodename=c state=undrain" in change
 
 
-async def test_a_machine_that_does_not_answer_goes_by_force_and_slurm_is_told() -> None:
-    inventory = found(three(), facts_of(three().hosts))
-    paper = Paper(inventory)
+async def test_forced_removal_of_a_silent_machine_marks_it_down_in_slurm() -> None:
+    inventory = with_hardware(three_hosts(), facts_of(three_hosts().hosts))
+    paper = FakeMachines(inventory)
     del paper.machines["10.0.0.3"]
-    paper.machines["10.0.0.1"].judge = lambda script: int(
+    paper.machines["10.0.0.1"].exit_code_of = lambda script: int(
         "squeue -h -w c" in script and not script.startswith("refuse() {")
     )
-    crew, report = await removed(paper, inventory, "c", is_forced=True)
+    session, report = await removed(paper, inventory, "c", is_forced=True)
     assert report.inventory is not None
     assert [item.label for item in report.inventory.hosts] == ["a", "b"]
-    (asked,) = changes(paper)
-    assert asked.endswith("nodename=c state=down reason=leaves")
-    assert set(crew.failed) - report.gone == set()
+    (change,) = changes(paper)
+    assert change.endswith("nodename=c state=down reason=leaves")
+    assert set(session.failed) - report.gone == set()
 
 
-async def test_a_machine_that_does_not_let_us_in_is_not_dead() -> None:
-    inventory = found(three(), facts_of(three().hosts))
-    paper = Paper(inventory)
-    paper.shut = {"10.0.0.3"}
+async def test_machine_that_refuses_the_login_is_not_dead() -> None:
+    inventory = with_hardware(three_hosts(), facts_of(three_hosts().hosts))
+    paper = FakeMachines(inventory)
+    paper.refusing = {"10.0.0.3"}
     with pytest.raises(EngineRefused, match=r"c did not let us in, and may have jobs: .* none of our keys"):
         await removed(paper, inventory, "c")
     assert changes(paper) == []
-    crew, report = await removed(paper, inventory, "c", is_forced=True)
+    session, report = await removed(paper, inventory, "c", is_forced=True)
     assert report.inventory is not None
     assert [item.label for item in report.inventory.hosts] == ["a", "b"]
     assert report.remarks[-1] == (
-        "c did not let us in: it is out, and what Shoal put there stays there, with the cluster's munge key"
+        "c did not let us in: it is out, and Shoal's files stay there, with the cluster's munge key"
     )
-    assert set(crew.failed) - report.gone == set()
-    assert states(await destroy(paper.crew(), inventory, Wishes()))["c"] == "destroy did not finish"
-    assert (await destroy(paper.crew(), inventory, Wishes(is_forced=True))).inventory is None
+    assert set(session.failed) - report.gone == set()
+    assert (
+        states(await destroy(paper.session(), inventory, OperationOptions()))["c"] == "destroy did not finish"
+    )
+    assert (await destroy(paper.session(), inventory, OperationOptions(is_forced=True))).inventory is None
 
 
-async def test_a_cluster_is_not_taken_down_while_nobody_can_say_whether_jobs_run() -> None:
-    inventory = found(three(), facts_of(three().hosts))
-    paper = Paper(inventory)
-    paper.shut = {"10.0.0.1"}
+async def test_cluster_is_not_destroyed_while_running_jobs_are_unknown() -> None:
+    inventory = with_hardware(three_hosts(), facts_of(three_hosts().hosts))
+    paper = FakeMachines(inventory)
+    paper.refusing = {"10.0.0.1"}
     with pytest.raises(EngineRefused, match="the controller, a, cannot be used"):
-        await destroy(paper.crew(), inventory, Wishes())
-    assert [machine.seen for machine in paper.machines.values()] == [[], [], []]
-    report = await destroy(paper.crew(), inventory, Wishes(is_forced=True))
+        await destroy(paper.session(), inventory, OperationOptions())
+    assert [machine.scripts for machine in paper.machines.values()] == [[], [], []]
+    report = await destroy(paper.session(), inventory, OperationOptions(is_forced=True))
     assert report.inventory is None
-    assert report.remarks == ["a did not let us in: what Shoal put there stays there"]
+    assert report.remarks == ["a did not let us in: Shoal's files stay there"]
 
 
 async def test_a_machine_with_jobs_stays() -> None:
-    inventory = found(three(), facts_of(three().hosts))
-    paper = Paper(inventory)
-    paper.machines["10.0.0.1"].judge = lambda script: 1 if "squeue -h -w c" in script else 0
-    crew, report = await removed(paper, inventory, "c")
+    inventory = with_hardware(three_hosts(), facts_of(three_hosts().hosts))
+    paper = FakeMachines(inventory)
+    paper.machines["10.0.0.1"].exit_code_of = lambda script: 1 if "squeue -h -w c" in script else 0
+    session, report = await removed(paper, inventory, "c")
     assert report.inventory == inventory
-    assert wrong(crew) == {"c": "node c takes no new jobs, and none runs there"}
-    assert paper.machines["10.0.0.3"].seen == []
+    assert failed_titles(session) == {"c": "node c takes no new jobs, and none runs there"}
+    assert paper.machines["10.0.0.3"].scripts == []
 
 
 async def test_a_machine_with_jobs_stays_and_nothing_else_is_changed() -> None:
-    """No other machine is mended on the way, and the node is not drained before it is asked."""
-    inventory = found(three(), facts_of(three().hosts))
-    paper = Paper(inventory, lambda _: 1)
-    crew, report = await removed(paper, inventory, "c")
+    """No other machine is repaired on the way, and the node is not drained before the check."""
+    inventory = with_hardware(three_hosts(), facts_of(three_hosts().hosts))
+    paper = FakeMachines(inventory, lambda _: 1)
+    session, report = await removed(paper, inventory, "c")
     assert report.inventory == inventory
-    assert {address for address, machine in paper.machines.items() if machine.seen} == {"10.0.0.1"}
-    refused = closing("lab", crew, report, 1.0, is_dry=False)
+    assert {address for address, machine in paper.machines.items() if machine.scripts} == {"10.0.0.1"}
+    refused = closing_lines("lab", session, report, 1.0, is_dry=False)
     assert (refused[0], refused[-1]) == ("refused: c: it broke", "cluster lab: stopped; nothing was changed")
 
 
-async def test_a_cluster_that_would_not_do_is_objected_to_before_a_node_is_drained() -> None:
-    inventory = found(three(), facts_of(three().hosts))
-    paper = Paper(inventory)
-    paper.machines["10.0.0.1"].facts = told("a", "10.0.0.1", "file /etc/slurm/slurm.conf 11")
+async def test_impossible_removal_is_refused_before_a_drain() -> None:
+    inventory = with_hardware(three_hosts(), facts_of(three_hosts().hosts))
+    paper = FakeMachines(inventory)
+    paper.machines["10.0.0.1"].facts = facts_text("a", "10.0.0.1", "file /etc/slurm/slurm.conf 11")
     with pytest.raises(EngineRefused, match="that was there before Shoal"):
         await removed(paper, inventory, "c")
-    assert [machine.seen for machine in paper.machines.values()] == [[], [], []]
+    assert [machine.scripts for machine in paper.machines.values()] == [[], [], []]
 
 
 @pytest.mark.parametrize("is_ours", [True, False])
-async def test_nodes_that_were_drained_take_jobs_as_before_if_they_do_not_leave_after_all(
-    *, is_ours: bool
-) -> None:
-    inventory = found(three(), facts_of(three().hosts))
-    paper = Paper(inventory)
+async def test_drained_nodes_that_do_not_leave_are_undrained(*, is_ours: bool) -> None:
+    inventory = with_hardware(three_hosts(), facts_of(three_hosts().hosts))
+    paper = FakeMachines(inventory)
 
     def judge(script: str) -> int:
         if "Reason=leaves" in script and "refuse()" not in script:
             return int(is_ours)  # looked at afterwards
         return int("slurmctld" in script)
 
-    paper.machines["10.0.0.1"].judge = judge
-    crew = paper.crew()
+    paper.machines["10.0.0.1"].exit_code_of = judge
+    session = paper.session()
     with pytest.raises(EngineRefused, match="the controller, a, failed at `packages"):
-        await remove(crew, inventory, [inventory.host("b"), inventory.host("c")], Wishes())
-    woken = [line for outcome in crew.outcomes for line in told_by(outcome) if "as before" in line]
-    told = ["b: node b takes jobs as before", "c: node c takes jobs as before"]
-    assert woken == (told if is_ours else [])
+        await remove(session, inventory, [inventory.host("b"), inventory.host("c")], OperationOptions())
+    woken = [line for outcome in session.outcomes for line in told_by(outcome) if "as before" in line]
+    undrained = ["b: node b takes jobs as before", "c: node c takes jobs as before"]
+    assert woken == (undrained if is_ours else [])
 
 
 async def test_the_last_machine_for_jobs_is_not_removed() -> None:
-    """A slurmctld that has no node at all does not start."""
-    inventory = found(three(), facts_of(three().hosts))
-    first = inventory.hosts[0].model_copy(update={"roles": (Role.CONTROLLER, Role.DATABASE)})
+    """A slurmctld without any node does not start."""
+    inventory = with_hardware(three_hosts(), facts_of(three_hosts().hosts))
+    first = inventory.hosts[0].model_copy(update={"roles": (HostRole.CONTROLLER, HostRole.DATABASE)})
     inventory = inventory.with_hosts([first, *inventory.hosts[1:]])
-    paper = Paper(inventory)
+    paper = FakeMachines(inventory)
     with pytest.raises(StateError, match="no machine for jobs would be left without b, c") as no:
         await removed(paper, inventory, "b", "c")
     assert "`shoal cluster add ADDRESS --cluster lab` first" in (no.value.hint or "")
-    assert [machine.seen for machine in paper.machines.values()] == [[], [], []]
+    assert [machine.scripts for machine in paper.machines.values()] == [[], [], []]
     assert labels((await removed(paper, inventory, "c"))[1]) == ["a", "b"]
 
 
 async def test_the_controller_is_not_removed() -> None:
     with pytest.raises(StateError, match="without it there is no cluster"):
-        await removed(Paper(three()), three(), "a")
+        await removed(FakeMachines(three_hosts()), three_hosts(), "a")
 
 
-async def test_a_cluster_is_gone_when_every_machine_let_go() -> None:
-    inventory = found(three(), facts_of(three().hosts))
-    own = ("own cluster lab", "own made names")
-    paper = Paper(inventory, never)
+async def test_cluster_is_gone_when_every_machine_is_clean() -> None:
+    inventory = with_hardware(three_hosts(), facts_of(three_hosts().hosts))
+    records = ("own cluster lab", "own made names")
+    paper = FakeMachines(inventory, only_changes_work)
     for item in inventory.hosts:
-        paper.machines[item.address] = PaperMachine(told(item.label, item.address, *own), lambda _: 0)
-    report = await destroy(paper.crew(), inventory, Wishes())
+        paper.machines[item.address] = FakeMachine(
+            facts_text(item.label, item.address, *records), lambda _: 0
+        )
+    report = await destroy(paper.session(), inventory, OperationOptions())
     assert report.inventory is None
 
 
-async def test_a_destroy_that_did_not_finish_is_known_machine_by_machine_until_one_does() -> None:
-    paper = Paper(three())
+async def test_unfinished_destroy_is_tracked_per_machine() -> None:
+    paper = FakeMachines(three_hosts())
     inventory = await unclean(paper)
     del paper.machines["10.0.0.2"]
-    half = await destroy(paper.crew(), inventory, Wishes())
+    half = await destroy(paper.session(), inventory, OperationOptions())
     assert states(half) == {"a": "not joined", "b": "destroy did not finish"}, "c, which had left, is clean"
     assert "`shoal cluster destroy --cluster lab --yes` again when it can be" in half.remarks[-1]
     assert half.inventory is not None
-    whole = await create(Paper(three()).crew(), half.inventory, Wishes())
+    whole = await create(FakeMachines(three_hosts()).session(), half.inventory, OperationOptions())
     assert states(whole) == {"a": "joined", "b": "joined"}
-    away = await create(paper.crew(), half.inventory, Wishes())
+    away = await create(paper.session(), half.inventory, OperationOptions())
     assert states(away) == {"a": "joined", "b": "destroy did not finish"}
-    assert (await destroy(Paper(three()).crew(), half.inventory, Wishes())).inventory is None
+    assert (
+        await destroy(FakeMachines(three_hosts()).session(), half.inventory, OperationOptions())
+    ).inventory is None
 
 
 async def test_another_clusters_machine_is_left_alone_by_destroy() -> None:
-    inventory = found(three(), facts_of(three().hosts))
-    paper = Paper(inventory, never)
-    paper.machines["10.0.0.2"] = PaperMachine(told("b", "10.0.0.2", "own cluster other"), never)
-    await destroy(paper.crew(), inventory, Wishes())
-    assert paper.machines["10.0.0.2"].seen == []
+    inventory = with_hardware(three_hosts(), facts_of(three_hosts().hosts))
+    paper = FakeMachines(inventory, only_changes_work)
+    paper.machines["10.0.0.2"] = FakeMachine(
+        facts_text("b", "10.0.0.2", "own cluster other"), only_changes_work
+    )
+    await destroy(paper.session(), inventory, OperationOptions())
+    assert paper.machines["10.0.0.2"].scripts == []
 
 
-async def test_a_machine_that_never_comes_back_may_be_given_up() -> None:
-    inventory = found(three(), facts_of(three().hosts))
-    paper = Paper(inventory)
+async def test_lost_machine_can_be_given_up() -> None:
+    inventory = with_hardware(three_hosts(), facts_of(three_hosts().hosts))
+    paper = FakeMachines(inventory)
     del paper.machines["10.0.0.2"]
-    report = await destroy(paper.crew(), inventory, Wishes(is_forced=True))
+    report = await destroy(paper.session(), inventory, OperationOptions(is_forced=True))
     assert (report.inventory, report.gone) == (None, frozenset({"10.0.0.2"}))
-    assert report.remarks == ["b did not answer: what Shoal put there stays there"]
+    assert report.remarks == ["b did not answer: Shoal's files stay there"]
 
 
-async def test_jobs_that_are_in_the_way_are_told_once() -> None:
-    inventory = found(three(), facts_of(three().hosts))
-    paper = Paper(inventory)
-    paper.machines["10.0.0.1"].judge = lambda script: int("squeue" in script)
-    crew = paper.crew()
-    report = await remove(crew, inventory, [inventory.host("c")], Wishes())
-    assert [line for outcome in crew.outcomes for line in told_by(outcome)] == []
-    assert sum("it broke" in line for line in closing("lab", crew, report, 1.0, is_dry=False)) == 1
+async def test_blocking_jobs_are_reported_once() -> None:
+    inventory = with_hardware(three_hosts(), facts_of(three_hosts().hosts))
+    paper = FakeMachines(inventory)
+    paper.machines["10.0.0.1"].exit_code_of = lambda script: int("squeue" in script)
+    session = paper.session()
+    report = await remove(session, inventory, [inventory.host("c")], OperationOptions())
+    assert [line for outcome in session.outcomes for line in told_by(outcome)] == []
+    assert sum("it broke" in line for line in closing_lines("lab", session, report, 1.0, is_dry=False)) == 1
 
 
-def stolen(*names: str) -> tuple[Paper, Inventory]:
-    """A cluster, of which these machines are by now of another one that has the same name."""
-    inventory = found(three(id=ID), facts_of(three().hosts))
-    paper = Paper(inventory)
+def stolen(*names: str) -> tuple[FakeMachines, Inventory]:
+    """A cluster of which these machines now belong to another cluster of the same name."""
+    inventory = with_hardware(three_hosts(id=CLUSTER_ID), facts_of(three_hosts().hosts))
+    paper = FakeMachines(inventory)
     for item in inventory.hosts:
-        claim = f"own cluster lab {'6b' * 16 if item.label in names else ID}"
-        text = told(item.label, item.address, claim, "own started slurmd", "own started slurmctld")
-        paper.machines[item.address] = PaperMachine(text, never)
+        claim = f"own cluster lab {'6b' * 16 if item.label in names else CLUSTER_ID}"
+        text = facts_text(item.label, item.address, claim, "own started slurmd", "own started slurmctld")
+        paper.machines[item.address] = FakeMachine(text, only_changes_work)
     return paper, inventory
 
 
 async def test_a_cluster_of_the_same_name_is_neither_asked_nor_upgraded_nor_drained() -> None:
     paper, inventory = stolen("a")
-    works: list[Callable[[Crew], Awaitable[Report]]] = [
-        lambda crew: upgrade(crew, inventory, Wishes()),
-        lambda crew: remove(crew, inventory, [inventory.host("c")], Wishes(is_forced=True)),
-        lambda crew: destroy(crew, inventory, Wishes()),
+    works: list[Callable[[ClusterSession], Awaitable[ClusterReport]]] = [
+        lambda session: upgrade(session, inventory, OperationOptions()),
+        lambda session: remove(session, inventory, [inventory.host("c")], OperationOptions(is_forced=True)),
+        lambda session: destroy(session, inventory, OperationOptions()),
     ]
     for work in works:
         with pytest.raises(
             EngineRefused, match="the controller, a, cannot be used: belongs to a cluster `lab`"
         ):
-            await work(paper.crew())
+            await work(paper.session())
     with pytest.raises(EngineRefused) as no:
-        await destroy(paper.crew(), inventory, Wishes())
+        await destroy(paper.session(), inventory, OperationOptions())
     assert (no.value.hint or "").startswith("`shoal cluster destroy --cluster lab --yes --force` leaves")
-    assert [machine.seen for machine in paper.machines.values()] == [[], [], []]
-    await destroy(paper.crew(), inventory, Wishes(is_forced=True))
-    assert paper.machines["10.0.0.1"].seen == [], "its jobs are not ended either"
+    assert [machine.scripts for machine in paper.machines.values()] == [[], [], []]
+    await destroy(paper.session(), inventory, OperationOptions(is_forced=True))
+    assert paper.machines["10.0.0.1"].scripts == [], "its jobs are not ended either"
 
 
-async def test_a_machine_that_another_cluster_has_by_now_is_left_alone_and_that_is_said() -> None:
+async def test_machine_taken_by_another_cluster_is_left_alone_with_a_remark() -> None:
     paper, inventory = stolen("c")
-    await upgrade(paper.crew(), inventory, Wishes())
+    await upgrade(paper.session(), inventory, OperationOptions())
     _, smaller = await removed(paper, inventory, "c")
     assert labels(smaller) == ["a", "b"]
-    paper.machines["10.0.0.1"].judge = lambda _: 0
-    down = await destroy(paper.crew(), inventory, Wishes())
+    paper.machines["10.0.0.1"].exit_code_of = lambda _: 0
+    down = await destroy(paper.session(), inventory, OperationOptions())
     assert down.inventory is None
     for report in (smaller, down):
         assert any(
             line.startswith("c is left alone: it belongs to a cluster `lab`") for line in report.remarks
         )
-    assert paper.machines["10.0.0.3"].seen == []
+    assert paper.machines["10.0.0.3"].scripts == []

@@ -1,4 +1,4 @@
-"""Shoal's part for a node: whole, small, the same every time, and enough for a keeper."""
+"""Shoal's node archive: whole, small, the same every time, and enough for a node agent."""
 
 from __future__ import annotations
 
@@ -14,35 +14,38 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cluster import node_part, shell
+from shoal.cluster import node_archive, shell
 from shoal.errors import EngineRefused
 
 OWN = (f"{sys.version_info.major}.{sys.version_info.minor}", platform.machine())
 
 
-def test_a_keeper_runs_from_the_archive_alone(tmp_path: Path) -> None:
-    with tarfile.open(fileobj=io.BytesIO(node_part.pack(*OWN))) as tar:
+def test_node_agent_runs_from_the_archive_alone(tmp_path: Path) -> None:
+    with tarfile.open(fileobj=io.BytesIO(node_archive.pack(*OWN))) as tar:
         tar.extractall(tmp_path, filter="data")
     done = subprocess.run(
-        [sys.executable, "-P", "-s", "-S", "-m", "shoal.runtime.keep"],
+        [sys.executable, "-P", "-s", "-S", "-m", "shoal.runtime.agent.bootstrap"],
         env={"PYTHONPATH": str(tmp_path), "PATH": os.environ["PATH"]},
         capture_output=True,
         text=True,
         check=False,
         timeout=60,
     )
-    assert (done.returncode, done.stderr) == (64, "usage: python -m shoal.runtime.keep NODE < SUMMONS\n")
+    assert (done.returncode, done.stderr) == (
+        64,
+        "usage: python -m shoal.runtime.agent.bootstrap NODE < LAUNCH_REQUEST\n",
+    )
     assert not (tmp_path / "shoal" / "cli").exists()
 
 
 def test_everything_that_runs_on_a_node_finds_what_it_imports_in_the_archive(tmp_path: Path) -> None:
-    with tarfile.open(fileobj=io.BytesIO(node_part.pack(*OWN))) as tar:
+    with tarfile.open(fileobj=io.BytesIO(node_archive.pack(*OWN))) as tar:
         tar.extractall(tmp_path, filter="data")
     files = [path.relative_to(tmp_path) for path in (tmp_path / "shoal" / "runtime").rglob("*.py")]
     # What is run is no module to import.
     names = sorted(".".join(f.with_suffix("").parts) for f in files if f.stem != "__main__")
     # Only what ranks import comes from where their own Python has it: torch, obstore, Lightning.
-    asked = """import importlib, sys
+    program = """import importlib, sys
 of_ranks = ("rank", "accelerate", "lightning", "transformers")
 for name in sys.argv[1:]:
     try:
@@ -52,7 +55,7 @@ for name in sys.argv[1:]:
         assert is_ranks and not error.name.startswith("shoal"), (name, error.name)
 """
     done = subprocess.run(
-        [sys.executable, "-P", "-s", "-S", "-c", asked, *names],
+        [sys.executable, "-P", "-s", "-S", "-c", program, *names],
         env={"PYTHONPATH": str(tmp_path), "PATH": os.environ["PATH"]},
         capture_output=True,
         text=True,
@@ -64,7 +67,7 @@ for name in sys.argv[1:]:
 
 @dataclass
 class Node:
-    """A machine's folders, here."""
+    """A machine's folders, on this machine."""
 
     folder: Path
 
@@ -80,13 +83,17 @@ class Node:
         run = subprocess.run
         archive = io.BytesIO()
         with tarfile.open(fileobj=archive, mode="w:gz") as tar:
-            for name in ("shoal/__init__.py", "shoal/runtime/__init__.py", "shoal/runtime/keeper.py"):
+            for name in (
+                "shoal/__init__.py",
+                "shoal/runtime/__init__.py",
+                "shoal/runtime/agent/node_agent.py",
+            ):
                 entry = tarfile.TarInfo(name)
                 entry.size = len(version)
                 tar.addfile(entry, io.BytesIO(version.encode()))
-        has = ["sh", "-c", node_part.has_part(version[1:])]
+        has = ["sh", "-c", node_archive.is_archive_unpacked(version[1:])]
         assert run(has, check=False, stderr=subprocess.DEVNULL).returncode == 1
-        run(["sh", "-c", node_part.unpack_part(version[1:])], input=archive.getvalue(), check=True)
+        run(["sh", "-c", node_archive.unpack_archive(version[1:])], input=archive.getvalue(), check=True)
         assert run(has, check=False).returncode == 0
         assert (self.link / "shoal" / "__init__.py").read_text() == version
 
@@ -94,22 +101,22 @@ class Node:
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     (tmp_path / "state").mkdir()
-    for module in (node_part, shell):
+    for module in (node_archive, shell):
         monkeypatch.setattr(module, "STATE_DIR", str(tmp_path / "state"))
-    monkeypatch.setattr(node_part, "NODE_DIR", str(tmp_path / "shoal-node"))
-    monkeypatch.setattr(node_part, "VERSIONS", str(tmp_path / "shoal-node-versions"))
-    monkeypatch.setattr(node_part, "PYTHON", sys.executable)
+    monkeypatch.setattr(node_archive, "NODE_DIR", str(tmp_path / "shoal-node"))
+    monkeypatch.setattr(node_archive, "VERSIONS", str(tmp_path / "shoal-node-versions"))
+    monkeypatch.setattr(node_archive, "PYTHON", sys.executable)
     return Node(tmp_path)
 
 
-def test_who_runs_keeps_the_version_it_began_with(node: Node) -> None:
+def test_running_job_keeps_the_version_it_began_with(node: Node) -> None:
     node.unpack("#v1")
     began = node.link.resolve()
     node.unpack("#v2")
-    assert (began / "shoal" / "runtime" / "keeper.py").read_text() == "#v1"
+    assert (began / "shoal" / "runtime" / "agent" / "node_agent.py").read_text() == "#v1"
     assert node.link.resolve().name == "v2"
-    made = (node.folder / "state" / "made").read_text().splitlines()
-    assert made == [f"folder {node.link}", f"folder {node.link}-versions"]
+    records = (node.folder / "state" / "made").read_text().splitlines()
+    assert records == [f"folder {node.link}", f"folder {node.link}-versions"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to see what other users run")
@@ -137,7 +144,7 @@ def test_a_folder_that_an_older_shoal_made_becomes_a_link(node: Node) -> None:
     assert (before / "shoal" / "__init__.py").read_text() == "#v0"
 
 
-def test_a_folder_of_somebody_elses_is_left_alone(node: Node) -> None:
+def test_foreign_folder_is_left_alone(node: Node) -> None:
     node.link.mkdir()
     with pytest.raises(subprocess.CalledProcessError):
         node.unpack("#v1")
@@ -150,7 +157,7 @@ def test_there_is_a_whole_version_at_any_time(node: Node) -> None:
 
     def look() -> None:
         while not is_over.is_set():
-            seen.add((node.link / "shoal" / "runtime" / "keeper.py").exists())
+            seen.add((node.link / "shoal" / "runtime" / "agent" / "node_agent.py").exists())
 
     watcher = threading.Thread(target=look)
     watcher.start()
@@ -162,15 +169,15 @@ def test_there_is_a_whole_version_at_any_time(node: Node) -> None:
 
 
 def test_the_same_sources_are_the_same_bytes() -> None:
-    first = node_part.pack(*OWN)
-    node_part.pack.cache_clear()
-    assert node_part.pack(*OWN) == first
+    first = node_archive.pack(*OWN)
+    node_archive.pack.cache_clear()
+    assert node_archive.pack(*OWN) == first
 
 
-def test_a_python_for_which_pip_has_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_without_an_msgspec_wheel_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess([], 1, "", "ERROR: No matching distribution found\n")
 
     monkeypatch.setattr(subprocess, "run", refuse)
-    with pytest.raises(EngineRefused, match=r"msgspec for Python 3.99 on riscv.*No matching distribution"):
-        node_part.pack("3.99", "riscv")
+    with pytest.raises(EngineRefused, match=r"msgspec.* for Python 3.99 on riscv.*No matching distribution"):
+        node_archive.pack("3.99", "riscv")

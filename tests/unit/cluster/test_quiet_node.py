@@ -1,4 +1,4 @@
-"""The scripts that look whether a machine may leave, run here, over programs that answer as Slurm's do."""
+"""The scripts that check whether a machine may leave, run here over fake Slurm commands."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cluster.leaving import leave, quiet_cluster, quiet_node, woken_node
-from shoal.cluster.machine import Answer
-from tests.support.bare_machines import facts_of, three
+from shoal.cluster.machine import ScriptResult
+from shoal.cluster.teardown import drain_step, quiesce_step, teardown_steps, undrain_step
+from tests.support.fakes.machines import facts_of, three_hosts
 
 SCONTROL = """\
 #!/bin/sh
@@ -41,7 +41,7 @@ case $* in *completing*) if [ -e {folder}/ending ]; then cat {folder}/ending; rm
 
 @dataclass
 class Slurm:
-    """What Slurm says of node c, and what it was told."""
+    """Slurm's state of node c, and the updates it got."""
 
     folder: Path
 
@@ -59,7 +59,7 @@ class Slurm:
         return done.returncode, done.stderr
 
     @property
-    def told(self) -> list[str]:
+    def updates(self) -> list[str]:
         file = self.folder / "told"
         return (
             [line.partition("state=")[2] for line in file.read_text().splitlines()] if file.exists() else []
@@ -75,12 +75,12 @@ def slurm(tmp_path: Path) -> Slurm:
 
 
 def looked(slurm: Slurm, *, is_away: bool, is_forced: bool = False) -> bool:
-    step = quiet_node(three().hosts[2], three(), is_forced=is_forced, is_away=is_away)
+    step = drain_step(three_hosts().hosts[2], three_hosts(), is_forced=is_forced, is_away=is_away)
     return slurm.ends(step.check)[0] == 0
 
 
 def changed(slurm: Slurm, *, is_away: bool, is_forced: bool = False) -> tuple[int, str]:
-    step = quiet_node(three().hosts[2], three(), is_forced=is_forced, is_away=is_away)
+    step = drain_step(three_hosts().hosts[2], three_hosts(), is_forced=is_forced, is_away=is_away)
     return slurm.ends(step.apply)
 
 
@@ -89,7 +89,7 @@ def test_a_node_without_jobs_is_drained_and_may_leave(slurm: Slurm, *, is_away: 
     slurm.says("IDLE*")
     assert not looked(slurm, is_away=is_away)
     assert changed(slurm, is_away=is_away) == (0, "")
-    assert slurm.told == ["drain reason=leaves"]
+    assert slurm.updates == ["drain reason=leaves"]
     assert looked(slurm, is_away=is_away)
 
 
@@ -97,9 +97,9 @@ def test_a_node_without_jobs_is_drained_and_may_leave(slurm: Slurm, *, is_away: 
 def test_a_node_with_jobs_takes_jobs_as_before(slurm: Slurm, *, is_away: bool) -> None:
     slurm.says("MIXED*", "7\n8\n")
     assert not looked(slurm, is_away=is_away)
-    code, words = changed(slurm, is_away=is_away)
-    assert (code, slurm.told) == (1, []), "it is not even drained"
-    assert words.splitlines() == [
+    code, arguments = changed(slurm, is_away=is_away)
+    assert (code, slurm.updates) == (1, []), "it is not even drained"
+    assert arguments.splitlines() == [
         "Slurm's jobs 7, 8 run there; wait for them, or say --force: then they are queued again or lost",
         "hint: `scancel 7 8` on a",
     ]
@@ -111,21 +111,21 @@ def test_a_job_that_begins_while_its_node_is_drained_has_the_drain_taken_back(
 ) -> None:
     slurm.says("IDLE")
     (slurm.folder / "begins").write_text("7\n")
-    code, words = changed(slurm, is_away=is_away)
-    assert (code, slurm.told) == (1, ["drain reason=leaves", "undrain"])
-    assert "Slurm's job 7 runs there" in words
-    assert "c was drained, and takes jobs as before" in words
+    code, arguments = changed(slurm, is_away=is_away)
+    assert (code, slurm.updates) == (1, ["drain reason=leaves", "undrain"])
+    assert "Slurm's job 7 runs there" in arguments
+    assert "c was drained, and takes jobs as before" in arguments
 
 
-@pytest.mark.parametrize(("reason", "told"), [("bad fan", []), ("leaves", ["undrain"])])
-def test_what_somebody_else_has_drained_stays_drained(slurm: Slurm, reason: str, told: list[str]) -> None:
-    """And what a command that was cut off has drained does not."""
+@pytest.mark.parametrize(("reason", "expected"), [("bad fan", []), ("leaves", ["undrain"])])
+def test_drain_by_another_user_stays(slurm: Slurm, reason: str, expected: list[str]) -> None:
+    """A drain that an interrupted command left is taken back."""
     slurm.says("MIXED+DRAIN", "7\n")
     (slurm.folder / "reason").write_text(reason)
-    woken = woken_node(three().hosts[2], three())
-    assert (slurm.ends(woken.check)[0] != 0) is bool(told)
+    woken = undrain_step(three_hosts().hosts[2], three_hosts())
+    assert (slurm.ends(woken.check)[0] != 0) is bool(expected)
     assert changed(slurm, is_away=False)[0] == 1
-    assert slurm.told == told
+    assert slurm.updates == expected
     assert slurm.ends(woken.check)[0] == 0
     slurm.says("MIXED+DRAIN", is_up=False)
     assert slurm.ends(woken.check)[0] != 0, "a Slurm that does not answer has not said so"
@@ -134,15 +134,15 @@ def test_what_somebody_else_has_drained_stays_drained(slurm: Slurm, reason: str,
 def test_a_dead_machine_that_was_drained_and_does_not_leave_is_down_as_before(slurm: Slurm) -> None:
     slurm.says("DOWN")
     assert changed(slurm, is_away=True)[0] == 0
-    woken = woken_node(three().hosts[2], three())
+    woken = undrain_step(three_hosts().hosts[2], three_hosts())
     assert slurm.ends(woken.check)[0] != 0
     assert slurm.ends(woken.apply)[0] == 0
-    assert ((slurm.folder / "state").read_text().strip(), slurm.told[1:]) == ("DOWN", ["undrain"])
+    assert ((slurm.folder / "state").read_text().strip(), slurm.updates[1:]) == ("DOWN", ["undrain"])
     assert slurm.ends(woken.check)[0] == 0, "though Slurm goes on to give our reason"
 
 
 @pytest.mark.parametrize(
-    ("jobs", "told", "hint"),
+    ("jobs", "expected", "hint"),
     [
         (
             "3 shoal-att_1.0\n",
@@ -153,22 +153,22 @@ def test_a_dead_machine_that_was_drained_and_does_not_leave_is_down_as_before(sl
         ("5 my job\n>9 not mine\n", "Slurm's job 5 runs there", "`scancel 5` on a"),
     ],
 )
-def test_who_has_jobs_there_is_told_how_to_end_them(slurm: Slurm, jobs: str, told: str, hint: str) -> None:
+def test_refused_drain_says_how_to_end_the_jobs(slurm: Slurm, jobs: str, expected: str, hint: str) -> None:
     slurm.says("MIXED", jobs)
-    answer = Answer(1, "", changed(slurm, is_away=False)[1])
-    assert answer.last_words.startswith(told)
+    answer = ScriptResult(1, "", changed(slurm, is_away=False)[1])
+    assert answer.last_words.startswith(expected)
     assert "hint" not in answer.last_words
     assert hint in answer.hint
 
 
-def test_jobs_that_are_ending_already_are_waited_for(slurm: Slurm) -> None:
+def test_ending_jobs_are_waited_for(slurm: Slurm) -> None:
     slurm.says("IDLE+COMPLETING")
     ending = slurm.folder / "ending"  # seen once, and then over
     ending.write_text("7\n")
     assert changed(slurm, is_away=False) == (0, "")
-    assert slurm.told == ["drain reason=leaves"]
+    assert slurm.updates == ["drain reason=leaves"]
     ending.write_text("7\n")
-    assert slurm.ends(quiet_cluster(three(), is_forced=False).apply) == (0, "")
+    assert slurm.ends(quiesce_step(three_hosts(), is_forced=False).apply) == (0, "")
 
 
 @pytest.mark.parametrize("is_forced", [True, False])
@@ -178,18 +178,16 @@ def test_a_cluster_that_is_given_up_does_not_wait_for_machines_that_are_away(
     ending = slurm.folder / "ending"  # on the one that is away, say
     slurm.says("IDLE+COMPLETING")
     ending.write_text("7\n")
-    step = quiet_cluster(three(), is_forced=is_forced, away=three().hosts[2:])
+    step = quiesce_step(three_hosts(), is_forced=is_forced, away=three_hosts().hosts[2:])
     assert slurm.ends(step.apply) == (0, "")
-    assert slurm.told == (["down reason=leaves"] if is_forced else [])
+    assert slurm.updates == (["down reason=leaves"] if is_forced else [])
 
 
 def may_go(slurm: Slurm, *, is_forced: bool = False) -> bool:
-    return slurm.ends(quiet_cluster(three(), is_forced=is_forced).check)[0] == 0
+    return slurm.ends(quiesce_step(three_hosts(), is_forced=is_forced).check)[0] == 0
 
 
-def test_a_controller_that_does_not_run_has_not_said_that_no_job_does(
-    slurm: Slurm, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stopped_controller_does_not_count_as_no_jobs(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal.cluster.shell.STATE_DIR", str(slurm.folder))
     stamp = slurm.folder / "started" / "slurmctld"
     stamp.parent.mkdir()
@@ -197,17 +195,19 @@ def test_a_controller_that_does_not_run_has_not_said_that_no_job_does(
     slurm.says("IDLE", is_up=False)
     assert not may_go(slurm)
     assert may_go(slurm, is_forced=True)
-    code, words = slurm.ends(quiet_cluster(three(), is_forced=False).apply)
-    told = Answer(code, "", words)
+    code, arguments = slurm.ends(quiesce_step(three_hosts(), is_forced=False).apply)
+    result = ScriptResult(code, "", arguments)
     assert code == 1
-    assert told.last_words.endswith("Slurm does not say which jobs run there")
-    assert "`shoal cluster create --name lab` starts slurmctld" in told.hint
-    assert "--force" in told.hint
+    assert result.last_words.endswith("Slurm does not say which jobs run there")
+    assert "`shoal cluster create --name lab` starts slurmctld" in result.hint
+    assert "--force" in result.hint
 
-    host = three().hosts[0]
+    host = three_hosts().hosts[0]
     fact = facts_of([host], {"a": ("own cluster lab", "own started slurmctld")})[host.address]
     (stop,) = [
-        s for s in leave(host, fact, has_packages_removed=False) if s.title == "slurmctld does not run"
+        s
+        for s in teardown_steps(host, fact, has_packages_removed=False)
+        if s.title == "slurmctld does not run"
     ]
     assert slurm.ends(stop.check)[0] == 1, "it crashed, and is stopped all the same"
     slurm.ends(stop.apply.partition("systemctl")[0])  # the rest would stop one of this machine's
@@ -217,7 +217,7 @@ def test_a_controller_that_does_not_run_has_not_said_that_no_job_does(
     assert not may_go(slurm), "it runs again"
 
 
-def test_one_that_is_away_and_that_slurm_calls_down_may_leave(slurm: Slurm) -> None:
+def test_unreachable_node_that_slurm_calls_down_may_leave(slurm: Slurm) -> None:
     slurm.says("DOWN*+DRAIN", "7\n")
     assert looked(slurm, is_away=True)
     assert not looked(slurm, is_away=False)
@@ -225,23 +225,21 @@ def test_one_that_is_away_and_that_slurm_calls_down_may_leave(slurm: Slurm) -> N
     assert not looked(slurm, is_away=True)
 
 
-def test_jobs_of_one_that_is_away_are_left_to_slurm_by_force(slurm: Slurm) -> None:
+def test_forced_removal_leaves_jobs_of_an_unreachable_node_to_slurm(slurm: Slurm) -> None:
     slurm.says("MIXED*", "7\n")
     assert changed(slurm, is_away=True, is_forced=True) == (0, "")
-    assert slurm.told == ["drain reason=leaves", "down reason=leaves"]
+    assert slurm.updates == ["drain reason=leaves", "down reason=leaves"]
 
 
 @pytest.mark.parametrize("is_away", [False, True])
-def test_a_slurm_that_does_not_answer_has_not_said_that_there_are_no_jobs(
-    slurm: Slurm, *, is_away: bool
-) -> None:
+def test_silent_slurm_does_not_count_as_no_jobs(slurm: Slurm, *, is_away: bool) -> None:
     slurm.says("IDLE+DRAIN", is_up=False)
     assert not looked(slurm, is_away=is_away)
     assert changed(slurm, is_away=is_away)[0] == 1
     assert looked(slurm, is_away=is_away, is_forced=True)
 
 
-def test_a_list_of_jobs_that_did_not_come_is_not_empty(slurm: Slurm) -> None:
+def test_failed_squeue_does_not_count_as_no_jobs(slurm: Slurm) -> None:
     slurm.says("IDLE+DRAIN")
     (slurm.folder / "jobs").unlink()
     for is_away in (False, True):
@@ -249,6 +247,6 @@ def test_a_list_of_jobs_that_did_not_come_is_not_empty(slurm: Slurm) -> None:
         assert changed(slurm, is_away=is_away)[0] == 1  # at once: it is not waited for
 
 
-def test_what_slurm_does_not_know_may_leave(slurm: Slurm) -> None:
+def test_node_unknown_to_slurm_may_leave(slurm: Slurm) -> None:
     slurm.says(None, "7\n")
     assert looked(slurm, is_away=True)

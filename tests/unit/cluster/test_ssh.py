@@ -1,4 +1,4 @@
-"""What becomes of a connection that did not come about: silence is one thing, a closed door another."""
+"""Failed connections: silence is one thing, a refused login another."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import asyncssh
 import pytest
 
-from shoal.cluster.inventory import Host
+from shoal.cluster.inventory import InventoryHost
 from shoal.cluster.ssh import Access, Ssh, _Client
 from shoal.errors import EngineRefused, EngineUnreachable, ShoalError
 
@@ -24,7 +24,7 @@ from shoal.errors import EngineRefused, EngineUnreachable, ShoalError
         (TimeoutError(), EngineUnreachable),
     ],
 )
-async def test_who_does_not_let_us_in_is_not_silent(
+async def test_machine_that_refuses_the_login_is_not_silent(
     wrong: Exception, error: type[ShoalError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def connect(*_: object, **__: object) -> None:
@@ -32,7 +32,7 @@ async def test_who_does_not_let_us_in_is_not_silent(
 
     monkeypatch.setattr(asyncssh, "connect", connect)
     with pytest.raises(error) as refused:
-        await Ssh(Access(known_hosts=tmp_path / "known")).connect(Host(address="10.0.0.3"))
+        await Ssh(Access(known_hosts=tmp_path / "known")).connect(InventoryHost(address="10.0.0.3"))
     assert type(refused.value) is error
     assert refused.value.hint
 
@@ -44,7 +44,7 @@ async def test_who_does_not_let_us_in_is_not_silent(
         ("eve@b:2022", "ssh-copy-id -o ProxyJump=eve@b:2022 ana@10.0.0.3, or name a key with `--identity`"),
     ],
 )
-async def test_a_key_is_brought_by_the_way_that_we_came(
+async def test_ssh_copy_id_hint_uses_the_same_route(
     jump: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def connect(address: str, **__: object) -> object:
@@ -55,13 +55,13 @@ async def test_a_key_is_brought_by_the_way_that_we_came(
     monkeypatch.setattr(asyncssh, "connect", connect)
     with pytest.raises(EngineRefused) as refused:
         await Ssh(Access(known_hosts=tmp_path / "known")).connect(
-            Host(address="10.0.0.3", user="ana", jump=jump)
+            InventoryHost(address="10.0.0.3", user="ana", jump=jump)
         )
     assert refused.value.hint == hint
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told", "hint"),
+    ("wrong", "expected", "hint"),
     [
         (
             asyncssh.PermissionDenied("no more methods"),
@@ -71,8 +71,8 @@ async def test_a_key_is_brought_by_the_way_that_we_came(
         (TimeoutError(), "10.0.0.3 cannot be reached", "ssh -i /keys/one -p 2222 ana@10.0.0.3 true"),
     ],
 )
-async def test_what_is_told_names_the_user_and_the_key_that_were_tried(
-    wrong: Exception, told: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_login_error_names_the_user_and_key_tried(
+    wrong: Exception, expected: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def connect(*_: object, **__: object) -> None:
         raise wrong
@@ -80,15 +80,15 @@ async def test_what_is_told_names_the_user_and_the_key_that_were_tried(
     monkeypatch.setattr(asyncssh, "connect", connect)
     access = Access(identity="/keys/one", known_hosts=tmp_path / "known")
     with pytest.raises(ShoalError) as refused:
-        await Ssh(access).connect(Host(address="10.0.0.3", user="ana", port=2222))
-    assert refused.value.message.startswith(told)
+        await Ssh(access).connect(InventoryHost(address="10.0.0.3", user="ana", port=2222))
+    assert refused.value.message.startswith(expected)
     assert refused.value.hint == hint
 
 
 @pytest.mark.parametrize(
     ("uid", "as_root"), [("0\n", "ssh ana@10.0.0.3"), ("1000\n", "ssh ana@10.0.0.3 sudo")]
 )
-async def test_what_only_root_may_is_typed_with_sudo_where_we_are_not_root(
+async def test_root_commands_are_printed_with_sudo_for_other_users(
     uid: str, as_root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Connection:
@@ -100,12 +100,12 @@ async def test_what_only_root_may_is_typed_with_sudo_where_we_are_not_root(
 
     monkeypatch.setattr(asyncssh, "connect", connect)
     access = Access(known_hosts=tmp_path / "known")
-    machine = await Ssh(access).connect(Host(address="10.0.0.3", user="ana"))
+    machine = await Ssh(access).connect(InventoryHost(address="10.0.0.3", user="ana"))
     assert (machine.typed, machine.as_root) == ("ssh ana@10.0.0.3", as_root)
 
 
 @pytest.mark.parametrize(
-    ("odd", "told", "hint"),
+    ("odd", "expected", "hint"),
     [
         (
             b"# fine\nnode-a\n",
@@ -116,14 +116,14 @@ async def test_what_only_root_may_is_typed_with_sudo_where_we_are_not_root(
         (None, "{file} cannot be read: [Errno 21] Is a directory", "ls -l {file}"),
     ],
 )
-async def test_host_keys_that_cannot_be_read_are_no_bug(
-    odd: bytes | None, told: str, hint: str, tmp_path: Path
+async def test_unreadable_host_keys_are_an_error_with_a_hint(
+    odd: bytes | None, expected: str, hint: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "known"
     file.mkdir() if odd is None else file.write_bytes(odd)
     with pytest.raises(EngineRefused) as refused:
-        await Ssh(Access(known_hosts=file)).connect(Host(address="10.0.0.3"))
-    assert refused.value.message.startswith(told.format(file=file))
+        await Ssh(Access(known_hosts=file)).connect(InventoryHost(address="10.0.0.3"))
+    assert refused.value.message.startswith(expected.format(file=file))
     assert (refused.value.hint or "").startswith(hint.format(file=file))
     assert "`--known-hosts`" in (refused.value.hint or "")
 

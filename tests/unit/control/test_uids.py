@@ -1,4 +1,4 @@
-"""Users of projects: no two homes on a machine have the same, and nobody may become one by `newuidmap`."""
+"""Users of projects: no two homes on a machine have the same, and no user can become one by `newuidmap`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from shoal.control import uids
-from shoal.control.uids import (
+from shoal.control import project_uids
+from shoal.control.project_uids import (
     BLOCK,
     NUM_BLOCKS,
     blocks,
@@ -22,17 +22,17 @@ from shoal.control.uids import (
     subordinate_ranges,
     usable_uid,
 )
-from shoal.loopback import FIRST_PROJECT_UID
+from shoal.local_sockets import FIRST_PROJECT_UID
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root's homes are noted")
 FOREIGN = 2_147_352_576
 
 
 def homes(tmp_path: Path, *names: str) -> list[Path]:
-    made = [tmp_path / name for name in names]
-    for one in made:
-        one.mkdir()
-    return made
+    folders = [tmp_path / name for name in names]
+    for folder in folders:
+        folder.mkdir()
+    return folders
 
 
 def test_every_block_lies_between_containers_and_foreign_ids() -> None:
@@ -58,7 +58,7 @@ def test_block_in_which_the_home_has_a_project_already_is_passed_over(tmp_path: 
 
 
 def named(number: int) -> Callable[[int], None]:
-    """As `pwd.getpwuid` where this number alone has a name."""
+    """As `pwd.getpwuid` if only this number has a name."""
 
     def find(wanted: int) -> None:
         if wanted != number:
@@ -68,11 +68,11 @@ def named(number: int) -> Callable[[int], None]:
 
 
 @pytest.mark.parametrize("database", ["pwd.getpwuid", "grp.getgrgid"])
-def test_uid_of_an_account_or_a_group_is_no_new_projects(
+def test_uid_of_an_account_or_a_group_goes_to_no_project(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database: str
 ) -> None:
     (home,) = homes(tmp_path, "home")
-    monkeypatch.setattr(uids, "REGISTRY", tmp_path / "uids")
+    monkeypatch.setattr(project_uids, "REGISTRY", tmp_path / "uids")
     first, second, third = islice(blocks("a"), 3)
     monkeypatch.setattr(database, named(first + 7))
     assert claim_block(home, "a", wanted=7) == first
@@ -87,10 +87,10 @@ def test_new_project_is_not_in_a_subordinate_range_that_came_after_the_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (home,) = homes(tmp_path, "home")
-    monkeypatch.setattr(uids, "REGISTRY", tmp_path / "uids")
+    monkeypatch.setattr(project_uids, "REGISTRY", tmp_path / "uids")
     first, second = islice(blocks("a"), 2)
     assert usable_uid(first + 7, home, "a", [first]) == first + 7
-    monkeypatch.setattr(uids, "subordinate_ranges", lambda: iter([range(first + 9, first + 10)]))
+    monkeypatch.setattr(project_uids, "subordinate_ranges", lambda: iter([range(first + 9, first + 10)]))
     assert usable_uid(first + 7, home, "a", [first]) == second
 
 
@@ -98,7 +98,7 @@ def test_project_after_the_last_one_of_a_block_is_not_in_the_block_of_another_ho
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (home,) = homes(tmp_path, "home")
-    monkeypatch.setattr(uids, "REGISTRY", tmp_path / "uids")
+    monkeypatch.setattr(project_uids, "REGISTRY", tmp_path / "uids")
     first, second = islice(blocks("a"), 2)
     last = second + BLOCK - 1
     assert usable_uid(last, home, "a", [last - 1]) == last
@@ -109,10 +109,10 @@ def test_project_after_the_last_one_of_a_block_is_not_in_the_block_of_another_ho
 def test_two_homes_that_want_one_block_get_two_and_keep_them(tmp_path: Path) -> None:
     first, second = homes(tmp_path, "first", "second")
     registry = tmp_path / "uids"
-    one = claim_block(first, "same", registry)
-    (registry / str(one)).write_text(f"other\n{first}\n")  # as if the first home's id were another
+    block = claim_block(first, "same", registry)
+    (registry / str(block)).write_text(f"other\n{first}\n")  # as if the first home's id were another
     two = claim_block(second, "same", registry)
-    assert one != two
+    assert block != two
     assert claim_block(second, "same", registry) == two
 
 
@@ -120,35 +120,35 @@ def test_two_homes_that_want_one_block_get_two_and_keep_them(tmp_path: Path) -> 
 def test_block_of_a_home_that_was_removed_is_given_again(tmp_path: Path) -> None:
     first, second = homes(tmp_path, "first", "second")
     registry = tmp_path / "uids"
-    one = claim_block(first, "same", registry)
-    (registry / str(one)).write_text(f"other\n{first}\n")
+    block = claim_block(first, "same", registry)
+    (registry / str(block)).write_text(f"other\n{first}\n")
     first.rmdir()
-    assert claim_block(second, "same", registry) == one
+    assert claim_block(second, "same", registry) == block
 
 
 @needs_root
 def test_home_that_was_moved_keeps_its_block(tmp_path: Path) -> None:
     first, other = homes(tmp_path, "first", "other")
     registry = tmp_path / "uids"
-    one = claim_block(first, "same", registry)
+    block = claim_block(first, "same", registry)
     moved = first.rename(tmp_path / "moved")
-    assert keep_blocks([one + 7], moved, "same", registry) == []
+    assert keep_blocks([block + 7], moved, "same", registry) == []
     claim_block(other, "other", registry)  # gives back the blocks of homes that are gone
-    assert (registry / str(one)).read_text() == f"same\n{moved}\n"
+    assert (registry / str(block)).read_text() == f"same\n{moved}\n"
 
 
 @needs_root
 def test_home_that_was_restored_on_another_machine_has_its_block_there(tmp_path: Path) -> None:
     restored, other = homes(tmp_path, "restored", "other")
-    one = claim_block(restored, "same", tmp_path / "old")
+    block = claim_block(restored, "same", tmp_path / "old")
     registry = tmp_path / "new"
-    assert keep_blocks([one], restored, "same", registry) == []
-    assert keep_blocks([one, one + 7], other, "another", registry) == [one, one + 7]
-    assert {*registry.iterdir()} == {registry / str(one)}
+    assert keep_blocks([block], restored, "same", registry) == []
+    assert keep_blocks([block, block + 7], other, "another", registry) == [block, block + 7]
+    assert {*registry.iterdir()} == {registry / str(block)}
 
 
 @needs_root
-def test_home_starts_where_nothing_can_be_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_home_starts_although_no_uid_can_be_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -158,4 +158,4 @@ def test_home_starts_where_nothing_can_be_noted(tmp_path: Path, monkeypatch: pyt
         first = claim_block(home, "same", tmp_path / "uids")
         assert keep_blocks([first + 7], home, "same", tmp_path / "uids") == []
     assert first == next(blocks("same", tuple(subordinate_ranges())))
-    assert [one["event"] for one in logs] == ["uids.not_noted"] * 2
+    assert [entry["event"] for entry in logs] == ["uids.not_noted"] * 2

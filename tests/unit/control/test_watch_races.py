@@ -6,34 +6,34 @@ import msgspec
 import pytest
 
 from shoal.control.actor import SHOAL, Actor
-from shoal.engines.base import Observation, Sight, Submission
+from shoal.engines.base import Observation, ObservedState, Submission
 from shoal.engines.fake import Act, Verb, always
 from shoal.errors import Bug, StoreUnavailable
 from shoal.model.attempt import Attempt, EndReason
 from shoal.model.job import Job
 from shoal.model.moves import AttemptEvent
 from shoal.store import Tx
-from tests.support.lab import Lab
+from tests.support.planes.bench import ControlPlaneLab
 
 
-def only_one_runs(lab: Lab, job: Job) -> bool:
+def only_one_runs(lab: ControlPlaneLab, job: Job) -> bool:
     """Nothing runs but the newest attempt, and only while it is recorded as holding its nodes."""
     newest = lab.attempt(job)
-    return {attempt_id for attempt_id, _ in lab.runs()} <= {newest.attempt_id}
+    return {attempt_id for attempt_id, _ in lab.running_tasks()} <= {newest.attempt_id}
 
 
 def test_an_attempt_started_after_the_records_were_read_is_not_taken_for_a_stray() -> None:
-    lab = Lab()
+    lab = ControlPlaneLab()
     lab.heal()
     job = lab.submit()
     lab.engine.meanwhile("before look", lab.place)
     lab.watch()
-    assert lab.runs() == [(lab.attempt(job).attempt_id, "n1")]
+    assert lab.running_tasks() == [(lab.attempt(job).attempt_id, "n1")]
 
 
-def test_who_gets_the_room_of_one_that_ended_during_the_look_is_not_recorded_beside_it() -> None:
-    lab = Lab(num_nodes=1, script=always(Act(run_s=5.0)))
-    first = lab.running(resources={"cpus": 8})
+def test_job_started_in_place_of_one_that_ended_is_not_recorded_beside_it() -> None:
+    lab = ControlPlaneLab(num_nodes=1, script=always(Act(run_s=5.0)))
+    first = lab.running_job(resources={"cpus": 8})
     second = lab.submit(resources={"cpus": 8})
 
     def the_first_ends() -> None:
@@ -48,8 +48,8 @@ def test_who_gets_the_room_of_one_that_ended_during_the_look_is_not_recorded_bes
     assert placed_at >= ended_at
 
 
-def test_a_stop_while_the_submission_is_on_its_way_does_not_end_it_unseen() -> None:
-    lab = Lab()
+def test_stop_during_a_submission_does_not_end_the_attempt_unseen() -> None:
+    lab = ControlPlaneLab()
     lab.heal()
     job = lab.submit()
 
@@ -63,22 +63,22 @@ def test_a_stop_while_the_submission_is_on_its_way_does_not_end_it_unseen() -> N
     assert only_one_runs(lab, job)
     lab.watch()
     lab.watch()
-    assert (lab.status(job), lab.runs()) == ("cancelled", [])
+    assert (lab.status(job), lab.running_tasks()) == ("cancelled", [])
 
 
 def test_a_submission_that_ends_between_the_two_reads_is_seen_by_the_second() -> None:
-    """The records are read while it is under way, the engine is asked when it is done."""
-    lab = Lab()
+    """The records are read while the submission is under way, and the engine is asked once it is done."""
+    lab = ControlPlaneLab()
     lab.heal()
     job = lab.submit()
     lab.store.meanwhile("after write", lambda: lab.stop(job))
     lab.place()
     lab.watch()
-    assert (lab.status(job), lab.runs(), lab.cluster.native_ids) == ("cancelled", [], {})
+    assert (lab.status(job), lab.running_tasks(), lab.cluster.native_ids) == ("cancelled", [], {})
 
 
-def test_what_was_stopped_before_it_was_handed_over_is_never_handed_over() -> None:
-    lab = Lab(num_nodes=1)
+def test_attempt_stopped_before_submission_is_never_submitted() -> None:
+    lab = ControlPlaneLab(num_nodes=1)
     lab.heal()
     jobs = [lab.submit(), lab.submit()]
 
@@ -89,18 +89,18 @@ def test_what_was_stopped_before_it_was_handed_over_is_never_handed_over() -> No
 
     lab.engine.meanwhile("before submit", second_is_stopped_and_seen_to_be_nowhere)
     lab.place()
-    assert {attempt_id for attempt_id, _ in lab.runs()} == {lab.attempt(jobs[0]).attempt_id}
+    assert {attempt_id for attempt_id, _ in lab.running_tasks()} == {lab.attempt(jobs[0]).attempt_id}
 
 
 def test_an_attempt_that_ended_and_was_forgotten_meanwhile_has_not_been_lost() -> None:
-    lab = Lab(script=always(Act(run_s=1.0)))
-    job = lab.running()
+    lab = ControlPlaneLab(script=always(Act(run_s=1.0)))
+    job = lab.running_job()
     lab.clock.advance(1)
 
     def another_look_ends_and_forgets_it() -> None:
         lab.watch()
         lab.watch()
-        assert lab.cluster.shares() == []
+        assert lab.cluster.tasks() == []
 
     lab.engine.meanwhile("before look", another_look_ends_and_forgets_it)
     lab.watch()
@@ -108,8 +108,8 @@ def test_an_attempt_that_ended_and_was_forgotten_meanwhile_has_not_been_lost() -
 
 
 def test_a_retry_started_between_the_two_reads_is_left_alone() -> None:
-    lab = Lab()
-    job = lab.running()
+    lab = ControlPlaneLab()
+    job = lab.running_job()
     lab.stop(job)
     lab.watch()
 
@@ -119,31 +119,31 @@ def test_a_retry_started_between_the_two_reads_is_left_alone() -> None:
 
     lab.engine.meanwhile("before look", retried_and_started)
     lab.watch()
-    assert lab.runs() == [(lab.attempt(job).attempt_id, "n1")]
+    assert lab.running_tasks() == [(lab.attempt(job).attempt_id, "n1")]
 
 
 def test_a_stop_after_the_engine_was_asked_is_acted_on_by_the_stop_itself() -> None:
-    lab = Lab()
-    job = lab.running()
+    lab = ControlPlaneLab()
+    job = lab.running_job()
     lab.engine.meanwhile("after look", lambda: lab.stop(job))
     lab.watch()
-    assert lab.runs() == []
+    assert lab.running_tasks() == []
     lab.watch()
     assert lab.status(job) == "cancelled"
 
 
 def test_two_launches_of_one_attempt_at_once_are_one_submission() -> None:
-    lab = Lab()
+    lab = ControlPlaneLab()
     lab.heal()
     job = lab.submit()
     taken: list[Submission] = []
-    inner = lab.cluster.take
+    inner = lab.cluster.accept
 
     def take(submission: Submission, delay_s: float = 0.0, *, is_stillborn: bool = False) -> str:
         taken.append(submission)
         return inner(submission, delay_s, is_stillborn=is_stillborn)
 
-    lab.cluster.take = take  # type: ignore[method-assign]
+    lab.cluster.accept = take  # type: ignore[method-assign]
     lab.engine.meanwhile("before submit", lab.watch)
     lab.place()
     lab.watch()
@@ -151,79 +151,79 @@ def test_two_launches_of_one_attempt_at_once_are_one_submission() -> None:
 
 
 def test_a_submission_whose_answer_was_lost_is_found_and_not_started_again() -> None:
-    lab = Lab()
+    lab = ControlPlaneLab()
     lab.heal()
     job = lab.submit()
-    lab.engine.lose(Verb.SUBMIT, is_after=True)
+    lab.engine.lose_connection(Verb.SUBMIT, is_after=True)
     lab.place()
-    assert (lab.status(job), len(lab.runs())) == ("starting", 1)
+    assert (lab.status(job), len(lab.running_tasks())) == ("starting", 1)
     lab.restart()
     lab.watch()
-    assert (lab.status(job), len(lab.attempts(job)), len(lab.runs())) == ("running", 1, 1)
+    assert (lab.status(job), len(lab.attempts(job)), len(lab.running_tasks())) == ("running", 1, 1)
 
 
 @pytest.mark.parametrize("is_answer_lost", [False, True])
-def test_what_could_not_be_handed_over_for_a_fence_is_not_handed_over_and_replaced_at_once(
+def test_attempt_unsubmitted_for_a_fence_is_not_submitted_and_replaced_at_once(
     is_answer_lost: bool,
 ) -> None:
-    """The engine takes orders again in the very look in which the fence passes."""
-    lab = Lab()
+    """The engine accepts submissions again in the very look in which the fence passes."""
+    lab = ControlPlaneLab()
     lab.heal()
     job = lab.submit(fence="60s")
-    lab.engine.lose(Verb.SUBMIT)
+    lab.engine.lose_connection(Verb.SUBMIT)
     lab.place()
     lab.watch()
     lab.clock.advance(121)
     if is_answer_lost:
-        lab.engine.lose(Verb.SUBMIT, is_after=True)
+        lab.engine.lose_connection(Verb.SUBMIT, is_after=True)
     else:
-        lab.engine.lose(None)
+        lab.engine.lose_connection(None)
     lab.watch()
     assert lab.attempts(job)[0].reason is EndReason.LOST
-    assert lab.runs() == []
+    assert lab.running_tasks() == []
     lab.clock.advance(1)
     lab.place()
     assert only_one_runs(lab, job)
-    assert len(lab.runs()) == 1
+    assert len(lab.running_tasks()) == 1
 
 
 def test_an_engine_that_cannot_be_asked_ends_nothing() -> None:
-    lab = Lab()
-    job = lab.running()
-    lab.engine.lose(Verb.LIST_OWNED)
+    lab = ControlPlaneLab()
+    job = lab.running_job()
+    lab.engine.lose_connection(Verb.LIST_OWNED)
     lab.watch()
     assert lab.status(job) == "running"
 
 
 def test_a_stray_of_an_ended_attempt_is_stopped_and_then_forgotten() -> None:
-    lab = Lab(num_nodes=1)
-    job = lab.running()
+    lab = ControlPlaneLab(num_nodes=1)
+    job = lab.running_job()
     lab.cluster.cut("n1")
     lab.watch()
     lab.clock.advance(1861)
-    lab.cluster.shares()[0].act = Act(run_s=None)
+    lab.cluster.tasks()[0].act = Act(run_s=None)
     lab.watch()
     assert lab.attempts(job)[0].reason is EndReason.FENCED
     lab.cluster.heal("n1")
     lab.watch()
     lab.watch()
-    assert lab.cluster.shares(lab.attempts(job)[0].attempt_id) == []
+    assert lab.cluster.tasks(lab.attempts(job)[0].attempt_id) == []
 
 
-def test_what_no_record_knows_is_left_alone_for_a_person_to_judge() -> None:
-    """As after a database was put back from a backup: what runs was accepted from somebody."""
-    lab = Lab()
-    lab.running()
-    stranger = Lab()
+def test_attempt_without_a_record_is_left_for_a_person_to_judge() -> None:
+    """As after a restore of the database: what runs was accepted by another history."""
+    lab = ControlPlaneLab()
+    lab.running_job()
+    stranger = ControlPlaneLab()
     stranger.cluster = lab.cluster
     stranger.restart()
     stranger.watch()
-    assert len(lab.runs()) == 1
+    assert len(lab.running_tasks()) == 1
 
 
 def test_one_attempt_that_cannot_be_judged_does_not_hide_the_others() -> None:
-    lab = Lab(script=always(Act(run_s=1.0)))
-    bad, good = lab.running(), lab.running()
+    lab = ControlPlaneLab(script=always(Act(run_s=1.0)))
+    bad, good = lab.running_job(), lab.running_job()
     advance = lab.core.recorder.advance
     bad_id = lab.attempt(bad).attempt_id
 
@@ -239,9 +239,9 @@ def test_one_attempt_that_cannot_be_judged_does_not_hide_the_others() -> None:
     assert (lab.status(bad), lab.status(good)) == ("running", "succeeded")
 
 
-def test_a_store_that_is_away_stops_the_look_at_the_first_write() -> None:
-    lab = Lab(script=always(Act(run_s=1.0)))
-    lab.running()
+def test_missing_store_stops_the_look_at_the_first_write() -> None:
+    lab = ControlPlaneLab(script=always(Act(run_s=1.0)))
+    lab.running_job()
     lab.clock.advance(1)
 
     def gone() -> None:
@@ -251,15 +251,15 @@ def test_a_store_that_is_away_stops_the_look_at_the_first_write() -> None:
     with pytest.raises(StoreUnavailable):
         lab.watch()
     lab.watch()
-    assert lab.runs() == []
+    assert lab.running_tasks() == []
 
 
-def test_a_node_that_cannot_be_reached_when_stopping_is_told_at_the_next_look() -> None:
-    lab = Lab(num_nodes=1)
-    job = lab.running()
+def test_stop_of_an_unreachable_node_is_sent_at_the_next_look() -> None:
+    lab = ControlPlaneLab(num_nodes=1)
+    job = lab.running_job()
     lab.engine.meanwhile("before cancel", lambda: lab.cluster.cut("n1"))
     lab.stop(job)
-    assert lab.runs() != []
+    assert lab.running_tasks() != []
     lab.cluster.heal("n1")
     lab.watch()
     lab.watch()
@@ -267,10 +267,10 @@ def test_a_node_that_cannot_be_reached_when_stopping_is_told_at_the_next_look() 
 
 
 @pytest.mark.parametrize("is_queued", [True, False])
-def test_what_waits_in_the_clusters_own_queue_is_not_handed_over_again(
+def test_task_in_the_clusters_own_queue_is_not_submitted_again(
     monkeypatch: pytest.MonkeyPatch, is_queued: bool
 ) -> None:
-    lab, submitted = Lab(), list[str]()
+    lab, submitted = ControlPlaneLab(), list[str]()
     lab.heal()
     lab.submit()
     lab.place()
@@ -278,7 +278,10 @@ def test_what_waits_in_the_clusters_own_queue_is_not_handed_over_again(
 
     async def waiting() -> list[Observation]:
         seen = await look()
-        return [msgspec.structs.replace(one, sight=Sight.PENDING, is_queued=is_queued) for one in seen]
+        return [
+            msgspec.structs.replace(observation, state=ObservedState.PENDING, is_queued=is_queued)
+            for observation in seen
+        ]
 
     async def noted(submission: Submission) -> str:
         submitted.append(submission.attempt_id)

@@ -1,4 +1,4 @@
-"""`docs/reference/cli.md` is what every command says about itself. `SHOAL_GOLDEN=write` renews it."""
+"""`docs/reference/cli.md` is the help of every command. `SHOAL_GOLDEN=write` renews it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from shoal.cli.main import COMMANDS
 from tests.style.tree import ROOT
-from tests.support.cli import Shell
+from tests.support.fakes.api_server import Shell
 
 PAGE = ROOT / "docs" / "reference" / "cli.md"
 HEAD = """\
@@ -27,7 +27,7 @@ answers · 70 a bug of ours · 130 interrupted. `run` ends with the job's own.
 
 
 def commands() -> Iterator[tuple[str, ...]]:
-    """Every command as it is typed: `("nodes", "cordon")`."""
+    """Return every command as it is typed: `("nodes", "cordon")`."""
     for name, (place, _) in COMMANDS.items():
         yield (name,)
         module, _, attribute = place.partition(":")
@@ -36,18 +36,22 @@ def commands() -> Iterator[tuple[str, ...]]:
             yield from ((name, verb) for verb in app if not verb.startswith("-"))
 
 
-def section(shell: Shell, words: tuple[str, ...]) -> str:
-    told = shell(*words, "--help")
-    assert told.code == 0, told.err
-    text = "\n".join(line.rstrip() for line in told.out.strip().splitlines())
-    return f"\n## shoal {' '.join(words)}\n\n```text\n{text}\n```\n" if words else f"\n```text\n{text}\n```\n"
+def section(shell: Shell, arguments: tuple[str, ...]) -> str:
+    result = shell(*arguments, "--help")
+    assert result.code == 0, result.err
+    text = "\n".join(line.rstrip() for line in result.out.strip().splitlines())
+    return (
+        f"\n## shoal {' '.join(arguments)}\n\n```text\n{text}\n```\n"
+        if arguments
+        else f"\n```text\n{text}\n```\n"
+    )
 
 
 def test_the_page_is_up_to_date(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shell = Shell(tmp_path, monkeypatch, capsys)
-    page = HEAD + "".join(section(shell, words) for words in ((), *commands()))
+    page = HEAD + "".join(section(shell, command) for command in ((), *commands()))
     if os.environ.get("SHOAL_GOLDEN") == "write":
         PAGE.write_text(page, encoding="utf-8")
     assert PAGE.read_text(encoding="utf-8") == page

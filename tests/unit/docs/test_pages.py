@@ -10,14 +10,14 @@ import pytest
 from cyclopts import CycloptsError, MissingArgumentError
 from pydantic import BaseModel
 
+from shoal.cli.arguments import name_stdin
 from shoal.cli.main import build_app
-from shoal.cli.quick import name_stdin
 from shoal.settings import OPTIONS, ServerLimits
 from shoal.spec import CheckpointSpec, JobSpec, Resources, RetrySpec
 from shoal.spec.files import read_job
-from shoal.spec.launchers import asked_in
+from shoal.spec.launchers import launcher_request
 from tests.style.tree import ROOT
-from tests.support.pages import FENCE, blocks, pages, transcript
+from tests.support.docs_pages import FENCE, blocks, pages, transcript
 
 GENERATED = ROOT / "docs" / "reference" / "cli.md"
 PAGES = [page for page in pages() if page != GENERATED]
@@ -92,7 +92,7 @@ def ranks_that_differ(words: list[str]) -> bool:
     """Whether the launcher behind `--` asks for another number of ranks than the flags before it give."""
     if "--ranks-per-node" not in words or "--" not in words:
         return False
-    asked = asked_in(" ".join(words[words.index("--") + 1 :])).per_node
+    asked = launcher_request(" ".join(words[words.index("--") + 1 :])).per_node
     # One rank on each node leaves the processes to the launcher.
     return asked is not None and words[words.index("--ranks-per-node") + 1] not in ("1", str(asked))
 

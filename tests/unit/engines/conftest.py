@@ -1,4 +1,4 @@
-"""The engine and the clock that tests of this room share."""
+"""The engine and the clock that tests of this room task."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 
 from shoal.engines.fake import VirtualClock
 from shoal.engines.local import engine as engine_module
-from shoal.runtime import spool
-from tests.support.local_engine import STAND_IN, Local
+from shoal.runtime.files import spool
+from tests.support.fakes.local_engine import STAND_IN, LocalEngineLab
 
 
 @pytest.fixture
@@ -24,9 +24,9 @@ def clock() -> VirtualClock:
 
 
 @pytest.fixture
-def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Local]:
+def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalEngineLab]:
     monkeypatch.setattr(engine_module, "supervisor_command", lambda d: [sys.executable, STAND_IN, d])
-    local = Local(tmp_path / "home")
+    local = LocalEngineLab(tmp_path / "home")
     yield local
     for pid in local.children:
         with contextlib.suppress(ChildProcessError):

@@ -7,12 +7,19 @@ from pathlib import Path
 import pytest
 
 from shoal.clock import SystemClock
-from shoal.engines.cluster_id import DESK, ClusterId, all_left, left_of, read_cluster, write_cluster
-from shoal.engines.desk import Desk
+from shoal.engines.home_records import (
+    MAILBOX,
+    ClusterId,
+    read_cluster,
+    unfinished_attempt,
+    unfinished_attempts,
+    write_cluster,
+)
 from shoal.engines.ray.config import RayConfig
+from shoal.engines.remote.mailbox import Mailbox
 from shoal.engines.slurm.config import SlurmConfig
 from shoal.wire import EndKind
-from tests.support.paper_slurm import order
+from tests.support.slurm.fake_slurm import slurm_task_spec
 
 LAB = SlurmConfig(cluster="lab", heads=("a", "b")).cluster_id
 
@@ -58,17 +65,17 @@ def test_it_is_written_down_in_the_home(tmp_path: Path) -> None:
     assert read_cluster(tmp_path) == LAB
 
 
-def test_what_is_laid_down_is_open_until_somebody_has_said_how_it_ended(tmp_path: Path) -> None:
-    assert list(all_left(tmp_path, DESK)) == []
-    desk = Desk(tmp_path, SystemClock())
-    desk.add((order(nodes=("n0",)),), None)
-    [left] = all_left(tmp_path, DESK)
+def test_stored_attempt_is_open_until_an_outcome_exists(tmp_path: Path) -> None:
+    assert list(unfinished_attempts(tmp_path, MAILBOX)) == []
+    mailbox = Mailbox(tmp_path, SystemClock())
+    mailbox.add((slurm_task_spec(nodes=("n0",)),), None)
+    [left] = unfinished_attempts(tmp_path, MAILBOX)
     assert (left.open_nodes, str(left)) == (["n0"], f"{left.job} on n0")
-    assert left_of(tmp_path, DESK, "att_2").shares == {}
-    [share] = desk.shares()
-    desk.bury(share, EndKind.LOST, "gone")
-    [left] = all_left(tmp_path, DESK)
+    assert unfinished_attempt(tmp_path, MAILBOX, "att_2").outcomes == {}
+    [task] = mailbox.tasks()
+    mailbox.reap(task, EndKind.LOST, "gone")
+    [left] = unfinished_attempts(tmp_path, MAILBOX)
     assert left.open_nodes == []
-    Path(share.files.outcome).write_text("{")  # nobody can tell
-    [left] = all_left(tmp_path, DESK)
+    Path(task.files.outcome).write_text("{")  # nobody can tell
+    [left] = unfinished_attempts(tmp_path, MAILBOX)
     assert left.open_nodes == ["n0"]

@@ -1,4 +1,4 @@
-"""A share of a running attempt that is begun anew by the local engine: its files, its log, who is told."""
+"""A task of a running attempt that is begun anew by the local engine: its files, its log, who is told."""
 
 # What is tested is files and processes: polling for them and touching them is the point.
 # ruff: noqa: ASYNC110, ASYNC240
@@ -14,109 +14,109 @@ import anyio
 import msgspec
 import pytest
 
-from shoal.engines.base import Observation, Sight, Submission
+from shoal.engines.base import Observation, ObservedState, Submission
 from shoal.errors import EngineUnreachable
-from shoal.runtime import spool
-from tests.support.local_engine import Local
+from shoal.runtime.files import spool
+from tests.support.fakes.local_engine import LocalEngineLab
 
 pytestmark = pytest.mark.anyio
 LOST = "sim-02"
 
 
-def anew(submission: Submission, incarnation: int = 1) -> Submission:
-    orders = tuple(
-        msgspec.structs.replace(order, incarnation=incarnation) if order.node == LOST else order
-        for order in submission.orders
+def anew(submission: Submission, replacement: int = 1) -> Submission:
+    task_specs = tuple(
+        msgspec.structs.replace(task_spec, replacement=replacement) if task_spec.node == LOST else task_spec
+        for task_spec in submission.task_specs
     )
-    return msgspec.structs.replace(submission, orders=orders)
+    return msgspec.structs.replace(submission, task_specs=task_specs)
 
 
-async def look(local: Local) -> dict[str, Observation]:
+async def look(local: LocalEngineLab) -> dict[str, Observation]:
     return {seen.node: seen for seen in await local.engine.list_owned()}
 
 
-async def until(local: Local, node: str, sight: Sight) -> Observation:
+async def until(local: LocalEngineLab, node: str, sight: ObservedState) -> Observation:
     with anyio.fail_after(30):
-        while (seen := (await look(local))[node]).sight is not sight:
+        while (seen := (await look(local))[node]).state is not sight:
             await anyio.sleep(0.01)
     return seen
 
 
-async def lose(local: Local) -> Submission:
+async def lose(local: LocalEngineLab) -> Submission:
     """A gang whose second supervisor was killed, and found dead."""
     submission = local.submission("is deaf", num_nodes=2)
     await local.engine.submit(submission)
     for node in ("sim-01", LOST):
-        await until(local, node, Sight.ALIVE)
-    claim = spool.read_claim(local.share(node=LOST))
+        await until(local, node, ObservedState.ALIVE)
+    claim = spool.read_claim(local.spool_task(node=LOST))
     assert claim is not None
     os.kill(claim.pid, signal.SIGKILL)
-    await until(local, LOST, Sight.ENDED)
+    await until(local, LOST, ObservedState.ENDED)
     return submission
 
 
-async def test_log_of_a_lost_share_goes_on_in_the_one_that_replaces_it(local: Local) -> None:
+async def test_log_of_a_lost_share_goes_on_in_the_one_that_replaces_it(local: LocalEngineLab) -> None:
     submission = await lose(local)
-    before = Path(local.share(node=LOST).log).read_bytes()
+    before = Path(local.spool_task(node=LOST).log).read_bytes()
     assert b"died without an outcome" in before
     await local.engine.submit(anew(submission))
-    seen = await until(local, LOST, Sight.ALIVE)
-    assert seen.incarnation == 1
-    assert Path(local.share(node=LOST).log).read_bytes().startswith(before)
-    assert (await look(local))["sim-01"].sight is Sight.ALIVE
+    seen = await until(local, LOST, ObservedState.ALIVE)
+    assert seen.replacement == 1
+    assert Path(local.spool_task(node=LOST).log).read_bytes().startswith(before)
+    assert (await look(local))["sim-01"].state is ObservedState.ALIVE
 
 
 async def test_crash_between_taking_the_old_share_away_and_putting_the_new_one_is_repaired(
-    local: Local,
+    local: LocalEngineLab,
 ) -> None:
     submission = await lose(local)
-    share = local.share(node=LOST)
-    before = Path(share.log).read_bytes()
+    task = local.spool_task(node=LOST)
+    before = Path(task.log).read_bytes()
     with pytest.MonkeyPatch.context() as patch:
         rename = Path.rename
 
         def dies(self: Path, target: Path) -> Path:
-            if str(target) == share.directory:
+            if str(target) == task.directory:
                 raise OSError(errno.EIO, "killed here")
             return rename(self, target)
 
         patch.setattr(Path, "rename", dies)
         with pytest.raises(EngineUnreachable):
             await local.engine.submit(anew(submission))
-    local.reborn()
+    local.restart()
     assert LOST not in await look(local), "nothing is there that could be started"
     await local.engine.submit(anew(submission))
-    assert (await until(local, LOST, Sight.ALIVE)).incarnation == 1
-    assert Path(share.log).read_bytes().startswith(before)
+    assert (await until(local, LOST, ObservedState.ALIVE)).replacement == 1
+    assert Path(task.log).read_bytes().startswith(before)
 
 
-async def test_share_that_lives_keeps_its_place(local: Local) -> None:
+async def test_living_task_is_not_replaced(local: LocalEngineLab) -> None:
     submission = local.submission("is deaf", num_nodes=2)
     await local.engine.submit(submission)
-    await until(local, LOST, Sight.ALIVE)
-    with pytest.raises(EngineUnreachable, match="still has the share"):
+    await until(local, LOST, ObservedState.ALIVE)
+    with pytest.raises(EngineUnreachable, match="still has the task"):
         await local.engine.submit(anew(submission))
-    assert (await look(local))[LOST].incarnation == 0
+    assert (await look(local))[LOST].replacement == 0
 
 
-async def test_older_order_brings_no_older_share_back(local: Local) -> None:
+async def test_older_order_brings_no_older_share_back(local: LocalEngineLab) -> None:
     submission = await lose(local)
     await local.engine.submit(anew(submission))
-    await until(local, LOST, Sight.ALIVE)
+    await until(local, LOST, ObservedState.ALIVE)
     await local.engine.submit(submission)
-    assert (await look(local))[LOST].incarnation == 1
+    assert (await look(local))[LOST].replacement == 1
 
 
-async def test_supervisor_of_a_gang_that_dies_is_noticed_at_once(local: Local) -> None:
+async def test_supervisor_of_a_gang_that_dies_is_noticed_at_once(local: LocalEngineLab) -> None:
     noticed = anyio.Event()
     async with anyio.from_thread.BlockingPortal() as portal:
-        local.engine.notice(lambda: portal.call(noticed.set))
+        local.engine.notify_changes(lambda: portal.call(noticed.set))
         submission = local.submission("is deaf", num_nodes=2)
         await local.engine.submit(submission)
-        await until(local, LOST, Sight.ALIVE)
-        claim = spool.read_claim(local.share(node=LOST))
+        await until(local, LOST, ObservedState.ALIVE)
+        claim = spool.read_claim(local.spool_task(node=LOST))
         assert claim is not None
         os.kill(claim.pid, signal.SIGKILL)
         with anyio.fail_after(30):
             await noticed.wait()
-        local.engine._notice.close()
+        local.engine._exit_notifier.close()

@@ -1,4 +1,4 @@
-"""Who may do what: one table, default no, and a token never gives more than its user has."""
+"""Permissions: one table, the default is no, and a token never gives more than its user has."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shoal.identity import (
     user_caller,
     visible_projects,
 )
-from shoal.identity.permissions import Reach, greater, is_at_least, lesser
+from shoal.identity.permissions import PermissionScope, greater, is_at_least, lesser
 from shoal.model.people import Membership, Role, Token, User
 
 ROLES = st.sampled_from(Role)
@@ -84,15 +84,17 @@ def test_more_role_never_takes_a_right_away(
         assert may(caller(cluster, more), permission, is_own=is_own)
 
 
-@pytest.mark.parametrize("permission", [p for p, rule in LEAST_ROLE.items() if rule.reach is Reach.PROJECT])
-def test_a_project_one_may_not_see_is_not_found_rather_than_denied(permission: Permission) -> None:
+@pytest.mark.parametrize(
+    "permission", [p for p, rule in LEAST_ROLE.items() if rule.scope is PermissionScope.PROJECT]
+)
+def test_invisible_project_is_not_found_rather_than_denied(permission: Permission) -> None:
     with pytest.raises(NotFound):
         authorize(caller(member=Role.LEAD), permission, "speech")
     with pytest.raises(NotFound):
         authorize(caller(), permission, None)
 
 
-def test_members_act_on_their_own_jobs_and_leads_on_everybodys() -> None:
+def test_members_act_on_their_own_jobs_and_leads_on_all_jobs() -> None:
     for permission in (Permission.JOB_STOP, Permission.JOB_RETRY):
         assert may(caller(member=Role.MEMBER), permission, is_own=True)
         assert not may(caller(member=Role.MEMBER), permission)
@@ -115,7 +117,7 @@ def test_a_token_of_one_project_holds_nothing_on_the_cluster() -> None:
     assert not may(narrow, Permission.USER_MANAGE)
 
 
-def test_who_sees_what() -> None:
+def test_visible_projects_depend_on_role_and_token() -> None:
     assert visible_projects(caller(cluster=Role.OPERATOR)) is None
     assert visible_projects(caller(member=Role.VIEWER)) == ("vision",)
     assert visible_projects(caller()) == ()
@@ -143,11 +145,13 @@ def test_a_supervisor_renews_and_hands_in_logs_and_nothing_else() -> None:
 
 
 @given(ROLES, MAYBE, ROLES)
-def test_nobody_gives_or_takes_a_role_above_their_own(own: Role, held: Role | None, wanted: Role) -> None:
-    giver = caller(member=own)
+def test_users_cannot_give_or_take_a_role_above_their_own(
+    own_role: Role, held: Role | None, wanted: Role
+) -> None:
+    giver = caller(member=own_role)
     highest = greater(held, wanted)
     assert highest is not None
-    if is_at_least(own, highest):
+    if is_at_least(own_role, highest):
         check_member_grant(giver, "vision", wanted, held)
     else:
         with pytest.raises(Denied):
@@ -166,10 +170,10 @@ def test_a_token_makes_only_tokens_within_its_own_reach(
             check_token_grant(maker, wanted, project)
 
 
-def test_a_ticket_fetches_orders_and_nothing_else() -> None:
-    holder = Caller(kind=CallerKind.TICKET, id="att_1", name="ticket of att_1", attempt_id="att_1")
+def test_bootstrap_token_fetches_task_specs_and_nothing_else() -> None:
+    holder = Caller(kind=CallerKind.BOOTSTRAP, id="att_1", name="ticket of att_1", attempt_id="att_1")
     for permission in Permission:
-        if permission is Permission.ORDER_FETCH:
+        if permission is Permission.TASK_SPEC_FETCH:
             authorize(holder, permission)
         else:
             with pytest.raises(Denied):

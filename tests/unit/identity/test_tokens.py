@@ -1,4 +1,4 @@
-"""Token texts: made, read back, hashed, compared; and the stateless ones."""
+"""Token texts are made, parsed, hashed and compared, including the stateless ones."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from shoal.identity import (
     parse_user_token,
     proof_key,
 )
-from shoal.identity.signed import SignedKind
+from shoal.identity.credentials import SignedKind
 from shoal.ids import id_factory
 from shoal.model.people import Token
 from shoal.proof import sign
-from shoal.wire import Phase, Renewal
+from shoal.wire import Renewal, TaskPhase
 
 KEY = bytes(range(32))
 new_id = id_factory(lambda: 1_700_000_000.0)
@@ -67,7 +67,7 @@ def test_a_token_with_anything_added_is_another_text(change: str) -> None:
 
 
 def said_by(attempt_id: str, node: str, body: bytes) -> str:
-    renewal = Renewal(attempt_id=attempt_id, epoch=1, node=node, phase=Phase.RUNNING)
+    renewal = Renewal(attempt_id=attempt_id, epoch=1, node=node, phase=TaskPhase.RUNNING)
     return sign(proof_key(KEY, attempt_id, node), renewal, body)
 
 

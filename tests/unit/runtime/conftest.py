@@ -1,4 +1,4 @@
-"""The nodes that tests of the lookout share."""
+"""Nodes for tests of the hang detector."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.watched_node import Node
+from tests.support.runtime.rank_boards import WatchedNode
 
 
 @pytest.fixture
-def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
-    made = Node(monkeypatch)
-    yield made
-    os.close(made.fd)
+def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[WatchedNode]:
+    watched = WatchedNode(monkeypatch)
+    yield watched
+    os.close(watched.fd)
 
 
 @pytest.fixture
-def waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
-    """One of two nodes; its ranks wait for one of the other."""
-    made = Node(monkeypatch, nodes=2, is_elsewhere=True)
-    yield made
-    os.close(made.fd)
+def waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[WatchedNode]:
+    """One of two nodes. Its ranks wait for a rank of the other one."""
+    watched = WatchedNode(monkeypatch, nodes=2, waits_for_others=True)
+    yield watched
+    os.close(watched.fd)

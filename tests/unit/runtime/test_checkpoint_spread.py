@@ -1,4 +1,4 @@
-"""Checkpoints in the memory of several nodes: one node is lost, and all of it is still there."""
+"""Checkpoints in the memory of several nodes survive the loss of one node."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.support import training_ranks
-from tests.support.training_ranks import launch
+from tests.support.runtime import training_ranks
+from tests.support.runtime.training_ranks import launch
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -23,11 +23,9 @@ def outside_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("kind", "per_node", "lost"), [pytest.param("fsdp", 2, 1, marks=pytest.mark.soak), ("ddp", 1, 0)]
 )
-def test_memory_of_a_neighbour_has_what_a_lost_node_had(
-    tmp_path: Path, kind: str, per_node: int, lost: int
-) -> None:
+def test_neighbours_memory_replaces_a_lost_nodes(tmp_path: Path, kind: str, per_node: int, lost: int) -> None:
     launch(training_ranks.lose_a_node, 2 * per_node, str(tmp_path), kind, per_node, lost)
 
 
-def test_what_is_damaged_in_all_memories_is_passed_over_for_the_disk(tmp_path: Path) -> None:
+def test_checkpoint_damaged_in_all_memories_is_read_from_disk(tmp_path: Path) -> None:
     launch(training_ranks.lose_both_nodes, 2, str(tmp_path))

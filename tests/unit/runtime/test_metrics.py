@@ -1,4 +1,4 @@
-"""What a rank logs reaches its supervisor, whatever else it sends, and costs nothing where nobody listens."""
+"""Logged metrics reach the supervisor, whatever else a rank sends, and cost nothing outside of Shoal."""
 
 from __future__ import annotations
 
@@ -14,91 +14,95 @@ import pytest
 
 from shoal import runtime
 from shoal.clock import BootClock
+from shoal.curve import Axis, Point, Samples
 from shoal.errors import SpecError
 from shoal.runtime import metrics
-from shoal.runtime.meter import MAX_AT_ONCE, Meter
-from shoal.runtime.metrics import VARIABLE, Line, Rate
-from shoal.runtime.tally import LOST, MAX_SERIES, MAX_TOLD, Tally
-from shoal.samples import Axis, Point, Samples
-from tests.support.shares import SOURCE, an_order
+from shoal.runtime.metrics import METRICS_VARIABLE, MetricLine, StepRate
+from shoal.runtime.process.meter import (
+    LOST_SERIES,
+    MAX_AT_ONCE,
+    MAX_MESSAGE_POINTS,
+    MAX_SERIES,
+    Meter,
+    MetricsBuffer,
+)
+from tests.support.runtime.tasks import SOURCE, a_task_spec
 
 
 @pytest.fixture
 def meter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Meter]:
-    """A supervisor that listens to this process."""
-    made = Meter(an_order(), BootClock())
-    monkeypatch.setenv(VARIABLE, made.variable)
-    monkeypatch.setattr(metrics, "_voice", None)
-    yield made
-    made.close()
-    monkeypatch.setattr(metrics, "_voice", None)
+    """A supervisor that receives what this process logs."""
+    new_meter = Meter(a_task_spec(), BootClock())
+    monkeypatch.setenv(METRICS_VARIABLE, new_meter.variable)
+    monkeypatch.setattr(metrics, "_channel", None)
+    yield new_meter
+    new_meter.close()
+    monkeypatch.setattr(metrics, "_channel", None)
 
 
-def test_line_that_is_nested_deeply_is_lost_and_ends_nobody(meter: Meter) -> None:
+def test_deeply_nested_metric_line_is_dropped(meter: Meter) -> None:
     fd = int(meter.variable.partition(":")[0])
-    os.write(fd, b"\x96\x00\x00\x00\x80\x00" + b"\x91" * 12_000)  # a sixth field, which is passed over
+    os.write(fd, b"\x96\x00\x00\x00\x80\x00" + b"\x91" * 12_000)  # a sixth field, which is ignored
     metrics.log(loss=0.5, step=1)
-    assert {"loss", "points_lost"} <= told(meter).keys()
+    assert {"loss", "points_lost"} <= samples_of(meter).keys()
 
 
-def told(meter: Meter) -> dict[str, Samples]:
-    meter.hear()
-    return {one.name: one for one in meter.take(is_last=True)}
+def samples_of(meter: Meter) -> dict[str, Samples]:
+    meter.receive()
+    return {series.name: series for series in meter.take(is_last=True)}
 
 
-def line(step: int | None, rank: int = 0, **values: float) -> Line:
-    return Line(rank, step, 1000, dict(values))
+def line(step: int | None, rank: int = 0, **values: float) -> MetricLine:
+    return MetricLine(rank, step, 1000, dict(values))
 
 
-def test_logged_numbers_are_told_with_their_step(meter: Meter) -> None:
+def test_logged_numbers_are_reported_with_their_step(meter: Meter) -> None:
     runtime.log(loss=2.5, step=3)
     runtime.log({"loss/eval": 7}, step=3)
-    found = told(meter)
-    assert found["loss"] == Samples(name="loss", axis=Axis.STEP, points=(Point(3, 2.5, 2.5, 2.5),), rank=0)
-    assert found["loss/eval"].points[0].last == 7.0
+    samples = samples_of(meter)
+    assert samples["loss"] == Samples(name="loss", axis=Axis.STEP, points=(Point(3, 2.5, 2.5, 2.5),), rank=0)
+    assert samples["loss/eval"].points[0].last == 7.0
     assert meter.take(is_last=True) == ()
 
 
-def test_without_a_step_it_is_trainings_or_the_time(meter: Meter) -> None:
+def test_without_a_step_trainings_step_or_the_time_counts(meter: Meter) -> None:
     runtime.log(lr=0.1)
-    metrics.voice().step = 12
+    metrics.metric_channel().step = 12
     runtime.log(loss=1.0)
-    found = told(meter)
-    assert (found["lr"].axis, found["loss"].axis) == (Axis.TIME, Axis.STEP)
-    assert found["loss"].points[0].x == 12
+    samples = samples_of(meter)
+    assert (samples["lr"].axis, samples["loss"].axis) == (Axis.TIME, Axis.STEP)
+    assert samples["loss"].points[0].x == 12
 
 
 def test_steps_that_were_logged_are_counted_as_soon_as_they_are_written(meter: Meter) -> None:
     runtime.log(lr=0.1)
-    assert meter.steps_heard == 0
+    assert meter.steps_logged == 0
     runtime.log(loss=1.0, step=0)
     runtime.log(loss=0.9, step=1)
-    assert meter.steps_heard == 2
+    assert meter.steps_logged == 2
     for step in range(2 * MAX_AT_ONCE + 7):
         runtime.log(loss=1.0, step=step)
-    assert meter.steps_heard == 2 * MAX_AT_ONCE + 9, (
-        "all that waits, however much: the next group did none of it"
+    assert meter.steps_logged == 2 * MAX_AT_ONCE + 9, (
+        "all waiting messages count, however many, because none of them is the next group's"
     )
 
 
-def test_what_is_not_finite_is_told_as_no_number(meter: Meter) -> None:
+def test_value_that_is_not_finite_is_reported_as_none(meter: Meter) -> None:
     runtime.log(a=math.nan, b=math.inf, c=10**400, step=0)
-    assert {point.last for one in told(meter).values() for point in one.points} == {None}
+    assert {point.last for one in samples_of(meter).values() for point in one.points} == {None}
 
 
-def test_nobody_listens_outside_of_shoal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setattr(metrics, "_voice", None)
+def test_log_outside_of_shoal_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(METRICS_VARIABLE, raising=False)
+    monkeypatch.setattr(metrics, "_channel", None)
     runtime.log(loss=1.0, step=0)
-    monkeypatch.setattr(metrics, "_voice", None)
+    monkeypatch.setattr(metrics, "_channel", None)
 
 
-def test_descriptor_that_is_something_else_by_now_is_left_alone(
-    meter: Meter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reused_descriptor_number_is_not_written_to(meter: Meter, monkeypatch: pytest.MonkeyPatch) -> None:
     read, write = os.pipe()
     inode = meter.variable.partition(":")[2]
-    monkeypatch.setenv(VARIABLE, f"{write}:{inode}")
+    monkeypatch.setenv(METRICS_VARIABLE, f"{write}:{inode}")
     runtime.log(loss=1.0, step=0)
     os.close(write)
     assert os.read(read, 100) == b""
@@ -106,13 +110,13 @@ def test_descriptor_that_is_something_else_by_now_is_left_alone(
 
 
 @pytest.mark.parametrize("name", ["", " loss", "a\nb", "\x1b[2J", "x" * 101])
-def test_name_that_no_table_can_show_is_refused_where_it_is_written(name: str) -> None:
+def test_name_that_no_table_can_show_is_refused(name: str) -> None:
     with pytest.raises(SpecError, match="cannot name a metric"):
         runtime.log({name: 1.0}, step=0)
 
 
 @pytest.mark.parametrize("step", [-1, 1 << 53])
-def test_step_that_no_axis_has_is_refused(step: int) -> None:
+def test_step_beyond_the_axis_is_refused(step: int) -> None:
     with pytest.raises(SpecError, match=f"step={step} is too (small|great); pass"):
         runtime.log(loss=1.0, step=step)
 
@@ -122,28 +126,28 @@ def test_too_many_values_at_once_are_refused() -> None:
         runtime.log({f"m{at}": 1.0 for at in range(65)}, step=0)
 
 
-def test_flood_is_dropped_with_a_count_and_the_last_word_is_heard(meter: Meter) -> None:
+def test_flood_of_metrics_is_dropped_and_counted_and_the_last_value_arrives(meter: Meter) -> None:
     for step in range(20_000):
         runtime.log(loss=float(step), step=step)
-    while meter.hear():
+    while meter.receive():
         pass
-    metrics.voice()._flush()
-    found = told(meter)
-    assert found["loss"].points[-1].x == 19_999
-    assert (found[LOST].points[-1].last or 0.0) > 0
-    assert found[LOST].rank is None
+    metrics.metric_channel()._flush()
+    samples = samples_of(meter)
+    assert samples["loss"].points[-1].x == 19_999
+    assert (samples[LOST_SERIES].points[-1].last or 0.0) > 0
+    assert samples[LOST_SERIES].rank is None
 
 
-def test_rank_that_is_killed_loses_nothing_it_said(meter: Meter) -> None:
+def test_killed_rank_loses_no_logged_value(meter: Meter) -> None:
     program = (
         "import os, signal\nfrom shoal import runtime\n"
         "for step in range(50): runtime.log(loss=step, step=step)\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
-    environment = {**os.environ, "PYTHONPATH": SOURCE, VARIABLE: meter.variable}
+    environment = {**os.environ, "PYTHONPATH": SOURCE, METRICS_VARIABLE: meter.variable}
     done = subprocess.run([sys.executable, "-c", program], env=environment, pass_fds=(meter.fd,), check=False)
     assert done.returncode == -signal.SIGKILL
-    assert [point.x for point in told(meter)["loss"].points] == list(range(50))
+    assert [point.x for point in samples_of(meter)["loss"].points] == list(range(50))
 
 
 def test_logging_needs_no_torch() -> None:
@@ -163,64 +167,64 @@ def test_logging_needs_no_torch() -> None:
         msgspec.msgpack.encode([0, 1, 2, {"a\x1b[2J": 1.0}]),
     ],
 )
-def test_what_makes_no_sense_is_counted_and_harms_nobody(meter: Meter, garbage: bytes) -> None:
+def test_invalid_metric_message_is_counted_and_ignored(meter: Meter, garbage: bytes) -> None:
     os.write(meter.fd, garbage)
     runtime.log(loss=1.0, step=0)
-    found = told(meter)
-    assert found["loss"].points[0].last == 1.0
-    assert set(found) == {"loss", LOST}
+    samples = samples_of(meter)
+    assert samples["loss"].points[0].last == 1.0
+    assert set(samples) == {"loss", LOST_SERIES}
 
 
-def test_rate_counts_steps_since_it_was_last_told() -> None:
-    rate = Rate()
-    assert rate.seen(10, 100.0) is None
-    assert rate.seen(11, 100.1) is None
-    assert rate.seen(20, 102.0) == 5.0
-    assert rate.seen(20, 104.0) is None
-    assert rate.seen(3, 105.0) is None, "steps are made again"
-    assert rate.seen(5, 107.0) == 1.0
+def test_rate_counts_steps_since_the_last_report() -> None:
+    rate = StepRate()
+    assert rate.update(10, 100.0) is None
+    assert rate.update(11, 100.1) is None
+    assert rate.update(20, 102.0) == 5.0
+    assert rate.update(20, 104.0) is None
+    assert rate.update(3, 105.0) is None, "steps are repeated"
+    assert rate.update(5, 107.0) == 1.0
 
 
-def test_of_ranks_that_log_one_name_the_lowest_counts() -> None:
-    tally = Tally(range(2, 4))
-    tally.hear(line(1, rank=3, loss=3.0, other=3.0))
-    tally.hear(line(1, rank=2, loss=2.0))
-    tally.hear(line(2, rank=3, loss=3.0))
-    found = {one.name: one for one in tally.take(0)}
-    assert (found["loss"].rank, [point.last for point in found["loss"].points]) == (2, [2.0])
-    assert found["other"].rank == 3
+def test_metric_of_the_lowest_rank_counts() -> None:
+    tally = MetricsBuffer(range(2, 4))
+    tally.add_line(line(1, rank=3, loss=3.0, other=3.0))
+    tally.add_line(line(1, rank=2, loss=2.0))
+    tally.add_line(line(2, rank=3, loss=3.0))
+    by_name = {one.name: one for one in tally.take(0)}
+    assert (by_name["loss"].rank, [point.last for point in by_name["loss"].points]) == (2, [2.0])
+    assert by_name["other"].rank == 3
 
 
-def test_newest_is_told_where_steps_are_made_again_and_outlives_a_lost_message() -> None:
-    tally = Tally(range(1))
+def test_newest_value_of_repeated_steps_is_reported_after_a_lost_message() -> None:
+    tally = MetricsBuffer(range(1))
     for step in (8, 9, 3):
-        tally.hear(line(step, loss=float(step)))
+        tally.add_line(line(step, loss=float(step)))
     (lost,) = tally.take(0)
     assert (lost.points[-1].x, lost.newest) == (9, Point(3, 3.0, 3.0, 3.0))
     tally.put_back((lost,))
     assert tally.take(0) == (lost,)
     tally.put_back((lost,))
-    tally.hear(line(4, loss=4.0))
+    tally.add_line(line(4, loss=4.0))
     assert tally.take(0)[0].newest == Point(4, 4.0, 4.0, 4.0)
 
 
-def test_what_nobody_heard_is_told_again_before_what_came_since() -> None:
-    tally = Tally(range(1))
-    tally.hear(line(1, loss=1.0))
+def test_unacknowledged_samples_are_reported_again_before_newer_ones() -> None:
+    tally = MetricsBuffer(range(1))
+    tally.add_line(line(1, loss=1.0))
     lost = tally.take(0)
-    tally.hear(line(1, loss=9.0))
-    tally.hear(line(2, loss=2.0))
+    tally.add_line(line(1, loss=9.0))
+    tally.add_line(line(2, loss=2.0))
     tally.put_back(lost)
     assert [(point.x, point.last) for point in tally.take(0)[0].points] == [(1, 9.0), (2, 2.0)]
 
 
-def test_message_is_bounded_however_much_was_logged() -> None:
-    tally = Tally(range(1))
+def test_message_is_bounded_for_any_number_of_values() -> None:
+    tally = MetricsBuffer(range(1))
     for step in range(300):
         for at in range(0, MAX_SERIES + 20, 50):
-            tally.hear(Line(0, step, 1000, {f"m{at + one}": float(step) for one in range(50)}))
-    found = tally.take(0)
-    ours = [one for one in found if one.rank is not None]
+            tally.add_line(MetricLine(0, step, 1000, {f"m{at + one}": float(step) for one in range(50)}))
+    samples = tally.take(0)
+    ours = [one for one in samples if one.rank is not None]
     assert len(ours) == MAX_SERIES
-    assert sum(len(one.points) for one in found) <= MAX_TOLD + MAX_SERIES
+    assert sum(len(one.points) for one in samples) <= MAX_MESSAGE_POINTS + MAX_SERIES
     assert all((one.points[-1].last, one.points[0].low) == (299.0, 0.0) for one in ours)

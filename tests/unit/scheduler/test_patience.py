@@ -1,4 +1,4 @@
-"""How long the first of a queue lets others pass where nobody knows when it could start."""
+"""How long the first job of a queue lets others pass if its start time is unknown."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ def test_patience_follows_what_is_expected_between_two_bounds(
     assert Policy().patience_of(expected_s) == patience_s
 
 
-def test_a_least_patience_that_was_asked_for_is_kept_whatever_the_most_is() -> None:
+def test_a_configured_minimum_patience_overrides_the_maximum() -> None:
     assert Policy(patience_s=inf).patience_of(10.0) == inf

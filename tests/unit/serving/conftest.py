@@ -1,4 +1,4 @@
-"""A data plane with nothing to serve yet."""
+"""A running data plane with an empty table."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.support.serving import Lab, running_lab
+from tests.support.serving.data_plane_lab import EmbeddedLab, running_lab
 
 
 @pytest.fixture
-async def lab() -> AsyncIterator[Lab]:
-    async with running_lab() as made:
-        yield made
+async def lab() -> AsyncIterator[EmbeddedLab]:
+    async with running_lab() as running:
+        yield running

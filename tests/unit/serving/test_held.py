@@ -1,18 +1,25 @@
-"""What a process keeps of bodies is counted in one place, bounded, and given back."""
+"""Request bodies that a process holds are counted in one place, bounded, and given back."""
 
 from __future__ import annotations
 
 import asyncio
 
 from shoal.serving.table import Balance
-from tests.support.serving import Conversation, get, reply, running_lab, service, until
+from tests.support.serving.data_plane_lab import (
+    Conversation,
+    reply,
+    request_bytes,
+    running_lab,
+    service,
+    until,
+)
 
 PROMPT = b"POST /p/s/v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 1000000\r\n\r\n"
 
 
-async def test_prompts_beyond_what_a_process_may_hold_are_refused() -> None:
+async def test_prompts_beyond_the_limit_of_held_bytes_are_refused() -> None:
     async with running_lab(max_held_bytes=1 << 20) as lab:
-        lab.serve(service(await lab.replica(), balance=Balance.TOKENS))
+        lab.serve(service(await lab.add_replica(), balance=Balance.TOKENS))
         held = lab.plane.held
         wires = [await lab.connect() for _ in range(5)]
         for wire in wires:
@@ -23,14 +30,14 @@ async def test_prompts_beyond_what_a_process_may_hold_are_refused() -> None:
         refused = await late.receive()
         assert (refused.status, refused.get("retry-after")) == (503, "2")
         assert held.bytes <= 1 << 20
-        assert (await lab.ask(get())).status == 200, "what holds nothing is served"
+        assert (await lab.ask(request_bytes())).status == 200, "what holds nothing is served"
         for wire in wires:
             wire.close()
         await until(lambda: held.bytes == 0)
-        assert (await lab.ask(get(method="POST", body=b"x" * 1000))).status == 200
+        assert (await lab.ask(request_bytes(method="POST", body=b"x" * 1000))).status == 200
 
 
-async def test_copy_to_be_sent_again_is_held_until_the_answer_begins() -> None:
+async def test_copy_for_a_retry_is_held_until_the_reply_begins() -> None:
     gate = asyncio.Event()
 
     async def slow(seen: Conversation) -> None:
@@ -39,10 +46,10 @@ async def test_copy_to_be_sent_again_is_held_until_the_answer_begins() -> None:
         await seen.send(reply())
 
     async with running_lab() as lab:
-        replica = await lab.replica("one", slow)
+        replica = await lab.add_replica("one", slow)
         lab.serve(service(replica))
         wire = await lab.connect()
-        await wire.send(get(method="POST", body=b"x" * 1000))
+        await wire.send(request_bytes(method="POST", body=b"x" * 1000))
         await until(lambda: replica.requests)
         assert lab.plane.held.bytes == 1000
         gate.set()
@@ -50,21 +57,21 @@ async def test_copy_to_be_sent_again_is_held_until_the_answer_begins() -> None:
         assert lab.plane.held.bytes == 0
 
 
-async def test_who_waits_is_told_when_the_service_is_scaled_to_none() -> None:
+async def test_waiting_request_is_refused_when_the_service_is_scaled_to_zero() -> None:
     async with running_lab() as lab:
         lab.serve(service())
         wire = await lab.connect()
-        await wire.send(get())
+        await wire.send(request_bytes())
         queue = lab.plane.services["p", "s"].waiting
         await until(lambda: queue.count == 1)
         lab.serve(service(is_off=True))
         assert (await wire.receive()).status == 503
         assert queue.count == 0
-        lab.serve(service(await lab.replica()))
-        assert (await wire.ask(get())).status == 200
+        lab.serve(service(await lab.add_replica()))
+        assert (await wire.ask(request_bytes())).status == 200
 
 
-async def test_body_that_grows_in_the_queue_is_bounded_by_it() -> None:
+async def test_body_that_grows_in_the_queue_is_bounded_by_the_queues_limit() -> None:
     async with running_lab() as lab:
         lab.serve(service(queue_bytes=50_000))
         wire = await lab.connect()

@@ -1,4 +1,4 @@
-"""A fault in a sweep is told and costs a connection at most: not the process, not others' deadlines."""
+"""A fault in a sweep is logged and ends at most one connection; the process and other deadlines go on."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from time import monotonic
 
 import pytest
 
-from shoal.serving import sweep as sweeping
-from shoal.serving.downstream import Downstream
-from shoal.serving.service import LiveService
-from shoal.serving.sweep import MOST_TOLD, Faults, keep_sweeping, sweep
-from tests.support.serving import Lab, get, service, until
+from shoal.serving import housekeeping as sweeping
+from shoal.serving.balance.service import LiveService
+from shoal.serving.housekeeping import MAX_FAULTS_LOGGED, SweepFaults, keep_sweeping, sweep
+from shoal.serving.proxy.downstream import Downstream
+from tests.support.serving.data_plane_lab import EmbeddedLab, request_bytes, service, until
 
 
-async def test_connection_that_cannot_be_swept_ends_and_the_others_are_swept(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_connection_whose_sweep_fails_ends_and_the_others_are_swept(
+    lab: EmbeddedLab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     wires = [await lab.connect() for _ in range(3)]
     await until(lambda: len(lab.plane.clients) == 3)
@@ -36,8 +36,8 @@ async def test_connection_that_cannot_be_swept_ends_and_the_others_are_swept(
     assert "Traceback" in caplog.text
 
 
-async def test_service_that_cannot_be_swept_keeps_no_other_from_it(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
+async def test_service_whose_sweep_fails_does_not_stop_the_sweep_of_others(
+    lab: EmbeddedLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lab.serve(service(name="a"), service(name="b"))
     seen = []
@@ -51,8 +51,8 @@ async def test_service_that_cannot_be_swept_keeps_no_other_from_it(
     assert sorted(seen) == ["a", "b"]
 
 
-async def test_sweeping_goes_on_after_a_fault(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    lab.serve(service(await lab.replica()))
+async def test_sweeping_goes_on_after_a_fault(lab: EmbeddedLab, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab.serve(service(await lab.add_replica()))
     swept = 0
 
     def faulty(live: LiveService, now: float) -> None:
@@ -61,24 +61,24 @@ async def test_sweeping_goes_on_after_a_fault(lab: Lab, monkeypatch: pytest.Monk
         raise ZeroDivisionError("planted")
 
     monkeypatch.setattr(LiveService, "sweep", faulty)
-    monkeypatch.setattr(sweeping, "EVERY_S", 0.001)
+    monkeypatch.setattr(sweeping, "SWEEP_INTERVAL_S", 0.001)
     task = asyncio.ensure_future(keep_sweeping(lab.plane))
     await until(lambda: swept >= 3)
     assert not task.done()
     task.cancel()
-    assert (await lab.ask(get())).status == 200
+    assert (await lab.ask(request_bytes())).status == 200
 
 
 def _broken() -> None:
     raise ZeroDivisionError("planted")
 
 
-def test_faults_are_told_with_their_tracebacks_but_not_without_end(caplog: pytest.LogCaptureFixture) -> None:
-    faults = Faults()
+def test_sweep_faults_are_logged_with_tracebacks_at_a_limited_rate(caplog: pytest.LogCaptureFixture) -> None:
+    faults = SweepFaults()
     for n in range(1000):
-        assert not faults.within(1000.0 + n / 100, "it", _broken)
-    assert len(caplog.records) == MOST_TOLD
-    faults.within(1061.0, "it", _broken)
-    assert len(caplog.records) == MOST_TOLD + 2
+        assert not faults.guard(1000.0 + n / 100, "it", _broken)
+    assert len(caplog.records) == MAX_FAULTS_LOGGED
+    faults.guard(1061.0, "it", _broken)
+    assert len(caplog.records) == MAX_FAULTS_LOGGED + 2
     assert caplog.records[-2].getMessage() == "990 more faults while sweeping in the minute before"
     assert {record.levelno for record in caplog.records} == {logging.ERROR}

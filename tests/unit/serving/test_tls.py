@@ -7,12 +7,12 @@ import os
 import ssl
 from pathlib import Path
 
-from shoal.serving.tls import TlsFiles
-from tests.support.certificates import pair
+from shoal.serving.plane import TlsFiles
+from tests.support.serving.sidecars import self_signed_pair
 
 
 def shown(server: ssl.SSLContext) -> bytes:
-    """The certificate that a caller sees, in a handshake without a network."""
+    """Return the certificate that a caller sees, by a handshake without a network."""
     trust = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     trust.check_hostname = False
     trust.verify_mode = ssl.CERT_NONE
@@ -36,20 +36,20 @@ CLOCK = itertools.count(1_000_000_000)
 
 
 def write(path: Path, data: bytes) -> None:
-    """Each later than the one before: a file system's clock may stand still for a while."""
+    """Write a file with a later time stamp each time, because a file system's clock may stand still."""
     path.write_bytes(data)
     at = next(CLOCK)
     os.utime(path, (at, at))
 
 
-def test_certificate_whose_key_is_not_there_yet_is_not_taken_and_the_one_before_works(tmp_path: Path) -> None:
+def test_certificate_without_its_new_key_is_not_used_and_the_previous_one_still_works(tmp_path: Path) -> None:
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    old, new = pair("old"), pair("new")
+    old, new = self_signed_pair("old"), self_signed_pair("new")
     write(cert, old[0])
     write(key, old[1])
     files = TlsFiles(cert, key)
     assert shown(files.context) == old[0]
-    write(cert, new[0])  # as somebody does who renews them one after the other
+    write(cert, new[0])  # as a tool does that renews the two files one after the other
     files.refresh()
     assert shown(files.context) == old[0]
     write(key, new[1])

@@ -1,28 +1,36 @@
-"""Connections that ask for another protocol: HTTP until the replica agrees, the caller's alone after."""
+"""Upgraded connections: HTTP until the replica agrees, then the caller's own protocol."""
 
 from __future__ import annotations
 
 import asyncio
 from time import monotonic
 
-from shoal.serving.sweep import sweep
-from tests.support.serving import Conversation, Lab, callers, get, reply, service, until
+from shoal.serving.housekeeping import sweep
+from tests.support.serving.data_plane_lab import (
+    Conversation,
+    EmbeddedLab,
+    callers,
+    reply,
+    request_bytes,
+    service,
+    until,
+)
 
 SWITCHED = b"HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n"
 
 
 def upgrade(*headers: str) -> bytes:
-    return get("/p/s/ws", "connection: upgrade", "upgrade: websocket", *headers)
+    return request_bytes("/p/s/ws", "connection: upgrade", "upgrade: websocket", *headers)
 
 
-async def test_what_follows_an_upgrade_that_is_declined_is_a_request_like_any_other(lab: Lab) -> None:
+async def test_bytes_after_a_declined_upgrade_are_an_ordinary_request(lab: EmbeddedLab) -> None:
     gate = asyncio.Event()
 
     async def declines(seen: Conversation) -> None:
         await gate.wait()
         await seen.send(reply(f"{seen.request.path} {seen.request.get('x-shoal-caller')}".encode()))
 
-    replica = await lab.replica("one", declines)
+    replica = await lab.add_replica("one", declines)
     lab.serve(service(replica, is_public=False, callers=callers("eve", "ada")))
     eve = await lab.connect()
     await eve.send(upgrade("authorization: Bearer token-eve"))
@@ -32,13 +40,15 @@ async def test_what_follows_an_upgrade_that_is_declined_is_a_request_like_any_ot
     gate.set()
     assert (await eve.receive()).body == b"/ws eve"
     assert (await eve.receive()).status == 401
-    answer = await lab.ask(get("/p/s/own", "authorization: Bearer token-ada"))
+    answer = await lab.ask(request_bytes("/p/s/own", "authorization: Bearer token-ada"))
     assert answer.body == b"/own ada"
     assert [request.path for request in replica.requests] == ["/ws", "/own"]
-    assert replica.connections == 2, "a connection on which an upgrade was asked for is used for nothing else"
+    assert replica.num_connections == 2, (
+        "a connection on which an upgrade was asked for is used for nothing else"
+    )
 
 
-async def test_what_was_sent_before_the_replica_agreed_reaches_it_after(lab: Lab) -> None:
+async def test_bytes_sent_before_the_replica_accepts_an_upgrade_reach_it_afterwards(lab: EmbeddedLab) -> None:
     gate = asyncio.Event()
 
     async def echo(seen: Conversation) -> None:
@@ -47,7 +57,7 @@ async def test_what_was_sent_before_the_replica_agreed_reaches_it_after(lab: Lab
         while data := await seen.reader.read(1 << 16):
             await seen.send(data)
 
-    lab.serve(service(await lab.replica("one", echo)))
+    lab.serve(service(await lab.add_replica("one", echo)))
     wire = await lab.connect()
     early = b"x" * (1 << 20)
     sending = asyncio.ensure_future(wire.send(upgrade() + early))
@@ -59,34 +69,41 @@ async def test_what_was_sent_before_the_replica_agreed_reaches_it_after(lab: Lab
     await sending
 
 
-async def test_caller_of_http_1_0_asks_for_no_upgrade(lab: Lab) -> None:
-    replica = await lab.replica()
+async def test_http_1_0_caller_cannot_upgrade(lab: EmbeddedLab) -> None:
+    replica = await lab.add_replica()
     lab.serve(service(replica))
-    asked = upgrade().replace(b"HTTP/1.1", b"HTTP/1.0")
-    assert (await lab.ask(asked)).status == 200
+    request = upgrade().replace(b"HTTP/1.1", b"HTTP/1.0")
+    assert (await lab.ask(request)).status == 200
     assert replica.requests[0].get("upgrade") == ""
 
 
-async def test_tunnel_is_kept_by_either_side_and_its_end_is_nobodys_failure(lab: Lab) -> None:
-    heard: list[bytes] = []
+async def test_traffic_from_either_side_keeps_a_tunnel_open_and_its_end_is_no_failure(
+    lab: EmbeddedLab,
+) -> None:
+    received: list[bytes] = []
 
     async def listens(seen: Conversation) -> None:
         await seen.send(SWITCHED)
         while data := await seen.reader.read(100):
-            heard.append(data)
+            received.append(data)
 
-    replica = await lab.replica("one", listens)
+    replica = await lab.add_replica("one", listens)
     lab.serve(service(replica, timeout_s=600.0))
     live = lab.plane.services["p", "s"]
     wires = [await lab.connect() for _ in range(6)]
     for wire in wires:
         assert (await wire.ask(upgrade())).status == 101
         await wire.send(b"word")
-    await until(lambda: b"".join(heard) == b"word" * 6)
+    await until(lambda: b"".join(received) == b"word" * 6)
     now = monotonic()
     sweep(lab.plane, now + 601.0)
     assert len(lab.plane.clients) == 6, "who speaks is not idle"
     sweep(lab.plane, now + 1202.0)
     await until(lambda: not lab.plane.clients)
-    known = live.replicas["one"]
-    assert (known.failures, known.ejections, known.outstanding, live.tallies[1].errors) == (0, 0, 0, 0)
+    live_replica = live.replicas["one"]
+    assert (
+        live_replica.failures,
+        live_replica.ejections,
+        live_replica.outstanding,
+        live.tallies[1].errors,
+    ) == (0, 0, 0, 0)

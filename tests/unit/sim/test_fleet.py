@@ -1,4 +1,4 @@
-"""Which of a cluster's own nodes a plan counts."""
+"""The nodes of a cluster that a plan counts."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import msgspec
 import pytest
 
 from shoal.errors import SpecError
-from shoal.scheduler.snapshot import NodeView
-from shoal.sim.fleet import Fleet, fleet_of
-from shoal.sim.machines import Shape, nodes_of
+from shoal.scheduler.facts.snapshot import NodeInfo
+from shoal.sim.cluster_shapes import ClusterShape, PlannedFleet, fleet_of, nodes_of
 
-H100 = nodes_of(Shape(4, 8, "H100"), prefix="h")
-A100 = nodes_of(Shape(2, 8, "A100"), prefix="a")
-HEAD = NodeView(name="head", cpus=16, memory_bytes=1 << 30)
+H100 = nodes_of(ClusterShape(4, 8, "H100"), prefix="h")
+A100 = nodes_of(ClusterShape(2, 8, "A100"), prefix="a")
+HEAD = NodeInfo(name="head", cpus=16, memory_bytes=1 << 30)
 
 
 def test_nodes_with_gpus_are_counted_and_the_others_stay() -> None:
@@ -26,14 +25,14 @@ def test_nodes_with_gpus_are_counted_and_the_others_stay() -> None:
 
 
 def test_nodes_of_several_kinds_are_asked_about() -> None:
-    with pytest.raises(SpecError, match="4xH100:8, 2xA100:8; which are to be counted") as caught:
+    with pytest.raises(SpecError, match="4xH100:8, 2xA100:8; choose the ones to count") as caught:
         fleet_of((*H100, *A100), None)
     assert caught.value.hint == "--nodes 4xH100:8"
-    chosen = fleet_of((*H100, *A100), Shape(1, 8, "A100"))
+    chosen = fleet_of((*H100, *A100), ClusterShape(1, 8, "A100"))
     assert (chosen.count, chosen.others, chosen.devices) == (2, H100, 48)
     for nodes, hint in ((H100, "--nodes 4xH100:8"), ((HEAD,), "leave `--nodes` out: all are counted")):
         with pytest.raises(SpecError, match="none of those") as caught:
-            fleet_of(nodes, Shape(1, 8, "B200"))
+            fleet_of(nodes, ClusterShape(1, 8, "B200"))
         assert caught.value.hint == hint
 
 
@@ -44,5 +43,5 @@ def test_cluster_without_gpus_is_counted_in_nodes_of_its_own() -> None:
 
 
 def test_processors_of_a_trace_are_one_pool() -> None:
-    fleet = Fleet(Shape(240))
+    fleet = PlannedFleet(ClusterShape(240))
     assert (fleet.unit, fleet.devices, len(fleet.nodes())) == ("processors", 240, 1)

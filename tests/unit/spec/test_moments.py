@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.spec.moments import parse_moment
+from shoal.spec.quantity import parse_moment
 
 NOW = 1_800_000_000.0
 """2027-01-15 08:00 UTC."""
@@ -35,6 +35,6 @@ def test_moment_is_read_as_it_is_meant(written: object, after_s: float) -> None:
 @pytest.mark.parametrize(
     "written", ["", "soon", "25:00", "14:60", "2027-02-30T08:00", "2027-01-15", None, True]
 )
-def test_what_is_no_moment_is_refused(written: object) -> None:
+def test_text_that_is_no_moment_is_refused(written: object) -> None:
     with pytest.raises(ValueError, match="is not a"):
         parse_moment(written, NOW)

@@ -66,11 +66,11 @@ BOMBS = {
 @pytest.mark.timeout(10)
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_is_refused(name: str) -> None:
-    text, told = BOMBS[name]
+    text, message = BOMBS[name]
     with pytest.raises(SpecError) as refused:
         read_job(text.encode(), "job.yaml")
     problems = refused.value.problems
-    assert any(told in problem for problem in problems), problems[:3]
+    assert any(message in problem for problem in problems), problems[:3]
     assert len(problems) <= 51
     assert all(len(problem) < 500 and problem.isprintable() for problem in problems)
 
@@ -93,7 +93,7 @@ except SpecError:
     "name", ["aliases of empty lists", "nested lists", "many keys", "many mistakes", "too many bytes"]
 )
 def test_refusing_a_bomb_takes_little_memory_and_at_most_seconds_of_cpu(name: str, tmp_path: Path) -> None:
-    """The child dies by SIGXCPU where it computes for longer."""
+    """SIGXCPU kills the child if it computes for longer."""
     bomb = tmp_path / "job.yaml"
     bomb.write_text(BOMBS[name][0])
     child = subprocess.run(

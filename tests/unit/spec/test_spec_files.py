@@ -38,12 +38,12 @@ mounts:
 
 
 def test_eight_mistakes_and_a_missing_command_are_reported_in_one_go_with_their_lines() -> None:
-    found = problems(EIGHT_MISTAKES)
-    assert [sentence.partition(": ")[0] for sentence in found] == [
+    sentences = problems(EIGHT_MISTAKES)
+    assert [sentence.partition(": ")[0] for sentence in sentences] == [
         f"job.yaml:{line}" for line in (1, 1, 3, 4, 5, 6, 8, 9, 11)
     ]
-    assert "job.yaml:3: unknown key `gpu` in `resources`; did you mean `gpus`?" in found
-    assert "job.yaml:9: key `name` is written twice, first on line 1; keep one" in found
+    assert "job.yaml:3: unknown key `gpu` in `resources`; did you mean `gpus`?" in sentences
+    assert "job.yaml:9: key `name` is written twice, first on line 1; keep one" in sentences
 
 
 def test_a_whole_file_means_what_it_says() -> None:
@@ -94,7 +94,7 @@ def test_anchors_and_aliases_work_where_they_are_plain() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("", "job.yaml:1: `run` is missing; write the command to run"),
         ("# nothing\n", "job.yaml:1: `run` is missing"),
@@ -116,23 +116,24 @@ def test_anchors_and_aliases_work_where_they_are_plain() -> None:
         ("run: x\n\x01\n", "not YAML"),
     ],
 )
-def test_what_is_not_a_job_file_is_refused_with_the_line(text: str, told: str) -> None:
-    found = problems(text)
-    assert len(found) == 1, found
-    assert told in found[0]
+def test_text_that_is_no_job_file_is_refused_with_the_line(text: str, message: str) -> None:
+    sentences = problems(text)
+    assert len(sentences) == 1, sentences
+    assert message in sentences[0]
 
 
 @pytest.mark.parametrize("text", ["def f(:\n  x\n", "print('hello')\n", ""])
-def test_a_program_in_place_of_a_file_is_told_how_it_is_run(tmp_path: Path, text: str) -> None:
+def test_program_given_as_a_job_file_gets_the_command_that_runs_it(tmp_path: Path, text: str) -> None:
     path = tmp_path / "boom.py"
     path.write_text(text)
     with pytest.raises(SpecError) as refused:
         load_job(path)
-    assert refused.value.hint == f"a program is run with `shoal run -- python {path}`"
+    assert refused.value.hint == f"run a program with `shoal run -- python {path}`"
     with pytest.raises(SpecError) as refused:
         load_service(path)
-    told = f"write `run: exec python {path}` and a `name` into {tmp_path}/boom.yaml, and `shoal serve` that"
-    assert refused.value.hint == told
+    service = f"{tmp_path}/boom.yaml"
+    hint = f"write `run: exec python {path}` and a `name` into {service}, and type `shoal serve` with it"
+    assert refused.value.hint == hint
 
 
 @pytest.mark.parametrize(
@@ -144,24 +145,24 @@ def test_a_program_in_place_of_a_file_is_told_how_it_is_run(tmp_path: Path, text
         ("train", "#! /usr/bin/env -S python3 -u\nimport torch\n", "python3"),
     ],
 )
-def test_script_without_an_ending_of_its_own_is_told_by_its_first_line(
+def test_script_without_an_ending_is_recognised_by_its_first_line(
     tmp_path: Path, name: str, text: str, runner: str
 ) -> None:
     path = tmp_path / name
     path.write_text(text)
     with pytest.raises(SpecError) as refused:
         load_job(path)
-    assert refused.value.hint == f"a program is run with `shoal run -- {runner} {path}`"
+    assert refused.value.hint == f"run a program with `shoal run -- {runner} {path}`"
 
 
-def test_file_for_sbatch_is_told_what_stands_for_its_directives(tmp_path: Path) -> None:
+def test_sbatch_file_gets_the_flags_that_replace_its_directives(tmp_path: Path) -> None:
     path = tmp_path / "job.sbatch"
     path.write_text("#!/bin/bash\n#SBATCH --nodes=2\nsrun python train.py\n")
     with pytest.raises(SpecError) as refused:
         load_job(path)
     assert refused.value.hint == (
-        f"a program is run with `shoal run -- bash {path}`; its `#SBATCH` lines are not read: "
-        "say `--nodes`, `--gpus` and `--time-limit` before the `--`"
+        f"run a program with `shoal run -- bash {path}`; its `#SBATCH` lines are not read: "
+        "give `--nodes`, `--gpus` and `--time-limit` before the `--`"
     )
 
 
@@ -209,7 +210,7 @@ def test_flags_may_complete_a_file_without_a_command() -> None:
     assert read("name: x\n", run="python x.py").run == "python x.py"
 
 
-def test_mistakes_of_a_file_and_of_flags_are_told_together_each_by_its_own_name() -> None:
+def test_mistakes_of_a_file_and_of_flags_are_reported_together_each_by_its_own_name() -> None:
     assert problems(
         "run: x\nresources: {nodes: 0}\nretry: many\n", gpus="x:y", env=["A"], retry_on="omo"
     ) == (

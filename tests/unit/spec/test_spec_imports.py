@@ -15,7 +15,7 @@ def modules_after(statement: str) -> set[str]:
     )
 
 
-def test_yaml_is_imported_by_whoever_loads_files_and_nobody_else() -> None:
+def test_yaml_is_imported_only_where_files_are_loaded() -> None:
     loaded = modules_after("import shoal.spec")
     assert "pydantic" in loaded
     assert not loaded & {"yaml", "msgspec", "asyncio", "shoal.model"}

@@ -103,7 +103,7 @@ def test_an_array_of_one_index_is_not_read_back_as_a_count() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "message"),
     [
         ({"array": "0..999999999999"}, "more than 10,000 elements"),
         ({"array": 10_001}, "`10001` elements; an array has from 1 to 10,000"),
@@ -205,10 +205,10 @@ def test_an_array_of_one_index_is_not_read_back_as_a_count() -> None:
         ({"\x1b[31mred": 1}, r"unknown key `\x1b[31mred`"),
     ],
 )
-def test_a_mistake_is_told_with_the_value_seen_and_what_would_do(fields: dict[str, Any], told: str) -> None:
+def test_a_mistake_is_shown_with_the_value_and_an_example(fields: dict[str, Any], message: str) -> None:
     problems = refusals(**fields)
     assert len(problems) == 1, problems
-    assert told in problems[0]
+    assert message in problems[0]
     assert problems[0].startswith("request: ")
     assert problems[0].isprintable()
 
@@ -258,14 +258,14 @@ def test_every_key_that_could_be_mistyped_has_its_known_names_at_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "message"),
     [
         ({"resources": {"gpus": {"kind": "8x"}}}, "`8x` is not a kind of GPU such as `H100`"),
         ({"topology": "the rack"}, "`the rack` is not a level such as `rack`"),
     ],
 )
-def test_a_pattern_is_told_in_words(fields: dict[str, Any], told: str) -> None:
-    assert told in refusals(**fields)[0]
+def test_a_pattern_is_described_in_words(fields: dict[str, Any], message: str) -> None:
+    assert message in refusals(**fields)[0]
 
 
 def test_a_checkpoint_without_a_path_is_a_directory_of_the_jobs_own() -> None:

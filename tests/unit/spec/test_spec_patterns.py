@@ -1,4 +1,4 @@
-"""Patterns of log rules: what is plainly wrong is said at submit, and nothing is compiled for that."""
+"""Patterns of log rules: a plainly wrong pattern is refused at submit, without compiling it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.spec import parse_job
-from shoal.spec.patterns import checked_pattern
+from shoal.spec.text import checked_pattern
 
 GOOD = (
     *("Xid [0-9]+", "a|b", "^(NCCL|gloo).*error$", "[]()]", "[^]]+", r"\(", r"[\]]", "a{2,3}", "a{,3}", "{"),
@@ -21,13 +21,13 @@ BAD = ("(", ")", "[a", "a\\", "*a", "(+)", "a|?", "(a))", "a{99999999999}", "(" 
 
 
 @pytest.mark.parametrize("pattern", GOOD)
-def test_what_python_compiles_is_taken(pattern: str) -> None:
+def test_pattern_that_python_compiles_is_accepted(pattern: str) -> None:
     re.compile(pattern)
     assert checked_pattern(pattern) == pattern
 
 
 @pytest.mark.parametrize("pattern", BAD)
-def test_what_is_plainly_wrong_is_refused(pattern: str) -> None:
+def test_plainly_wrong_pattern_is_refused(pattern: str) -> None:
     with pytest.raises(ValueError, match="is not a regular expression"):
         checked_pattern(pattern)
 
@@ -36,7 +36,7 @@ def test_what_is_plainly_wrong_is_refused(pattern: str) -> None:
 def test_nothing_that_python_compiles_is_refused(pattern: str) -> None:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # sets within sets, which Python may read otherwise one day
+            warnings.simplefilter("ignore")  # sets within sets, which Python may read differently one day
             re.compile(pattern)
     except (re.error, OverflowError, RecursionError):
         return

@@ -1,4 +1,4 @@
-"""Amounts: what is read, and what is refused with which words."""
+"""Amounts: which texts are read, and the message for each refused text."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import math
 import pytest
 
 from shoal.spec.quantity import (
+    format_bytes,
+    format_seconds,
     parse_bytes,
     parse_number,
     parse_seconds,
     parse_whole,
-    spoken_bytes,
-    spoken_seconds,
 )
 
 
@@ -36,7 +36,7 @@ def test_bytes_are_read_exactly_and_rounded_up(written: object, expected: int) -
 
 
 @pytest.mark.parametrize(
-    ("written", "told"),
+    ("written", "message"),
     [
         ("32G", "`32GB` (of 1000) or `32GiB` (of 1024)"),
         ("32Gi", "`32GB` (of 1000) or `32GiB` (of 1024)"),
@@ -53,10 +53,10 @@ def test_bytes_are_read_exactly_and_rounded_up(written: object, expected: int) -
         ([1], "a list is not an amount"),
     ],
 )
-def test_amounts_that_cannot_be_read_say_why(written: object, told: str) -> None:
+def test_amounts_that_cannot_be_read_say_why(written: object, message: str) -> None:
     with pytest.raises(ValueError) as refused:
         parse_bytes(written)
-    assert told in str(refused.value)
+    assert message in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -102,6 +102,6 @@ def test_numbers_may_have_a_fraction() -> None:
         parse_number("half")
 
 
-def test_amounts_are_said_in_the_largest_exact_unit() -> None:
-    assert [spoken_bytes(n) for n in (1 << 20, 32 * 10**9, 1023)] == ["1MiB", "32GB", "1023B"]
-    assert [spoken_seconds(n) for n in (3600, 90, 0.5, 86400 * 3)] == ["1h", "90s", "0.5s", "3d"]
+def test_amounts_are_formatted_in_the_largest_exact_unit() -> None:
+    assert [format_bytes(n) for n in (1 << 20, 32 * 10**9, 1023)] == ["1MiB", "32GB", "1023B"]
+    assert [format_seconds(n) for n in (3600, 90, 0.5, 86400 * 3)] == ["1h", "90s", "0.5s", "3d"]

@@ -11,13 +11,13 @@ from shoal.errors import SpecError
 from shoal.spec import ByteRange, CpuRange, GpuSpec, NodeRange, Resources, parse_job
 
 
-def resources(**asked: Any) -> Resources:
-    return parse_job({"run": "true", "resources": asked}).resources
+def resources(**fields: Any) -> Resources:
+    return parse_job({"run": "true", "resources": fields}).resources
 
 
-def refusal(**asked: Any) -> str:
+def refusal(**fields: Any) -> str:
     with pytest.raises(SpecError) as refused:
-        resources(**asked)
+        resources(**fields)
     assert len(refused.value.problems) == 1, refused.value.problems
     return refused.value.problems[0]
 
@@ -65,7 +65,7 @@ def test_gpus_have_a_kind_a_count_or_both(written: object, expected: GpuSpec | N
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("fields", "message"),
     [
         ({"nodes": "4..2"}, "`resources.nodes` ends at `2`, below its start `4`"),
         ({"nodes": "2+"}, "`2+` has no upper end; write one, such as `2..4`"),
@@ -103,7 +103,7 @@ def test_gpus_have_a_kind_a_count_or_both(written: object, expected: GpuSpec | N
         ({"gpus": math.nan}, "`nan` is not GPUs"),
         ({"gpus": 0.125}, "`0.125` is not in hundredths of a GPU; write `0.25` or `0.5`"),
         ({"gpus": {"count": 2, "share": 0.5}}, "has a `share` of 2 GPUs; only a single GPU can be shared"),
-        ({"gpus": "H100-1g.10gb:0.5"}, "has a `share` of `H100-1g.10gb`, a slice, which is given whole"),
+        ({"gpus": "H100-1g.10gb:0.5"}, "has a `share` of `H100-1g.10gb`, a slice, which is only given whole"),
         ({"gpus": "A100|H100-1g.10gb"}, "has `H100-1g.10gb`, a slice, beside whole GPUs"),
         ({"gpus": {"share": 0.001}}, "`0.001` is below the least, 0.01"),
         ({"exclusive": "maybe"}, "`resources.exclusive` must be `true` or `false`, not the text `maybe`"),
@@ -111,6 +111,6 @@ def test_gpus_have_a_kind_a_count_or_both(written: object, expected: GpuSpec | N
     ],
 )
 def test_what_is_out_of_bounds_is_one_problem_with_the_value_and_the_limit(
-    asked: dict[str, Any], told: str
+    fields: dict[str, Any], message: str
 ) -> None:
-    assert told in refusal(**asked)
+    assert message in refusal(**fields)

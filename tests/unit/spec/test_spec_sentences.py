@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from shoal.api import queries, refusals, requests
+from shoal.api import queries, requests
+from shoal.api.http import problems as problems_module
 from shoal.errors import SpecError
 from shoal.spec import JobSpec, problems
 from shoal.spec.parse import parse_job, parse_service
@@ -16,7 +17,7 @@ from shoal.spec.service import ServiceSpec
 
 
 def patterns(schema: Any) -> Iterator[str]:
-    """Of texts, anywhere in what pydantic checks a model with."""
+    """The patterns of texts, anywhere in the schema that pydantic checks a model with."""
     if isinstance(schema, dict):
         if schema.get("type") == "str" and "pattern" in schema:
             yield schema["pattern"]
@@ -35,37 +36,37 @@ def patterns_of(model: type[BaseModel]) -> set[str]:
 
 @pytest.mark.parametrize("model", [JobSpec, ServiceSpec])
 def test_every_pattern_of_a_spec_has_a_sentence(model: type[BaseModel]) -> None:
-    found = patterns_of(model)
-    assert len(found) > 3
-    assert found <= problems._PATTERNS.keys()
+    patterns = patterns_of(model)
+    assert len(patterns) > 3
+    assert patterns <= problems._PATTERNS.keys()
 
 
 def test_every_pattern_of_a_request_has_a_sentence() -> None:
     models = [*vars(requests).values(), *vars(queries).values()]
-    found = {
+    patterns = {
         pattern
         for model in models
         if isinstance(model, type) and issubclass(model, requests.Body | queries.Query)
         for pattern in patterns_of(model)
     }
-    assert requests.NAME_PATTERN in found
-    assert found <= {*refusals.PATTERNS, requests.ENV_PATTERN}  # of secrets, which are never quoted
+    assert requests.NAME_PATTERN in patterns
+    assert patterns <= {*problems_module.PATTERNS, requests.ENV_PATTERN}  # of secrets, which are never quoted
 
 
 @pytest.mark.parametrize(
-    ("spec", "told"),
+    ("spec", "message"),
     [
         ({"origins": ["x"]}, "is not an origin such as"),
         ({"model": {"job": "train", "save": "newest"}}, "is not the folder of a checkpoint"),
     ],
 )
-def test_a_text_that_does_not_match_is_refused_with_the_sentence(spec: dict[str, Any], told: str) -> None:
-    with pytest.raises(SpecError, match=told):
+def test_a_text_that_does_not_match_is_refused_with_the_sentence(spec: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
         parse_service({"name": "chat", "run": "true", **spec})
 
 
-def test_a_pattern_without_a_sentence_is_told_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pattern_without_a_sentence_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(problems, "_PATTERNS", {})
-    monkeypatch.setattr(problems.sentence, "__defaults__", ({},))
+    monkeypatch.setattr(problems.problem_sentence, "__defaults__", ({},))
     with pytest.raises(SpecError, match="is not of the form"):
         parse_job({"run": "true", "name": "a b"})

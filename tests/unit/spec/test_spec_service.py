@@ -78,7 +78,7 @@ def test_replica_is_a_job_with_what_the_two_have_in_common() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "told"),
+    ("field", "value", "message"),
     [
         ("replicas", "8..", "no upper end"),
         ("replicas", -1, "0 to 1,000"),
@@ -92,7 +92,7 @@ def test_replica_is_a_job_with_what_the_two_have_in_common() -> None:
         ("rollout", "slowly", "is not `rolling` or `canary`"),
     ],
 )
-def test_what_is_wrong_is_said(field: str, value: object, told: str) -> None:
+def test_wrong_value_is_refused_with_its_sentence(field: str, value: object, message: str) -> None:
     with pytest.raises(SpecError) as refused:
         parse_service({**LEAST, field: value})
-    assert told in refused.value.message
+    assert message in refused.value.message

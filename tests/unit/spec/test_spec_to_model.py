@@ -1,4 +1,4 @@
-"""From a spec to what the scheduler and the supervisor are told."""
+"""From a spec to the values that the scheduler and the supervisor get."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ import pytest
 
 from shoal.errors import SpecError
 from shoal.model.from_spec import log_rules_of, mounts_of, request_of, retry_of
-from shoal.model.job import RetryPolicy
-from shoal.model.request import GpuRequest, Request, TopologyRequest
+from shoal.model.job import GpuRequest, ResourceRequest, RetryPolicy, TopologyRequest
 from shoal.spec import parse_job
-from shoal.spec.launchers import asked_in
+from shoal.spec.launchers import launcher_request
 from shoal.wire import LogRule, Mount, RuleAction
 
 
-def request(**fields: Any) -> Request:
+def request(**fields: Any) -> ResourceRequest:
     return request_of(parse_job({"run": "x", **fields}))
 
 
 def test_a_job_that_asks_for_nothing_gets_one_cpu_on_one_node() -> None:
-    assert request() == Request()
+    assert request() == ResourceRequest()
 
 
 def test_one_rank_for_each_gpu_and_one_cpu_for_each_rank() -> None:
-    asked = request(resources={"gpus": "H100:8"})
-    assert (asked.gpus, asked.ranks_per_node, asked.cpus) == (GpuRequest(count=8, kind="H100"), 8, 8.0)
+    resources = request(resources={"gpus": "H100:8"})
+    assert resources.gpus == GpuRequest(count=8, kind="H100")
+    assert (resources.ranks_per_node, resources.cpus) == (8, 8.0)
     assert request(ranks_per_node=4).cpus == 4.0
 
 
-def test_what_was_asked_for_wins_over_what_follows_from_gpus() -> None:
-    asked = request(
+def test_explicit_cpus_and_memory_win_over_defaults_from_gpus() -> None:
+    resources = request(
         resources={"gpus": 8, "cpus": "64+", "memory": "1GB..2GB", "disk": "1TB"}, ranks_per_node=1
     )
-    assert (asked.cpus, asked.memory_bytes, asked.disk_bytes, asked.ranks_per_node) == (
+    assert (resources.cpus, resources.memory_bytes, resources.disk_bytes, resources.ranks_per_node) == (
         64.0,
         10**9,
         10**12,
@@ -43,19 +43,19 @@ def test_what_was_asked_for_wins_over_what_follows_from_gpus() -> None:
 
 
 def test_nodes_keep_both_ends_and_topology_its_mode() -> None:
-    asked = request(resources={"nodes": "2..4"}, topology="rack:preferred", time_limit="1h")
-    assert (asked.min_nodes, asked.max_nodes, asked.time_limit_s) == (2, 4, 3600.0)
-    assert asked.topology == TopologyRequest(within="rack", is_required=False)
+    resources = request(resources={"nodes": "2..4"}, topology="rack:preferred", time_limit="1h")
+    assert (resources.min_nodes, resources.max_nodes, resources.time_limit_s) == (2, 4, 3600.0)
+    assert resources.topology == TopologyRequest(within="rack", is_required=False)
     assert request(topology="rack").topology == TopologyRequest(within="rack", is_required=True)
 
 
 def test_the_default_retry_policy_is_the_same_in_spec_and_model() -> None:
     assert retry_of(parse_job({"run": "x"})) == RetryPolicy()
-    asked = parse_job({"run": "x", "retry": {"max": 2, "on": "oom", "backoff": "1m"}})
-    assert retry_of(asked) == RetryPolicy(max_retries=2, on=frozenset({"oom"}), backoff_s=60.0)
+    spec = parse_job({"run": "x", "retry": {"max": 2, "on": "oom", "backoff": "1m"}})
+    assert retry_of(spec) == RetryPolicy(max_retries=2, on=frozenset({"oom"}), backoff_s=60.0)
 
 
-def test_mounts_and_log_rules_are_told_in_the_words_of_the_wire() -> None:
+def test_mounts_and_log_rules_become_wire_values() -> None:
     spec = parse_job({"run": "x", "mounts": ["/a:/b:ro"], "log_rules": {"Xid": "stop_retries"}})
     assert mounts_of(spec) == (Mount(source="/a", target="/b", is_read_only=True),)
     assert log_rules_of(spec) == (LogRule(match="Xid", action=RuleAction.STOP_RETRIES),)
@@ -96,7 +96,7 @@ def test_processes_that_a_torchrun_asks_for_are_the_ranks_of_the_node(run: str, 
 
 
 @pytest.mark.parametrize(
-    ("run", "own", "nodes", "ranks"),
+    ("run", "job_nodes", "nodes", "ranks"),
     [
         ("torchrun --nnodes 2 --nproc-per-node 2 p.py", None, (2, 2), 2),
         ("torchrun --nnodes=2 p.py", 2, (2, 2), 1),
@@ -113,10 +113,10 @@ def test_processes_that_a_torchrun_asks_for_are_the_ranks_of_the_node(run: str, 
     ],
 )
 def test_nodes_that_a_launcher_asks_for_are_those_of_the_job(
-    run: str, own: object, nodes: tuple[int, int], ranks: int
+    run: str, job_nodes: object, nodes: tuple[int, int], ranks: int
 ) -> None:
-    asked = request(run=run, resources={} if own is None else {"nodes": own})
-    assert (asked.min_nodes, asked.max_nodes, asked.ranks_per_node) == (*nodes, ranks)
+    resources = request(run=run, resources={} if job_nodes is None else {"nodes": job_nodes})
+    assert (resources.min_nodes, resources.max_nodes, resources.ranks_per_node) == (*nodes, ranks)
 
 
 @pytest.mark.parametrize(
@@ -135,10 +135,10 @@ def test_launcher_that_contradicts_its_job_is_refused(run: str, fields: dict[str
         request(run=run, **fields)
 
 
-@pytest.mark.parametrize("words", ["torchrun ", "mpirun -;", "-a;mpirun ", "mpirun -a "])
-def test_script_of_the_largest_size_is_read_in_no_time(words: str) -> None:
-    asked = asked_in(words * (28 << 10))
-    assert (asked.per_node, asked.mpi_in_all) == (None, None)
+@pytest.mark.parametrize("text", ["torchrun ", "mpirun -;", "-a;mpirun ", "mpirun -a "])
+def test_script_of_the_largest_size_is_read_quickly(text: str) -> None:
+    launch = launcher_request(text * (28 << 10))
+    assert (launch.per_node, launch.mpi_in_all) == (None, None)
 
 
 @pytest.mark.parametrize(

@@ -1,41 +1,45 @@
-"""One file per noun. Each declares its routes with their permissions; none decides what a role may do."""
+"""The routes, one file for each noun. Each file declares its routes with their permissions.
+
+A handler reads its body or query (`requests`, `queries`), asks `Call.allow` for the route's permission, calls
+the control plane or reads the store, and returns a view (`views/`). No route decides what a role may do.
+
+jobs, job_output, archives   submit and follow jobs, their logs, metrics and checkpoints
+services, nodes, drills      services; nodes and windows; injected faults
+me, users, projects          the caller, people and their tokens, projects and members
+events                       the event log and the audit
+internal                     supervisors, node agents and data planes
+"""
 
 from shoal.api.routes import (
     archives,
-    checkpoints,
-    desk,
     drills,
     events,
+    internal,
+    job_output,
     jobs,
-    logs,
     me,
-    metrics,
     nodes,
     projects,
     services,
-    serving,
-    supervisor,
-    tokens,
     users,
-    windows,
 )
 
 ALL = (
     me.routes,
     jobs.routes,
-    logs.routes,
-    metrics.routes,
-    checkpoints.routes,
+    job_output.log_routes,
+    job_output.metric_routes,
+    job_output.checkpoint_routes,
     archives.routes,
-    nodes.routes,
-    windows.routes,
+    nodes.node_routes,
+    nodes.window_routes,
     services.routes,
-    serving.routes,
+    internal.serving_routes,
     drills.routes,
     events.routes,
-    users.routes,
+    users.user_routes,
     projects.routes,
-    tokens.routes,
-    supervisor.routes,
-    desk.routes,
+    users.token_routes,
+    internal.supervisor_routes,
+    internal.mailbox_routes,
 )

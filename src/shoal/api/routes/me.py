@@ -1,4 +1,4 @@
-"""Who am I, how is the cluster, is anybody there, and what can be asked."""
+"""The caller, the cluster's status and health, and the description of this API."""
 
 from __future__ import annotations
 
@@ -8,39 +8,38 @@ from typing import Annotated
 from fastapi import Query, Request, Response
 
 from shoal import __version__
-from shoal.api import status_views, views
-from shoal.api.call import answer, call_of
-from shoal.api.openapi import schema_bytes
+from shoal.api.call import call_of, json_response
 from shoal.api.queries import NoQuery
-from shoal.api.render import render_outage
-from shoal.api.routing import Routes
-from shoal.control.outage import Outage
-from shoal.control.turns import Failing, Turns
+from shoal.api.routing import RouteGroup
+from shoal.api.views import cluster, schema
+from shoal.api.views.openapi import schema_bytes
+from shoal.api.views.render import render_outage
+from shoal.control.memory.health import EngineOutage, FailingLoop, LoopHealth
 from shoal.identity import Permission, is_at_least
 from shoal.model.attempt import Attempt
 from shoal.model.job import Job
 from shoal.model.node import Node, NodeState
 from shoal.model.people import Role
-from shoal.store import Head, Tx
+from shoal.store import LogHead, Tx
 
-routes = Routes("cluster")
-Loaded = tuple[list[Node], list[tuple[Job, Attempt]], dict[str, int], Head]
+routes = RouteGroup("cluster")
+Loaded = tuple[list[Node], list[tuple[Job, Attempt]], dict[str, int], LogHead]
 
 
-@routes.add("GET", "/healthz", None, answers=status_views.HealthView)
+@routes.add("GET", "/healthz", None, answers=cluster.HealthView)
 async def check_health(request: Request) -> Response:
-    """Whether the server answers, and does its work. Says nothing else to anybody."""
-    turns: Turns = request.app.state.turns
-    view: status_views.HealthView = {"status": "degraded" if turns.failing else "ok", "role": "leader"}
-    return answer(view)
+    """Whether the server answers and does its work. Reveals nothing else."""
+    turns: LoopHealth = request.app.state.turns
+    view: cluster.HealthView = {"status": "degraded" if turns.failing else "ok", "role": "leader"}
+    return json_response(view)
 
 
-@routes.add("GET", "/v1/me", Permission.ME_READ, answers=views.MeView)
+@routes.add("GET", "/v1/me", Permission.ME_READ, answers=schema.MeView)
 async def show_me(request: Request, query: Annotated[NoQuery, Query()]) -> Response:
-    """Who this token stands for, and what it may do where."""
+    """The user or job of this token, and its rights."""
     call = call_of(request)
     caller = call.caller
-    view: views.MeView = {
+    view: schema.MeView = {
         "actor": str(call.actor),
         "user": call.person().name,
         "cluster_role": caller.cluster_role.value if caller.cluster_role else None,
@@ -53,51 +52,53 @@ async def show_me(request: Request, query: Annotated[NoQuery, Query()]) -> Respo
         },
         "now": call.plane.core.clock.now(),
     }
-    return answer(view)
+    return json_response(view)
 
 
-@routes.add("GET", "/v1/status", Permission.STATUS_READ, answers=status_views.StatusView)
+@routes.add("GET", "/v1/status", Permission.STATUS_READ, answers=cluster.StatusView)
 async def show_status(request: Request, query: Annotated[NoQuery, Query()]) -> Response:
     """The cluster at a glance."""
     call = call_of(request)
     nodes, holding, counts, head = await call.plane.core.store.read(lambda tx: _load(tx, call.visible()))
-    shares = [share for _, attempt in holding for share in attempt.allocation]
-    there = [node for node in nodes if not node.is_gone]
-    states = Counter(node.state for node in there)
+    tasks = [task for _, attempt in holding for task in attempt.allocation]
+    listed = [node for node in nodes if not node.is_gone]
+    states = Counter(node.state for node in listed)
     is_operator = is_at_least(call.caller.cluster_role, Role.OPERATOR)
-    view: status_views.StatusView = {
+    view: cluster.StatusView = {
         "version": __version__,
         "store": call.plane.settings.store_url.partition(":")[0].partition("+")[0],
         "engine": call.plane.core.engine.name,
         "started_at": call.services.started_at,
         "counts": counts,
         "nodes": {
-            "total": len(there),
-            "ready": sum(node.takes_work for node in there),
+            "total": len(listed),
+            "ready": sum(node.takes_work for node in listed),
             "cordoned": states[NodeState.CORDONED],
             "draining": states[NodeState.DRAINING],
             "drained": states[NodeState.DRAINED],
             "dead": states[NodeState.DEAD],
-            "silent": sum(not node.facts.answers and node.state is not NodeState.DEAD for node in there),
-            "closed": sum(node.is_closed for node in there),
-            "gone": len(nodes) - len(there),
+            "silent": sum(not node.facts.answers and node.state is not NodeState.DEAD for node in listed),
+            "closed": sum(node.is_closed for node in listed),
+            "gone": len(nodes) - len(listed),
         },
         "devices": {
-            "gpus_total": sum(len(node.facts.gpus) for node in there),
-            "gpus_used": sum(share.num_gpus for share in shares),
-            "cpus_total": sum(node.facts.cpus for node in there),
-            "cpus_used": sum(share.cpus for share in shares),
+            "gpus_total": sum(len(node.facts.gpus) for node in listed),
+            "gpus_used": sum(task.num_gpus for task in tasks),
+            "cpus_total": sum(node.facts.cpus for node in listed),
+            "cpus_used": sum(task.cpus for task in tasks),
         },
         "events_head": {"seq": head.seq, "hash": head.hash} if is_operator else None,
-        "failing": [_failing(one, is_operator=is_operator) for one in call.plane.core.turns.failing],
-        "unanswered": _unanswered(call.plane.core.outages.told, is_operator=is_operator),
-        "taken_service_port": call.plane.core.services.taken_port,
+        "failing": [
+            _failing(failing, is_operator=is_operator) for failing in call.plane.core.loop_health.failing
+        ],
+        "unanswered": _unanswered(call.plane.core.outages.reported, is_operator=is_operator),
+        "taken_service_port": call.plane.core.services.wanted_port,
     }
-    return answer(view)
+    return json_response(view)
 
 
-def _failing(failing: Failing, *, is_operator: bool) -> status_views.FailingView:
-    """What went wrong may name files and servers."""
+def _failing(failing: FailingLoop, *, is_operator: bool) -> cluster.FailingView:
+    """A failing loop. Its error may name files and servers, so only operators see it."""
     return {
         "loop": failing.loop,
         "since": failing.since,
@@ -106,8 +107,8 @@ def _failing(failing: Failing, *, is_operator: bool) -> status_views.FailingView
     }
 
 
-def _unanswered(outage: Outage | None, *, is_operator: bool) -> status_views.OutageView | None:
-    """A cluster's own words may name machines."""
+def _unanswered(outage: EngineOutage | None, *, is_operator: bool) -> cluster.OutageView | None:
+    """An unanswered cluster. Its own words may name machines, so only operators see them."""
     if outage is None:
         return None
     return {**render_outage(outage), "why": outage.why if is_operator else None}

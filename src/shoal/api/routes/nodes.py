@@ -1,4 +1,7 @@
-"""Look at nodes; cordon, drain, resume them, declare them dead or remove them."""
+"""List nodes; cordon, drain, resume them, declare them dead or remove them.
+
+Maintenance windows and reservations.
+"""
 
 from __future__ import annotations
 
@@ -7,99 +10,108 @@ from typing import Annotated
 
 from fastapi import Query, Request, Response
 
-from shoal.api import views
-from shoal.api.bodies import read_model
-from shoal.api.call import Call, answer, call_of, idempotency_key
+from shoal.api.call import Call, call_of, idempotency_key, json_response
+from shoal.api.http.bodies import read_model
 from shoal.api.queries import NoQuery
-from shoal.api.render import render_node
-from shoal.api.requests import NodeBody
-from shoal.api.routing import Routes
-from shoal.control.explain import is_kept_here
-from shoal.control.leases import QUIET_S
-from shoal.control.nodes import Decided, find_node
+from shoal.api.requests import NewWindow, NodeBody
+from shoal.api.routing import RouteGroup
+from shoal.api.views import schema
+from shoal.api.views.render import render_node, render_window
+from shoal.control.commands.explain import is_not_handed_over
+from shoal.control.commands.nodes import NodeStateChange, find_node
+from shoal.control.commands.windows import WindowRequest, jobs_in_the_way
+from shoal.control.memory.leases import QUIET_S
 from shoal.identity import Permission
 from shoal.model.attempt import Attempt
 from shoal.model.job import Job
-from shoal.model.node import Node, NodeState
+from shoal.model.node import Node, NodeState, Window, WindowKind
 from shoal.store import Tx
 
 Holding = list[tuple[Job, Attempt]]
-routes = Routes("nodes")
+node_routes = RouteGroup("nodes")
 
 
-@routes.add("GET", "/v1/nodes", Permission.NODE_READ, answers=views.NodePageView)
+@node_routes.add("GET", "/v1/nodes", Permission.NODE_READ, answers=schema.NodePageView)
 async def list_nodes(request: Request, query: Annotated[NoQuery, Query()]) -> Response:
     """Every node, with what is in use. Jobs that you may not see are counted but not named."""
     call = call_of(request)
-    view: views.NodePageView = {"items": await _views(call), "next_cursor": None}
-    return answer(view)
+    view: schema.NodePageView = {"items": await _node_views(call), "next_cursor": None}
+    return json_response(view)
 
 
-@routes.add("GET", "/v1/nodes/{name}", Permission.NODE_READ, answers=views.NodeView)
+@node_routes.add("GET", "/v1/nodes/{name}", Permission.NODE_READ, answers=schema.NodeView)
 async def show_node(request: Request, name: str, query: Annotated[NoQuery, Query()]) -> Response:
     """One node."""
-    return answer((await _views(call_of(request), name))[0])
+    return json_response((await _node_views(call_of(request), name))[0])
 
 
-@routes.add("POST", "/v1/nodes/{name}/cordon", Permission.NODE_MANAGE, answers=views.NodeView, body=NodeBody)
+@node_routes.add(
+    "POST", "/v1/nodes/{name}/cordon", Permission.NODE_MANAGE, answers=schema.NodeView, body=NodeBody
+)
 async def cordon_node(request: Request, name: str, query: Annotated[NoQuery, Query()]) -> Response:
-    """No new work goes there; what runs there runs on."""
-    return await _set(request, name, NodeState.CORDONED)
+    """The node takes no new work. Running jobs keep running."""
+    return await _set_state(request, name, NodeState.CORDONED)
 
 
-@routes.add("POST", "/v1/nodes/{name}/drain", Permission.NODE_MANAGE, answers=views.NodeView, body=NodeBody)
+@node_routes.add(
+    "POST", "/v1/nodes/{name}/drain", Permission.NODE_MANAGE, answers=schema.NodeView, body=NodeBody
+)
 async def drain_node(request: Request, name: str, query: Annotated[NoQuery, Query()]) -> Response:
-    """No new work goes there; what runs there is asked to stop and queued again."""
-    return await _set(request, name, NodeState.DRAINING)
+    """The node takes no new work. Running jobs are asked to stop and queue again."""
+    return await _set_state(request, name, NodeState.DRAINING)
 
 
-@routes.add("POST", "/v1/nodes/{name}/resume", Permission.NODE_MANAGE, answers=views.NodeView, body=NodeBody)
+@node_routes.add(
+    "POST", "/v1/nodes/{name}/resume", Permission.NODE_MANAGE, answers=schema.NodeView, body=NodeBody
+)
 async def resume_node(request: Request, name: str, query: Annotated[NoQuery, Query()]) -> Response:
     """The node takes work again."""
-    return await _set(request, name, NodeState.READY)
+    return await _set_state(request, name, NodeState.READY)
 
 
-@routes.add(
+@node_routes.add(
     "POST",
     "/v1/nodes/{name}/declare-dead",
     Permission.NODE_MANAGE,
-    answers=views.NodeDeclaredDeadView,
+    answers=schema.NodeDeclaredDeadView,
     body=NodeBody,
 )
 async def declare_node_dead(request: Request, name: str, query: Annotated[NoQuery, Query()]) -> Response:
-    """Vouch that nothing runs there any more: its jobs are started elsewhere."""
+    """Declare that no process of ours runs there any more. Its jobs start elsewhere."""
     call = call_of(request)
     decided = await _decide(request, name, NodeState.DEAD)
-    jobs = await call.plane.core.store.read(lambda tx: [tx.jobs.get(job) for job in decided.begin_anew])
+    jobs = await call.plane.core.store.read(
+        lambda tx: [tx.jobs.get(job) for job in decided.restarted_job_ids]
+    )
     visible = call.visible()
     named = sorted(job.reference for job in jobs if job and (visible is None or job.project in visible))
-    view: views.NodeDeclaredDeadView = {**(await _views(call, name))[0], "begin_anew": named}
-    return answer(view)
+    view: schema.NodeDeclaredDeadView = {**(await _node_views(call, name))[0], "begin_anew": named}
+    return json_response(view)
 
 
-@routes.add("DELETE", "/v1/nodes/{name}", Permission.NODE_MANAGE, answers=views.NodeRemovedView)
+@node_routes.add("DELETE", "/v1/nodes/{name}", Permission.NODE_MANAGE, answers=schema.NodeRemovedView)
 async def remove_node(request: Request, name: str, query: Annotated[NoQuery, Query()]) -> Response:
-    """Take a node off the list that does not answer and holds nothing."""
+    """Remove a node that does not answer and holds nothing."""
     call = call_of(request)
     await call.plane.remove_node(call.actor, name, key=idempotency_key(request))
-    view: views.NodeRemovedView = {"name": name}
-    return answer(view)
+    view: schema.NodeRemovedView = {"name": name}
+    return json_response(view)
 
 
-async def _set(request: Request, name: str, state: NodeState) -> Response:
+async def _set_state(request: Request, name: str, state: NodeState) -> Response:
     await _decide(request, name, state)
-    return answer((await _views(call_of(request), name))[0])
+    return json_response((await _node_views(call_of(request), name))[0])
 
 
-async def _decide(request: Request, name: str, state: NodeState) -> Decided:
+async def _decide(request: Request, name: str, state: NodeState) -> NodeStateChange:
     call = call_of(request)
     key = idempotency_key(request)
     body = await read_model(request, NodeBody)
     return await call.plane.set_node_state(call.actor, name, state, body.because, key=key)
 
 
-async def _views(call: Call, name: str | None = None) -> list[views.NodeView]:
-    """Of that node, or of all by name."""
+async def _node_views(call: Call, name: str | None = None) -> list[schema.NodeView]:
+    """The view of that node, or of all nodes by name."""
     core = call.plane.core
 
     def load(tx: Tx) -> tuple[list[Node], Holding]:
@@ -113,10 +125,73 @@ async def _views(call: Call, name: str | None = None) -> list[views.NodeView]:
     for job, attempt in holding:
         for node_name in attempt.node_names:
             by_node[node_name].append((job, attempt))
-        if not is_kept_here(core, attempt):
+        if not is_not_handed_over(core, attempt):
             for node_name in core.leases.silent_nodes(attempt, QUIET_S):
                 silent[node_name].append(job)
     return [
-        render_node(node, by_node[node.name], call.visible(), core.outages.told, silent[node.name])
+        render_node(node, by_node[node.name], call.visible(), core.outages.reported, silent[node.name])
         for node in nodes
     ]
+
+
+window_routes = RouteGroup("windows")
+
+
+@window_routes.add("GET", "/v1/windows", Permission.NODE_READ, answers=schema.WindowPageView)
+async def list_windows(request: Request, query: Annotated[NoQuery, Query()]) -> Response:
+    """Maintenance and reservations that are not over. The earliest to begin comes first."""
+    call = call_of(request)
+    now = call.plane.core.clock.now()
+    windows = await call.plane.core.store.read(lambda tx: tx.windows.open(now))
+    view: schema.WindowPageView = {"items": await _window_views(call, windows), "next_cursor": None}
+    return json_response(view)
+
+
+@window_routes.add(
+    "POST", "/v1/windows", Permission.NODE_MANAGE, answers=schema.WindowView, status=201, body=NewWindow
+)
+async def declare_window(request: Request, query: Annotated[NoQuery, Query()]) -> Response:
+    """Keep nodes free of jobs, or for one project. Jobs that could be in the way do not start; running jobs
+    keep running.
+    """
+    call = call_of(request)
+    key = idempotency_key(request)
+    body = await read_model(request, NewWindow, max_bytes=call.plane.settings.limits.max_body_bytes)
+    window_request = WindowRequest(
+        kind=WindowKind(body.kind),
+        nodes=tuple(body.nodes),
+        count=body.count,
+        pool=body.pool,
+        from_at=body.from_at,
+        duration_s=body.duration_s,
+        project=body.project,
+        because=body.because,
+    )
+    window = await call.plane.declare_window(call.actor, window_request, key=key)
+    return json_response((await _window_views(call, [window]))[0], 201)
+
+
+@window_routes.add("DELETE", "/v1/windows/{window_id}", Permission.NODE_MANAGE, answers=schema.WindowView)
+async def cancel_window(request: Request, window_id: str, query: Annotated[NoQuery, Query()]) -> Response:
+    """Cancel a window: the nodes are open to all jobs again."""
+    call = call_of(request)
+    window = await call.plane.cancel_window(call.actor, window_id, key=idempotency_key(request))
+    return json_response((await _window_views(call, [window]))[0])
+
+
+async def _window_views(call: Call, windows: list[Window]) -> list[schema.WindowView]:
+    core, visible = call.plane.core, call.visible()
+    now = core.clock.now()
+    if not windows:
+        return []
+
+    def look(tx: Tx) -> list[schema.WindowView]:
+        # In the reader's thread: with many windows and jobs it takes longer than the loop may block.
+        holding, projects = tx.attempts.holding(), tx.people.projects()
+        there = jobs_in_the_way(windows, holding, projects, now)
+        return [
+            render_window(window, [job for job, _ in users], visible)
+            for window, users in zip(windows, there, strict=True)
+        ]
+
+    return await core.store.read(look)

@@ -1,4 +1,4 @@
-"""Projects, their limits, and who is in them as what."""
+"""Projects, their limits, and the roles of their members."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from typing import Annotated
 
 from fastapi import Query, Request, Response
 
-from shoal.api import views
-from shoal.api.bodies import read_model
-from shoal.api.call import Call, answer, call_of, idempotency_key
+from shoal.api.call import Call, call_of, idempotency_key, json_response
+from shoal.api.http.bodies import read_model
 from shoal.api.queries import NoQuery
-from shoal.api.render import render_member, render_project
 from shoal.api.requests import MemberBody, NewProject, ProjectLimits, role
-from shoal.api.routing import Routes
-from shoal.control.shares import Share, shares
+from shoal.api.routing import RouteGroup
+from shoal.api.views import schema
+from shoal.api.views.render import render_member, render_project
+from shoal.control.loops.project_usage import ProjectShare, project_shares
 from shoal.errors import SpecError
 from shoal.identity import Permission, check_member_grant
 from shoal.model.people import Membership, Project, Role
 from shoal.store import Tx
 
-routes = Routes("projects")
+routes = RouteGroup("projects")
 
 
-@routes.add("GET", "/v1/projects", Permission.PROJECT_READ, answers=views.ProjectPageView)
+@routes.add("GET", "/v1/projects", Permission.PROJECT_READ, answers=schema.ProjectPageView)
 async def list_projects(request: Request, query: Annotated[NoQuery, Query()]) -> Response:
     """The projects you may see, with their limits."""
     call = call_of(request)
@@ -32,60 +32,60 @@ async def list_projects(request: Request, query: Annotated[NoQuery, Query()]) ->
         return [project for project in tx.people.projects() if visible is None or project.name in visible]
 
     projects = await call.plane.core.store.read(load)
-    view: views.ProjectPageView = {"items": await _views(call, projects), "next_cursor": None}
-    return answer(view)
+    view: schema.ProjectPageView = {"items": await _views(call, projects), "next_cursor": None}
+    return json_response(view)
 
 
 @routes.add(
-    "POST", "/v1/projects", Permission.PROJECT_MANAGE, answers=views.ProjectView, status=201, body=NewProject
+    "POST", "/v1/projects", Permission.PROJECT_MANAGE, answers=schema.ProjectView, status=201, body=NewProject
 )
 async def create_project(request: Request, query: Annotated[NoQuery, Query()]) -> Response:
-    """A new project, with nobody in it yet."""
+    """A new project, without members."""
     call = call_of(request)
     key = idempotency_key(request)
     body = await read_model(request, NewProject)
-    project = await call.plane.create_project(call.actor, body.name, body.given(), key=key)
-    return answer((await _views(call, [project]))[0], 201)
+    project = await call.plane.create_project(call.actor, body.name, body.changed_fields(), key=key)
+    return json_response((await _views(call, [project]))[0], 201)
 
 
 @routes.add(
-    "PATCH", "/v1/projects/{name}", Permission.PROJECT_MANAGE, answers=views.ProjectView, body=ProjectLimits
+    "PATCH", "/v1/projects/{name}", Permission.PROJECT_MANAGE, answers=schema.ProjectView, body=ProjectLimits
 )
 async def update_project(request: Request, name: str, query: Annotated[NoQuery, Query()]) -> Response:
     """Change the limits that are sent."""
     call = call_of(request)
     key = idempotency_key(request)
     body = await read_model(request, ProjectLimits)
-    if not body.given():
+    if not body.changed_fields():
         raise SpecError("nothing to change was sent", hint='send for example {"max_open_jobs": 100}')
     try:
-        project = await call.plane.update_project(call.actor, name, body.given(), key=key)
+        project = await call.plane.update_project(call.actor, name, body.changed_fields(), key=key)
     finally:
         call.services.authenticator.forget()
-    return answer((await _views(call, [project]))[0])
+    return json_response((await _views(call, [project]))[0])
 
 
-@routes.add("GET", "/v1/projects/{name}/members", Permission.MEMBER_READ, answers=views.MemberPageView)
+@routes.add("GET", "/v1/projects/{name}/members", Permission.MEMBER_READ, answers=schema.MemberPageView)
 async def list_members(request: Request, name: str, query: Annotated[NoQuery, Query()]) -> Response:
-    """Who is in the project, and as what."""
+    """The members of the project and their roles."""
     call = call_of(request)
     call.allow(name)
     await call.project(name)
     members = await call.plane.core.store.read(lambda tx: tx.people.memberships(project=name))
     items = [render_member(member) for member in sorted(members, key=lambda member: member.user_name)]
-    view: views.MemberPageView = {"items": items, "next_cursor": None}
-    return answer(view)
+    view: schema.MemberPageView = {"items": items, "next_cursor": None}
+    return json_response(view)
 
 
 @routes.add(
     "PUT",
     "/v1/projects/{name}/members/{user}",
     Permission.MEMBER_MANAGE,
-    answers=views.MemberView,
+    answers=schema.MemberView,
     body=MemberBody,
 )
 async def set_member(request: Request, name: str, user: str, query: Annotated[NoQuery, Query()]) -> Response:
-    """Give somebody a role in the project, at most your own."""
+    """Give a user a role in the project, at most your own."""
     call = call_of(request)
     key = idempotency_key(request)
     call.allow(name)
@@ -98,19 +98,19 @@ async def set_member(request: Request, name: str, user: str, query: Annotated[No
         membership = await call.plane.set_member(call.actor, name, user, wanted, key=key)
     finally:
         call.services.authenticator.forget()
-    return answer(render_member(membership))
+    return json_response(render_member(membership))
 
 
 @routes.add(
     "DELETE",
     "/v1/projects/{name}/members/{user}",
     Permission.MEMBER_MANAGE,
-    answers=views.RemovedView,
+    answers=schema.RemovedView,
 )
 async def remove_member(
     request: Request, name: str, user: str, query: Annotated[NoQuery, Query()]
 ) -> Response:
-    """Take somebody out of the project. May be repeated."""
+    """Remove a user from the project. May be repeated."""
     call = call_of(request)
     key = idempotency_key(request)
     call.allow(name)
@@ -122,18 +122,18 @@ async def remove_member(
         await call.plane.remove_member(call.actor, name, user, key=key)
     finally:
         call.services.authenticator.forget()
-    view: views.RemovedView = {"user": user, "project": name}
-    return answer(view)
+    view: schema.RemovedView = {"user": user, "project": name}
+    return json_response(view)
 
 
-async def _views(call: Call, projects: list[Project]) -> list[views.ProjectView]:
-    """With what each of them holds now."""
+async def _views(call: Call, projects: list[Project]) -> list[schema.ProjectView]:
+    """The views of projects, with what each of them holds now."""
     core = call.plane.core
     now, half_life_s = core.clock.now(), core.planner.policy.half_life_s
 
-    def load(tx: Tx) -> tuple[dict[str, int], dict[str, Share]]:
+    def load(tx: Tx) -> tuple[dict[str, int], dict[str, ProjectShare]]:
         counts = {project.name: tx.jobs.count_open(project.name) for project in projects}
-        return counts, shares(tx, half_life_s, now)
+        return counts, project_shares(tx, half_life_s, now)
 
     counts, share = await core.store.read(load)
     return [
@@ -143,7 +143,7 @@ async def _views(call: Call, projects: list[Project]) -> list[views.ProjectView]
 
 
 async def _held(call: Call, project: str, user_name: str) -> Role | None:
-    """The role somebody has in the project now."""
+    """The user's present role in the project."""
 
     def load(tx: Tx) -> Membership | None:
         user = tx.people.user_by_name(user_name)

@@ -1,4 +1,4 @@
-"""Serve, list, look at, scale and stop services."""
+"""Serve, list, show, scale and stop services."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from typing import Annotated
 
 from fastapi import Query, Request, Response
 
-from shoal.api import service_views as views
-from shoal.api.admission import read_named
-from shoal.api.bodies import decode_strictly, parsed, read_model, validate
-from shoal.api.call import Call, answer, call_of, idempotency_key
+from shoal.api.call import Call, call_of, idempotency_key, json_response, read_for_project
+from shoal.api.http.bodies import decode_strictly, parse_body, read_model, validate
 from shoal.api.queries import NoQuery, ServiceQuery
 from shoal.api.requests import NoBody, RolloutBody, ScaleBody, ServeBody
-from shoal.api.routes.jobs import missing_archive, read_nothing
-from shoal.api.routing import Routes
-from shoal.control.services.commands import AskedService
-from shoal.control.services.look import Look, load, waits
+from shoal.api.routes.jobs import missing_archive, require_empty_body
+from shoal.api.routing import RouteGroup
+from shoal.api.views import services as views
+from shoal.control.services.commands import ServiceRequest
+from shoal.control.services.snapshot import ServiceSnapshot, load_snapshot, waiting_reasons
 from shoal.errors import NotFound, SpecError
 from shoal.identity import Permission, is_at_least
 from shoal.model.people import Role
@@ -26,7 +25,7 @@ from shoal.spec.parse import parse_service
 from shoal.spec.service import ServiceSpec
 from shoal.store import Tx
 
-routes = Routes("services")
+routes = RouteGroup("services")
 
 
 @routes.add(
@@ -38,29 +37,29 @@ routes = Routes("services")
     body=ServeBody,
 )
 async def serve(request: Request, query: Annotated[NoQuery, Query()]) -> Response:
-    """A new service, or a new release of the one of that name; of the same again nothing comes."""
+    """A new service, or a new release of the service of that name. Sending the same again changes nothing."""
     call = call_of(request)
     key = idempotency_key(request)
-    body, spec = await parsed(await read_named(call, request), _asked)
+    body, spec = await parse_body(await read_for_project(call, request), _parse_service_body)
     project = _project_for(call, body.project, spec)
-    known = await call.plane.core.store.read(lambda tx: tx.services.by_name(project, spec.name))
-    call.allow(project, is_own=known is None or known.owner == call.caller.id)
-    asked = AskedService(
+    existing = await call.plane.core.store.read(lambda tx: tx.services.by_name(project, spec.name))
+    call.allow(project, is_own=existing is None or existing.owner == call.caller.id)
+    service_request = ServiceRequest(
         spec=spec,
         project=project,
         owner=call.person(),
         archive_digest=body.archive,
-        left_behind=body.left_behind.told() if body.left_behind else None,
+        left_behind=body.left_behind.to_wire() if body.left_behind else None,
         secrets=body.secrets,
         may_claim=is_at_least(call.caller.role_in(project), Role.LEAD),
         refusal=missing_archive(call, project, body.archive),
     )
-    service = await call.plane.serve(call.actor, asked, key=key)
-    look = await _look(call, service.service_id)
-    return answer(views.render_served(look, call.plane.core.services.url, known), 201)
+    service = await call.plane.serve(call.actor, service_request, key=key)
+    snapshot = await _load_service(call, service.service_id)
+    return json_response(views.render_served(snapshot, call.plane.core.services.url, existing), 201)
 
 
-def _asked(raw: bytes) -> tuple[ServeBody, ServiceSpec]:
+def _parse_service_body(raw: bytes) -> tuple[ServeBody, ServiceSpec]:
     body = validate(ServeBody, decode_strictly(raw))
     return body, parse_service(body.spec)
 
@@ -68,7 +67,7 @@ def _asked(raw: bytes) -> tuple[ServeBody, ServiceSpec]:
 def _project_for(call: Call, named: str | None, spec: ServiceSpec) -> str:
     if named is not None and spec.project is not None and named != spec.project:
         raise SpecError(
-            f"the request says project `{named}`, its spec `{spec.project}`", hint="drop one of them"
+            f"the request names project `{named}`, its spec names `{spec.project}`", hint="drop one of them"
         )
     return named or spec.project or call.only_project()
 
@@ -77,19 +76,21 @@ def _project_for(call: Call, named: str | None, spec: ServiceSpec) -> str:
 async def list_services(request: Request, query: Annotated[ServiceQuery, Query()]) -> Response:
     """Services of the projects you may see."""
     call = call_of(request)
-    projects = await call.listed(query.project)
+    projects = await call.visible_in(query.project)
 
-    def look(tx: Tx) -> list[Look]:
-        named = (one for one in tx.services.all() if query.name in (None, one.name))
-        shown = [one for one in named if projects is None or one.project in projects]
-        return [found for one in shown if (found := load(tx, one.service_id)) is not None]
+    def look(tx: Tx) -> list[ServiceSnapshot]:
+        named = (service for service in tx.services.all() if query.name in (None, service.name))
+        shown = [service for service in named if projects is None or service.project in projects]
+        return [
+            snapshot for service in shown if (snapshot := load_snapshot(tx, service.service_id)) is not None
+        ]
 
-    found = await call.plane.core.store.read(look)
+    snapshots = await call.plane.core.store.read(look)
     view: views.ServicePageView = {
-        "items": [_shown(call, one) for one in found],
+        "items": [_shown(call, snapshot) for snapshot in snapshots],
         "next_cursor": None,
     }
-    return answer(view)
+    return json_response(view)
 
 
 @routes.add("GET", "/v1/services/{service_id}", Permission.SERVICE_READ, answers=views.ServiceDetailView)
@@ -97,15 +98,19 @@ async def show_service(request: Request, service_id: str, query: Annotated[NoQue
     """One service with its replicas, releases and the spec of the newest."""
     call = call_of(request)
     await _allowed(call, service_id)
-    look = await _look(call, service_id)
+    snapshot = await _load_service(call, service_id)
 
     def load_releases(tx: Tx) -> list[Release]:
         return tx.services.releases(service_id)
 
     core = call.plane.core
     releases = await core.store.read(load_releases)
-    load_now = core.services.load(look.service, core.clock.monotonic())
-    return answer(views.render_detail(look, core.services.url, releases, load_now, waits(core, look)))
+    load_now = core.services.load(snapshot.service, core.clock.monotonic())
+    return json_response(
+        views.render_service_detail(
+            snapshot, core.services.url, releases, load_now, waiting_reasons(core, snapshot)
+        )
+    )
 
 
 @routes.add(
@@ -116,7 +121,7 @@ async def show_service(request: Request, service_id: str, query: Annotated[NoQue
     body=ScaleBody,
 )
 async def scale_service(request: Request, service_id: str, query: Annotated[NoQuery, Query()]) -> Response:
-    """Between so many and so many replicas from now on, whatever its spec says."""
+    """Set the least and the most replicas from now on, whatever the spec says."""
 
     async def scale(call: Call, key: str | None) -> None:
         body = await read_model(request, ScaleBody)
@@ -133,7 +138,7 @@ async def scale_service(request: Request, service_id: str, query: Annotated[NoQu
     body=RolloutBody,
 )
 async def steer_rollout(request: Request, service_id: str, query: Annotated[NoQuery, Query()]) -> Response:
-    """Back to the release before, or on without watching any longer."""
+    """Go back to the previous release, or finish the rollout without watching any longer."""
 
     async def steer(call: Call, key: str | None) -> None:
         body = await read_model(request, RolloutBody)
@@ -151,10 +156,10 @@ async def steer_rollout(request: Request, service_id: str, query: Annotated[NoQu
     body=NoBody,
 )
 async def stop_service(request: Request, service_id: str, query: Annotated[NoQuery, Query()]) -> Response:
-    """Its replicas finish what they have and stop; then it is gone."""
+    """The replicas finish their requests and stop. Then the service is removed."""
 
     async def stop(call: Call, key: str | None) -> None:
-        await read_nothing(request)
+        await require_empty_body(request)
         await call.plane.stop_service(call.actor, service_id, key=key)
 
     return await _altered(request, service_id, stop)
@@ -163,19 +168,21 @@ async def stop_service(request: Request, service_id: str, query: Annotated[NoQue
 async def _altered(
     request: Request, service_id: str, change: Callable[[Call, str | None], Awaitable[None]]
 ) -> Response:
-    """The service after `change`, for whoever may; as it was before, if it is gone by then."""
+    """The service after `change`, for a caller with the permission. If the service has been removed by then,
+    as it was before.
+    """
     call = call_of(request)
     key = idempotency_key(request)
     await _allowed(call, service_id)
-    look = await _look(call, service_id)
+    snapshot = await _load_service(call, service_id)
     await change(call, key)
     with suppress(NotFound):
-        look = await _look(call, service_id)
-    return answer(_shown(call, look))
+        snapshot = await _load_service(call, service_id)
+    return json_response(_shown(call, snapshot))
 
 
-def _shown(call: Call, look: Look) -> views.ServiceView:
-    return views.render_service(look, call.plane.core.services.url)
+def _shown(call: Call, snapshot: ServiceSnapshot) -> views.ServiceView:
+    return views.render_service(snapshot, call.plane.core.services.url)
 
 
 async def _allowed(call: Call, service_id: str) -> Service:
@@ -186,8 +193,8 @@ async def _allowed(call: Call, service_id: str) -> Service:
     return service
 
 
-async def _look(call: Call, service_id: str) -> Look:
-    found = await call.plane.core.store.read(lambda tx: load(tx, service_id))
-    if found is None:
+async def _load_service(call: Call, service_id: str) -> ServiceSnapshot:
+    snapshot = await call.plane.core.store.read(lambda tx: load_snapshot(tx, service_id))
+    if snapshot is None:
         raise NotFound("no such thing, or one you may not see")
-    return found
+    return snapshot

@@ -1,4 +1,6 @@
-"""Make a service or a new release of it, say how many replicas it may have, end it."""
+"""Make a service or a new release of it, set how many replicas it may have, undo or promote a rollout, end
+it.
+"""
 
 from __future__ import annotations
 
@@ -9,28 +11,32 @@ from typing import Any
 import msgspec
 
 from shoal.control.actor import Actor
+from shoal.control.commands.submit import check_fit, check_mounts, check_priority, check_queue, check_secrets
 from shoal.control.core import Core
-from shoal.control.once import fingerprint, once
-from shoal.control.record import note
-from shoal.control.services.abilities import check_data_plane, check_port, check_range
-from shoal.control.services.hosts import check_hosts
-from shoal.control.services.models import Chosen, choose
+from shoal.control.project_tree import check_project_limits
+from shoal.control.record import fingerprint, record_event, run_idempotent
+from shoal.control.services.release_checks import (
+    ModelChoice,
+    check_data_plane,
+    check_hosts,
+    check_port,
+    check_range,
+    choose_model,
+)
 from shoal.control.services.replicas import frozen_replica, spec_of_release
-from shoal.control.submit import check_fit, check_mounts, check_priority, check_queue, check_secrets
-from shoal.control.tree import check_share
 from shoal.errors import NotFound, ShoalError, StateError
 from shoal.identity import seal_secrets
 from shoal.model.people import User
-from shoal.model.service import Release, Rollout, Service, Stage
+from shoal.model.service import Release, Rollout, RolloutStage, Service
 from shoal.spec.service import ServiceSpec
-from shoal.spec.service_clauses import ReplicaRange
+from shoal.spec.service_fields import ReplicaRange
 from shoal.store import Tx
 from shoal.wire import LeftBehind
 
-AnyChange = Callable[[Service, float], Service]
+ServiceEdit = Callable[[Service, float], Service]
 
 
-class AskedService(msgspec.Struct, frozen=True, kw_only=True):
+class ServiceRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A service as the API understood it."""
 
     spec: ServiceSpec
@@ -40,25 +46,25 @@ class AskedService(msgspec.Struct, frozen=True, kw_only=True):
     left_behind: LeftBehind | None = None
     secrets: dict[str, str] = {}
     may_claim: bool = False
-    """Hosts that are nobody's yet."""
+    """Whether the caller may claim hosts that no service has."""
     refusal: ShoalError | None = None
-    """What its sender found to be missing. A repeated key gets its first answer nevertheless."""
+    """What the caller found missing. A repeated key gets its first reply nevertheless."""
 
 
-async def serve(core: Core, actor: Actor, asked: AskedService, key: str | None) -> Service:
-    """The service with this spec as its newest release, on disk. The same spec and archive again change
-    nothing.
+async def serve(core: Core, actor: Actor, request: ServiceRequest, key: str | None) -> Service:
+    """Make this spec the newest release of the service, and return the service once it is on disk. The same
+    spec and archive again change nothing.
 
-    Raises with nothing changed.
+    Raise with nothing changed.
     """
-    text = asked.spec.canonical_json()
-    check_secrets(frozen_replica(text).spec, asked.secrets)
-    refusal = asked.refusal or _refusal(core, asked.spec, text)
-    secret = hmac.digest(core.key, msgspec.json.encode(asked.secrets, order="sorted"), "sha256").hex()
-    said = fingerprint("serve", asked.project, text, asked.archive_digest, secret)
-    chosen = Chosen(spec=asked.spec, model="")
+    text = request.spec.canonical_json()
+    check_secrets(frozen_replica(text).spec, request.secrets)
+    refusal = request.refusal or _refusal(core, request.spec, text)
+    secret = hmac.digest(core.key, msgspec.json.encode(request.secrets, order="sorted"), "sha256").hex()
+    digest = fingerprint("serve", request.project, text, request.archive_digest, secret)
+    choice = ModelChoice(spec=request.spec, model="")
     try:
-        chosen = await choose(core, asked.project, asked.spec)
+        choice = await choose_model(core, request.project, request.spec)
     except ShoalError as error:
         refusal = refusal or error
 
@@ -68,14 +74,14 @@ async def serve(core: Core, actor: Actor, asked: AskedService, key: str | None) 
         def accept() -> str:
             if refusal is not None:
                 raise refusal
-            return _accept(core, tx, actor, asked, chosen, now).service_id
+            return _accept(core, tx, actor, request, choice, now).service_id
 
-        service_id, _ = once(tx, actor, key, said, now, str, accept)
-        return find(tx, service_id)
+        service_id, _ = run_idempotent(tx, actor, key, digest, now, str, accept)
+        return find_service(tx, service_id)
 
-    made = await core.store.write(change)
+    service = await core.store.write(change)
     core.services.waker.set()
-    return made
+    return service
 
 
 def _refusal(core: Core, spec: ServiceSpec, text: str) -> ShoalError | None:
@@ -91,88 +97,96 @@ def _refusal(core: Core, spec: ServiceSpec, text: str) -> ShoalError | None:
     return None
 
 
-def _accept(core: Core, tx: Tx, actor: Actor, asked: AskedService, chosen: Chosen, now: float) -> Service:
-    project = tx.people.get_project(asked.project)
+def _accept(
+    core: Core, tx: Tx, actor: Actor, request: ServiceRequest, choice: ModelChoice, now: float
+) -> Service:
+    project = tx.people.get_project(request.project)
     if project is None:
-        raise NotFound(f"no project `{asked.project}`", hint="shoal project list")
-    spec, text = chosen.spec, chosen.spec.canonical_json()
+        raise NotFound(f"no project `{request.project}`", hint="shoal project list")
+    spec, text = choice.spec, choice.spec.canonical_json()
     frozen = frozen_replica(text)
     priority = check_priority(core, project, frozen.spec)
-    check_share(tx, project, frozen.request, f"a replica of `{spec.name}`")
-    known = tx.services.by_name(project.name, spec.name)
-    if known is not None and _is_same(tx, known, text, asked):
-        return known
-    check_hosts(core, tx, project.name, spec, known, may_claim=asked.may_claim)
-    because = _what_is_new(tx, known, chosen.spec, asked) if known else ""
-    service = _renewed(known, spec, now) if known else _first(core.new_id("svc"), asked, now)
+    check_project_limits(tx, project, frozen.request, f"a replica of `{spec.name}`")
+    existing = tx.services.by_name(project.name, spec.name)
+    if existing is not None and _is_same(tx, existing, text, request):
+        return existing
+    check_hosts(core, tx, project.name, spec, existing, may_claim=request.may_claim)
+    because = _release_reason(tx, existing, choice.spec, request) if existing else ""
+    service = (
+        _with_next_release(existing, spec, now)
+        if existing
+        else _new_service(core.new_id("svc"), request, now)
+    )
     release = Release(
         service_id=service.service_id,
         number=service.newest,
         spec_json=text,
-        archive_digest=asked.archive_digest,
-        left_behind=tx.left_behind.put(project.name, asked.left_behind, now) if asked.left_behind else None,
+        archive_digest=request.archive_digest,
+        left_behind=tx.left_behind.put(project.name, request.left_behind, now)
+        if request.left_behind
+        else None,
         priority=priority,
-        model=chosen.model,
+        model=choice.model,
         created_at=now,
         by=actor.name,
-        owner=asked.owner.user_id,
-        owner_name=asked.owner.name,
+        owner=request.owner.user_id,
+        owner_name=request.owner.name,
         because=because,
     )
-    if known is None:
+    if existing is None:
         tx.services.add(service)
     else:
         tx.services.update(service)
     tx.services.add_release(release)
-    if asked.secrets:
-        sealed = seal_secrets(core.key, release.secrets_id, asked.secrets, core.random)
+    if request.secrets:
+        sealed = seal_secrets(core.key, release.secrets_id, request.secrets, core.random)
         tx.secrets.put(release.secrets_id, sealed)
-    told = {"service": service.name, "release": release.number, "spec": text, "model": release.model}
-    told |= {"because": because} if because else {}
-    note(tx, "service.released", now, actor, project=service.project, data=told)
+    facts = {"service": service.name, "release": release.number, "spec": text, "model": release.model}
+    facts |= {"because": because} if because else {}
+    record_event(tx, "service.released", now, actor, project=service.project, data=facts)
     return service
 
 
-def _is_same(tx: Tx, known: Service, text: str, asked: AskedService) -> bool:
-    newest = tx.services.release(known.service_id, known.newest)
-    is_wanted = known.rollout is None or known.rollout.stage is not Stage.ROLLED_BACK
-    same = newest is not None and (newest.spec_json, newest.archive_digest) == (text, asked.archive_digest)
-    return same and is_wanted and not asked.secrets and known.stop_asked_by is None
+def _is_same(tx: Tx, service: Service, text: str, request: ServiceRequest) -> bool:
+    newest = tx.services.release(service.service_id, service.newest)
+    is_wanted = service.rollout is None or service.rollout.stage is not RolloutStage.ROLLED_BACK
+    same = newest is not None and (newest.spec_json, newest.archive_digest) == (text, request.archive_digest)
+    return same and is_wanted and not request.secrets and service.stop_asked_by is None
 
 
-def _what_is_new(tx: Tx, known: Service, spec: ServiceSpec, asked: AskedService) -> str:
-    """Why this becomes a release, and what `scale` had said that it undoes."""
-    newest = tx.services.release(known.service_id, known.newest)
+def _release_reason(tx: Tx, service: Service, spec: ServiceSpec, request: ServiceRequest) -> str:
+    """Return why this becomes a release, and which earlier `scale` it undoes."""
+    newest = tx.services.release(service.service_id, service.newest)
     before = spec_of_release(newest.spec_json).canonical() if newest is not None else {}
     now = spec.canonical()
     fields = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
     changed = [f"`{name}`" for name in fields]
-    if newest is not None and newest.archive_digest != asked.archive_digest:
+    if newest is not None and newest.archive_digest != request.archive_digest:
         changed.append("working directory")
-    told = [f"{', '.join(changed)} changed"] if changed else []
-    if asked.secrets:
-        told.append("secrets given anew")
-    if known.rollout is not None and known.rollout.stage is Stage.ROLLED_BACK and not told:
-        told.append(f"release {known.rollout.new} was rolled back")
-    asked_for = ReplicaRange(min=known.min_replicas, max=known.max_replicas)
+    reasons = [f"{', '.join(changed)} changed"] if changed else []
+    if request.secrets:
+        reasons.append("secrets were sent again")
+    if service.rollout is not None and service.rollout.stage is RolloutStage.ROLLED_BACK and not reasons:
+        reasons.append(f"release {service.rollout.new} was rolled back")
+    asked_for = ReplicaRange(min=service.min_replicas, max=service.max_replicas)
     if asked_for != spec.replicas:
-        told.append(f"replicas {_range(asked_for)} -> {_range(spec.replicas)}, as the file says")
-    return "; ".join(told)
+        reasons.append(f"replicas {_range_text(asked_for)} -> {_range_text(spec.replicas)}, as the file says")
+    return "; ".join(reasons)
 
 
-def _range(replicas: ReplicaRange) -> str:
+def _range_text(replicas: ReplicaRange) -> str:
     low, high = replicas.min, replicas.max
     return f"{low}" if low == high else f"{low}..{high}"
 
 
-def _first(service_id: str, asked: AskedService, now: float) -> Service:
-    spec = asked.spec
+def _new_service(service_id: str, request: ServiceRequest, now: float) -> Service:
+    spec = request.spec
     return Service(
         service_id=service_id,
-        project=asked.project,
+        project=request.project,
         name=spec.name,
-        owner=asked.owner.user_id,
-        owner_name=asked.owner.name,
+        owner=request.owner.user_id,
+        owner_name=request.owner.name,
         min_replicas=spec.replicas.min,
         max_replicas=spec.replicas.max,
         replicas=spec.replicas.min,
@@ -181,43 +195,51 @@ def _first(service_id: str, asked: AskedService, now: float) -> Service:
     )
 
 
-def _renewed(known: Service, spec: ServiceSpec, now: float) -> Service:
-    """With one release more, and the way to it begun. One that was under way is given up for it."""
-    if known.stop_asked_by is not None:
+def _with_next_release(service: Service, spec: ServiceSpec, now: float) -> Service:
+    """Return the service with one more release and the rollout to it. A rollout that was under way is given
+    up.
+    """
+    if service.stop_asked_by is not None:
         raise StateError(
-            f"service {known.reference} is being stopped by {known.stop_asked_by}",
-            hint="wait until `shoal services` lists it no more, then serve it again",
+            f"service {service.reference} is being stopped by {service.stop_asked_by}",
+            hint="wait until `shoal services` no longer lists it, then serve it again",
         )
-    newest = known.newest + 1
-    stage = Stage(spec.rollout.strategy)
+    newest = service.newest + 1
+    stage = RolloutStage(spec.rollout.strategy)
     low, high = spec.replicas.min, spec.replicas.max
     return msgspec.structs.replace(
-        known,
+        service,
         newest=newest,
         rollout=Rollout(
-            old=known.live, new=newest, stage=stage, since=now, range_before=_range_before(known, low, high)
+            old=service.live,
+            new=newest,
+            stage=stage,
+            since=now,
+            range_before=_range_before(service, low, high),
         ),
         min_replicas=low,
         max_replicas=high,
-        replicas=min(max(known.replicas, low), high),
+        replicas=min(max(service.replicas, low), high),
         failures=0,
         failed_ref="",
         failed_because="",
-        version=known.version + 1,
+        version=service.version + 1,
     )
 
 
-def _range_before(known: Service, low: int, high: int) -> tuple[int, int] | None:
-    """What the service goes back to if its next release is taken back: not to one that never took over."""
-    rollout = known.rollout
+def _range_before(service: Service, low: int, high: int) -> tuple[int, int] | None:
+    """Return the range that the service goes back to if its next release is rolled back. Never the range of a
+    release that did not take over.
+    """
+    rollout = service.rollout
     if rollout is not None and rollout.is_open and rollout.range_before is not None:
         return rollout.range_before
-    before = (known.min_replicas, known.max_replicas)
+    before = (service.min_replicas, service.max_replicas)
     return None if before == (low, high) else before
 
 
 async def scale(core: Core, actor: Actor, service_id: str, low: int, high: int, key: str | None) -> Service:
-    """Between so many and so many replicas from now on."""
+    """Bound the number of replicas from now on."""
 
     def change(service: Service, now: float) -> Service:
         check_range(core.settings, service.name, low, high)
@@ -230,15 +252,15 @@ async def scale(core: Core, actor: Actor, service_id: str, low: int, high: int, 
         count = min(max(service.replicas, low), high)
         if count == service.replicas:
             return bounded
-        said = f"{low}" if low == high else f"{low} to {high}"
-        return bounded.resized(count, f"{actor.name} says {said}", now)
+        range_text = f"{low}" if low == high else f"{low} to {high}"
+        return bounded.resized(count, f"{actor.name} says {range_text}", now)
 
-    told = {"min": low, "max": high}
-    return await alter(core, actor, service_id, "service.scaled", told, change, key)
+    facts = {"min": low, "max": high}
+    return await alter(core, actor, service_id, "service.scaled", facts, change, key)
 
 
 async def stop(core: Core, actor: Actor, service_id: str, key: str | None) -> Service:
-    """Its replicas finish what they have, and then it is gone. May be repeated."""
+    """End the service once its replicas have finished their requests. May be repeated."""
 
     def change(service: Service, now: float) -> Service:
         if service.stop_asked_by is not None:
@@ -248,41 +270,41 @@ async def stop(core: Core, actor: Actor, service_id: str, key: str | None) -> Se
     return await alter(core, actor, service_id, "service.stop_asked", {}, change, key)
 
 
-async def undo(core: Core, actor: Actor, service_id: str, key: str | None) -> Service:
-    """Give up the rollout that is open, or roll back over to the release before the one that serves."""
+async def undo_rollout(core: Core, actor: Actor, service_id: str, key: str | None) -> Service:
+    """Give up the open rollout, or roll back to the release before the one that serves."""
 
     def change(service: Service, now: float) -> Service:
         rollout = service.rollout
         if rollout is not None and rollout.is_open:
             gone = f"undone by {actor.name}"
             over = msgspec.structs.replace(
-                rollout, stage=Stage.ROLLED_BACK, share=None, since=now, because=gone
+                rollout, stage=RolloutStage.ROLLED_BACK, share=None, since=now, because=gone
             )
-            return service.taken_back(over, now)
-        before = rollout.old if rollout is not None and rollout.stage is Stage.DONE else service.live
+            return service.rolled_back(over, now)
+        before = rollout.old if rollout is not None and rollout.stage is RolloutStage.DONE else service.live
         if before == service.live:
             raise StateError(
                 f"service {service.reference} has no release before {service.live} to go back to",
                 hint="change its file and `shoal serve` it",
             )
-        back = Rollout(old=service.live, new=before, stage=Stage.ROLLING, since=now)
+        back = Rollout(old=service.live, new=before, stage=RolloutStage.ROLLING, since=now)
         return msgspec.structs.replace(service, rollout=back, failures=0)
 
     return await alter(core, actor, service_id, "rollout.undone", {}, change, key)
 
 
-async def promote(core: Core, actor: Actor, service_id: str, key: str | None) -> Service:
-    """Watch a canary no longer: the new release takes over from here on."""
+async def promote_rollout(core: Core, actor: Actor, service_id: str, key: str | None) -> Service:
+    """Stop watching a canary: the new release takes over from here on."""
 
     def change(service: Service, now: float) -> Service:
         rollout = service.rollout
-        if rollout is None or rollout.stage is not Stage.CANARY:
+        if rollout is None or rollout.stage is not RolloutStage.CANARY:
             stage = "none" if rollout is None else str(rollout.stage)
             raise StateError(
                 f"service {service.reference} has no canary to promote; its rollout is {stage}",
                 hint=f"see `shoal services {service.reference}`",
             )
-        over = msgspec.structs.replace(rollout, stage=Stage.ROLLING, share=None, since=now)
+        over = msgspec.structs.replace(rollout, stage=RolloutStage.ROLLING, share=None, since=now)
         return msgspec.structs.replace(service, rollout=over)
 
     return await alter(core, actor, service_id, "rollout.promoted", {}, change, key)
@@ -293,32 +315,36 @@ async def alter(
     actor: Actor,
     service_id: str,
     kind: str,
-    told: dict[str, Any],
-    change: AnyChange,
+    facts: dict[str, Any],
+    change: ServiceEdit,
     key: str | None,
 ) -> Service:
-    """Record what `change` makes of the service, with its event; nothing where that is the same."""
+    """Record what `change` makes of the service, with its event. Record nothing if the service stays the
+    same.
+    """
 
     def write(tx: Tx) -> Service:
         now = core.clock.now()
 
         def act() -> str:
-            before = find(tx, service_id)
+            before = find_service(tx, service_id)
             after = change(before, now)
             if after != before:
                 tx.services.update(msgspec.structs.replace(after, version=before.version + 1))
-                note(tx, kind, now, actor, project=before.project, data={"service": before.name, **told})
+                record_event(
+                    tx, kind, now, actor, project=before.project, data={"service": before.name, **facts}
+                )
             return service_id
 
-        once(tx, actor, key, fingerprint(kind, service_id, told), now, str, act)
-        return find(tx, service_id)
+        run_idempotent(tx, actor, key, fingerprint(kind, service_id, facts), now, str, act)
+        return find_service(tx, service_id)
 
     changed = await core.store.write(write)
     core.services.waker.set()
     return changed
 
 
-def find(tx: Tx, service_id: str) -> Service:
+def find_service(tx: Tx, service_id: str) -> Service:
     service = tx.services.get(service_id)
     if service is None:
         raise NotFound("no such service, or one you may not see", hint="shoal services")

@@ -1,4 +1,4 @@
-"""Replicas as jobs: how one is begun, and what its supervisor says of it."""
+"""Replicas as jobs: how a replica begins, and how its supervisor's reports are recorded."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 import msgspec
 
 from shoal.control.actor import SHOAL
-from shoal.control.core import NEWS_PATIENCE_S, Core
-from shoal.control.frozen import Frozen, freeze
-from shoal.control.record import note
-from shoal.control.submit import check_quota, in_one_part
+from shoal.control.commands.submit import check_quota, in_one_part
+from shoal.control.core import REPORT_PATIENCE_S, Core
+from shoal.control.job_specs import FrozenSpec, freeze
+from shoal.control.record import record_event
 from shoal.errors import NotFound
 from shoal.identity import open_secrets, seal_secrets
 from shoal.model.attempt import Attempt
-from shoal.model.job import Job, ReplicaPlace
-from shoal.model.service import MAX_STARTS, Release, Replica, Service, Start
-from shoal.porch import SCHEME
+from shoal.model.job import Job, ReplicaRef
+from shoal.model.service import MAX_STARTS, Release, Replica, ReplicaStart, Service
 from shoal.serving.table import is_address
+from shoal.sidecar_tls import SCHEME
 from shoal.spec.service import ServiceSpec
-from shoal.spec.service_clauses import ModelSpec
+from shoal.spec.service_fields import ModelSpec
 from shoal.store import Tx
-from shoal.wire import Probe, Serving
+from shoal.wire import ProbeSpec, ReplicaStatus
 
 log = logging.getLogger(__name__)
 
@@ -34,30 +34,30 @@ def spec_of_release(spec_json: str) -> ServiceSpec:
 
 
 @lru_cache(maxsize=512)
-def frozen_replica(spec_json: str) -> Frozen:
-    """The job that each replica of a release is, as it is recorded."""
+def frozen_replica(spec_json: str) -> FrozenSpec:
+    """Return the job that each replica of a release is recorded as."""
     return freeze(spec_of_release(spec_json).replica_job())
 
 
-def probe_of(spec: ServiceSpec, service: Service) -> Probe:
-    asked = spec.readiness
-    return Probe(
+def probe_of(spec: ServiceSpec, service: Service) -> ProbeSpec:
+    readiness = spec.readiness
+    return ProbeSpec(
         port=spec.port if isinstance(spec.port, int) else None,
         is_socket=spec.port == "socket",
         has_own_network=spec.network == "private",
         is_public=spec.public,
         service_path=f"/{service.project}/{service.name}",
-        path=asked.path,
-        interval_s=asked.interval,
-        timeout_s=asked.timeout,
-        failures=asked.failures,
-        dead_after_s=asked.dead_after,
-        within_s=asked.within,
+        path=readiness.path,
+        interval_s=readiness.interval,
+        timeout_s=readiness.timeout,
+        failures=readiness.failures,
+        dead_after_s=readiness.dead_after,
+        within_s=readiness.within,
         can_sleep=spec.scale.sleep_after is not None,
     )
 
 
-def begin(core: Core, tx: Tx, service: Service, release: Release, slot: int, now: float) -> Replica:
+def begin_replica(core: Core, tx: Tx, service: Service, release: Release, slot: int, now: float) -> Replica:
     """Queue one more replica. `LimitReached`, with nothing changed: the project may not have another job."""
     project = tx.people.get_project(service.project)
     if project is None:
@@ -77,20 +77,22 @@ def begin(core: Core, tx: Tx, service: Service, release: Release, slot: int, now
         created_at=now,
     )
     tx.services.add_replica(replica)
-    told = {"name": job.name, "number": job.number, "priority": job.priority, "spec": job.spec_json}
-    told |= {"service": service.name, "release": release.number, "slot": slot}
-    note(tx, "job.submitted", now, SHOAL, job=job, attempt=attempt, data=told)
+    facts = {"name": job.name, "number": job.number, "priority": job.priority, "spec": job.spec_json}
+    facts |= {"service": service.name, "release": release.number, "slot": slot}
+    record_event(tx, "job.submitted", now, SHOAL, job=job, attempt=attempt, data=facts)
     return replica
 
 
 def checkpoint_of(spec: ServiceSpec) -> str:
-    """What it serves of a job, below where checkpoints are kept; empty: nothing."""
+    """Return the path of the served checkpoint below the directory of checkpoints; empty if it
+    serves none.
+    """
     model = spec.model
     return f"{model.job}/{model.save}" if isinstance(model, ModelSpec) else ""
 
 
 def _job(
-    job_id: str, frozen: Frozen, service: Service, release: Release, slot: int, number: int, now: float
+    job_id: str, frozen: FrozenSpec, service: Service, release: Release, slot: int, number: int, now: float
 ) -> Job:
     spec = spec_of_release(release.spec_json)
     return Job(
@@ -98,7 +100,8 @@ def _job(
         project=service.project,
         number=number,
         name=service.name,
-        # What runs is whose code it is, not whose service: an engine may give it that user's own account.
+        # The owner is the author of the release, not of the service: an engine may give the job that user's
+        # own account.
         owner=release.owner or service.owner,
         owner_name=release.owner_name or service.owner_name,
         queue=frozen.spec.queue,
@@ -106,7 +109,7 @@ def _job(
         request=frozen.request,
         retry=frozen.retry,
         spec_json=frozen.text,
-        replica=ReplicaPlace(
+        replica=ReplicaRef(
             service_id=service.service_id,
             service=service.name,
             release=release.number,
@@ -127,61 +130,65 @@ def _hand_down_secrets(core: Core, tx: Tx, release: Release, job_id: str) -> Non
         tx.secrets.put(job_id, seal_secrets(core.key, job_id, opened, core.random))
 
 
-async def heard(core: Core, attempt: Attempt, said: Serving) -> None:
-    """A supervisor told of its replica; only what changed is written down."""
-    book = core.services
-    known = book.said.get(attempt.attempt_id)
-    if known == said:
+async def record_status(core: Core, attempt: Attempt, status: ReplicaStatus) -> None:
+    """Record a replica's status as its supervisor reported it. Only changes are written."""
+    state = core.services
+    previous = state.replica_statuses.get(attempt.attempt_id)
+    if previous == status:
         return
-    is_there = is_address(said.address)
-    if core.porches is not None:  # all else would be an address of the control plane's own machine
-        is_there = is_there and said.address.startswith(SCHEME)
-    taken = said if is_there else _nowhere(attempt, said)
-    await core.store.write(lambda tx: _record(core, tx, attempt, taken), patience_s=NEWS_PATIENCE_S)
-    book.said[attempt.attempt_id] = said
-    book.waker.set()
+    is_there = is_address(status.address)
+    if core.sidecar_identities is not None:  # any other address would be on the control plane's own machine
+        is_there = is_there and status.address.startswith(SCHEME)
+    accepted = status if is_there else _unreachable_status(attempt, status)
+    await core.store.write(lambda tx: _record(core, tx, attempt, accepted), patience_s=REPORT_PATIENCE_S)
+    state.replica_statuses[attempt.attempt_id] = status
+    state.waker.set()
 
 
-def _nowhere(attempt: Attempt, said: Serving) -> Serving:
-    """Nobody could reach it there: it is not ready, and its service says why."""
-    because = f"its supervisor says that it is at `{said.address[:200]}`, where no data plane can come to it"
+def _unreachable_status(attempt: Attempt, status: ReplicaStatus) -> ReplicaStatus:
+    """Return the status as not ready, because no data plane could reach the address. The service shows the
+    reason.
+    """
+    because = f"its supervisor says that it is at `{status.address[:200]}`, which no data plane can reach"
     log.warning("replica %s: %s", attempt.attempt_id, because)
-    return msgspec.structs.replace(said, address="", is_ready=False, because=because)
+    return msgspec.structs.replace(status, address="", is_ready=False, because=because)
 
 
-def _record(core: Core, tx: Tx, attempt: Attempt, said: Serving) -> None:
+def _record(core: Core, tx: Tx, attempt: Attempt, status: ReplicaStatus) -> None:
     before = tx.services.replica(attempt.job_id)
     if before is None:
         return
     now = core.clock.now()
-    is_first = said.is_ready and before.ready_at is None
+    is_first = status.is_ready and before.ready_at is None
     after = msgspec.structs.replace(
         before,
         attempt_id=attempt.attempt_id,
-        address=said.address,
-        is_ready=said.is_ready,
-        is_asleep=said.is_asleep,
-        because=said.because,
+        address=status.address,
+        is_ready=status.is_ready,
+        is_asleep=status.is_asleep,
+        because=status.because,
         ready_at=now if is_first else before.ready_at,
-        start=_start(before, attempt, said.at) if is_first else before.start,
+        start=_cold_start(before, attempt, status.at) if is_first else before.start,
     )
     if after == before:
         return
     tx.services.set_replica(after)
     if is_first and after.start is not None:
-        _remember(tx, after.service_id, after.start)
+        _remember_start(tx, after.service_id, after.start)
     if after.is_ready != before.is_ready or (after.is_ready and after.attempt_id != before.attempt_id):
         kind = "replica.ready" if after.is_ready else "replica.unready"
-        told: dict[str, Any] = {"address": after.address, "because": after.because}
-        told |= {"cold_start_s": after.start.total_s} if after.start is not None else {}
-        note(tx, kind, now, SHOAL, attempt=attempt, data=told)
+        facts: dict[str, Any] = {"address": after.address, "because": after.because}
+        facts |= {"cold_start_s": after.start.total_s} if after.start is not None else {}
+        record_event(tx, kind, now, SHOAL, attempt=attempt, data=facts)
 
 
-def _start(replica: Replica, attempt: Attempt, ready_at: float) -> Start:
-    """Clocks of two machines may be in it: no part is less than nothing."""
+def _cold_start(replica: Replica, attempt: Attempt, ready_at: float) -> ReplicaStart:
+    """Return how long each part of the start took. The clocks of two machines may be in it, so no part is
+    less than 0.
+    """
     placed_at = attempt.placed_at or replica.created_at
     started_at = attempt.started_at or placed_at
-    return Start(
+    return ReplicaStart(
         release=replica.release,
         queued_s=max(0.0, placed_at - replica.created_at),
         starting_s=max(0.0, started_at - placed_at),
@@ -189,7 +196,7 @@ def _start(replica: Replica, attempt: Attempt, ready_at: float) -> Start:
     )
 
 
-def _remember(tx: Tx, service_id: str, start: Start) -> None:
+def _remember_start(tx: Tx, service_id: str, start: ReplicaStart) -> None:
     service = tx.services.get(service_id)
     if service is not None:
         starts = (*service.starts, start)[-MAX_STARTS:]

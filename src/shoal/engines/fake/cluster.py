@@ -1,7 +1,7 @@
-"""The fake cluster itself: what really happens, whoever looks.
+"""The fake cluster itself: what really happens, whether or not an engine observes it.
 
-It outlives the `FakeEngine` objects that talk to it, as a real cluster outlives a control plane. Tests
-and simulations cut, power off and strike it here, and read here what is true.
+It outlives the `FakeEngine` objects that use it, as a real cluster outlives a control plane. Tests and
+simulations cut off nodes, power them off and kill processes here, and read the truth here.
 """
 
 from __future__ import annotations
@@ -12,128 +12,136 @@ import msgspec
 
 from shoal.clock import Clock
 from shoal.engines.base import Submission
-from shoal.engines.fake.script import Act, Script, always
-from shoal.engines.fake.share import NEVER, Share, Stage
+from shoal.engines.fake.scenario import Act, Script, always
+from shoal.engines.fake.task import NEVER, FakeTask, FakeTaskStage
 from shoal.model.node import NodeFacts
-from shoal.wire import EndKind, Order, Renewal, RenewalAnswer
+from shoal.wire import EndKind, Renewal, RenewalReply, TaskSpec
 
 
 class SentRenewal(msgspec.Struct, frozen=True, kw_only=True):
-    """A renewal on its way. Whoever carries it may lose, delay or repeat it."""
+    """A renewal on its way. The simulated network may lose, delay or repeat it."""
 
     renewal: Renewal
     sent_at: float
 
 
 class FakeCluster:
-    """Nodes, and the shares on them. `settle` brings it up to the clock; every other verb settles first."""
+    """Nodes and the tasks on them. `settle` brings them up to the clock; every other method settles first."""
 
     def __init__(self, nodes: Iterable[NodeFacts], *, clock: Clock, script: Script | None = None) -> None:
         self.clock = clock
         self.script = script or always(Act())
         self.facts = {facts.name: facts for facts in nodes}
         self.native_ids: dict[str, str] = {}
-        """Every attempt ever taken, forgotten ones too."""
-        self._shares: dict[tuple[str, str], Share] = {}
+        """Every attempt ever accepted, including forgotten ones."""
+        self._tasks: dict[tuple[str, str], FakeTask] = {}
         self._nodes_of: dict[str, tuple[str, ...]] = {}
-        self._awake: dict[tuple[str, str], Share] = {}
-        """Those that may do something by themselves: what ended long ago costs nothing."""
+        self._awake: dict[tuple[str, str], FakeTask] = {}
+        """Tasks that may still change by themselves, so that tasks that ended long ago cost nothing."""
         self._quiet_until = NEVER
-        """Before this moment nobody enters another stage by itself."""
-        self._kept: dict[tuple[str, str], Share] = {}
+        """Before this moment no task enters another stage by itself."""
+        self._forgotten: dict[tuple[str, str], FakeTask] = {}
         self._cut: set[str] = set()
         self._off: set[str] = set()
-        self.doubted: set[str] = set()
-        """Nodes where something does not die, and nobody knows whose: what is cut off there is in doubt."""
+        self.doubtful_nodes: set[str] = set()
+        """Nodes with processes of unknown origin that do not die: a task that is cut off there is
+        doubtful."""
 
     def settle(self) -> None:
-        """Let everything happen that is due by now, each share by itself."""
+        """Let everything happen that is due by now, task by task."""
         now, ahead = self._times()
         if now < self._quiet_until:
             return
-        for share in self._awake.values():
-            share.live_until(now, ahead)
-        self._quiet_until = min((share.changes_at() for share in self._awake.values()), default=NEVER)
+        for task in self._awake.values():
+            task.live_until(now, ahead)
+        self._quiet_until = min((task.changes_at() for task in self._awake.values()), default=NEVER)
 
     def next_event_at(self) -> float | None:
-        """The next monotonic reading at which a share does something by itself, or None."""
-        at = min((share.next_at() for share in self._awake.values()), default=NEVER)
+        """Return the next monotonic time at which a task changes by itself, or None."""
+        at = min((task.next_at() for task in self._awake.values()), default=NEVER)
         return None if at == NEVER else at
 
-    def running(self) -> list[Order]:
-        """The truth: shares whose supervisor or ranks live now, seen or not."""
+    def running(self) -> list[TaskSpec]:
+        """Return the truth: tasks whose supervisor or ranks live now, observed or not."""
         self.settle()
-        return [s.order for s in self._shares.values() if Stage.SENT < s.stage < Stage.ENDED]
+        return [
+            s.task_spec for s in self._tasks.values() if FakeTaskStage.SENT < s.stage < FakeTaskStage.ENDED
+        ]
 
-    def take(self, submission: Submission, delay_s: float = 0.0, *, is_stillborn: bool = False) -> str:
-        """Send every order to its node, once; what is sent again only wakes shares that nobody claimed."""
+    def accept(self, submission: Submission, delay_s: float = 0.0, *, is_stillborn: bool = False) -> str:
+        """Send every task spec to its node, once. Sent again, they only wake tasks that no supervisor
+        claimed.
+        """
         self.settle()
-        known = self.native_ids.get(submission.attempt_id)
-        if known is not None:
-            for share in self._told(submission.attempt_id):
-                share.send_again(self.clock.monotonic() + delay_s)
-        native_id = known or f"fake-{len(self.native_ids) + 1}"
-        lacking = self.lacking(submission)
+        known_id = self.native_ids.get(submission.attempt_id)
+        if known_id is not None:
+            for task in self._tasks_to_change(submission.attempt_id):
+                task.send_again(self.clock.monotonic() + delay_s)
+        native_id = known_id or f"fake-{len(self.native_ids) + 1}"
+        missing = self.missing_task_specs(submission)
         self.native_ids[submission.attempt_id] = native_id
-        names = (*self._nodes_of.get(submission.attempt_id, ()), *(order.node for order in lacking))
+        names = (*self._nodes_of.get(submission.attempt_id, ()), *(task_spec.node for task_spec in missing))
         self._nodes_of[submission.attempt_id] = tuple(dict.fromkeys(names))
         now, ahead = self._times()
-        for order in lacking:
-            share = Share(order, self.script(order), native_id, NEVER if is_stillborn else now + delay_s)
-            key = order.attempt_id, order.node
-            self._shares[key] = self._awake[key] = share
-            if order.node in self._off:
-                share.end(now, ahead, share.lost(now + ahead, f"node {order.node} is powered off"))
-            share.live_until(now, ahead)
-            self._quiet_until = min(self._quiet_until, share.changes_at())
+        for task_spec in missing:
+            task = FakeTask(
+                task_spec, self.script(task_spec), native_id, NEVER if is_stillborn else now + delay_s
+            )
+            key = task_spec.attempt_id, task_spec.node
+            self._tasks[key] = self._awake[key] = task
+            if task_spec.node in self._off:
+                task.end(now, ahead, task.lost_outcome(now + ahead, f"node {task_spec.node} is powered off"))
+            task.live_until(now, ahead)
+            self._quiet_until = min(self._quiet_until, task.changes_at())
         return native_id
 
-    def lacking(self, submission: Submission) -> list[Order]:
-        """Its orders of which there is no share: all of a new attempt, and of a known one those in place of
-        lost ones. One that is to be replaced and has not ended keeps its place.
+    def missing_task_specs(self, submission: Submission) -> list[TaskSpec]:
+        """Return the task specs without a task: all of a new attempt, else those that replace a lost task.
+
+        A task that is to be replaced and has not ended keeps its place.
         """
         if submission.attempt_id not in self.native_ids:
-            return list(submission.orders)
+            return list(submission.task_specs)
         self.settle()
-        found = [order for order in submission.orders if order.incarnation > 0]
-        shares = {share.order.node: share for share in self.shares(submission.attempt_id)}
-        return [order for order in found if _can_begin(order, shares.get(order.node))]
+        replacements = [task_spec for task_spec in submission.task_specs if task_spec.replacement > 0]
+        tasks = {task.task_spec.node: task for task in self.tasks(submission.attempt_id)}
+        return [task_spec for task_spec in replacements if _can_begin(task_spec, tasks.get(task_spec.node))]
 
-    def shares(self, attempt_id: str | None = None) -> list[Share]:
-        """Shares not forgotten, oldest first."""
+    def tasks(self, attempt_id: str | None = None) -> list[FakeTask]:
+        """Return tasks that are not forgotten, oldest first."""
         self.settle()
         if attempt_id is None:
-            return list(self._shares.values())
+            return list(self._tasks.values())
         keys = [(attempt_id, node) for node in self._nodes_of.get(attempt_id, ())]
-        return [self._shares[key] for key in keys if key in self._shares]
+        return [self._tasks[key] for key in keys if key in self._tasks]
 
     def stop(self, attempt_id: str, grace_s: float, delay_s: float = 0.0) -> None:
-        """Reaches the shares on nodes that are not cut off."""
+        """Stop the attempt's tasks on nodes that are not cut off."""
         now = self.clock.monotonic()
-        for share in self._told(attempt_id):
-            if share.order.node not in self._cut:
-                share.stop(now + delay_s, grace_s)
+        for task in self._tasks_to_change(attempt_id):
+            if task.task_spec.node not in self._cut:
+                task.stop(now + delay_s, grace_s)
         self.settle()
 
     def forget(self, attempt_id: str) -> None:
-        """Keeps it when anything of it may still run."""
-        shares = self.shares(attempt_id)
-        if all(share.stage is Stage.ENDED for share in shares):
-            for share in shares:
-                key = (attempt_id, share.order.node)
-                self._kept[key] = self._shares.pop(key)
+        """Forget the attempt, unless a task of it may still run."""
+        tasks = self.tasks(attempt_id)
+        if all(task.stage is FakeTaskStage.ENDED for task in tasks):
+            for task in tasks:
+                key = (attempt_id, task.task_spec.node)
+                self._forgotten[key] = self._tasks.pop(key)
                 self._awake.pop(key, None)
 
     def log(self, attempt_id: str, node: str) -> tuple[bytes, bool]:
-        """The log so far, and whether it is complete."""
+        """Return the log so far, and whether it is complete."""
         self.settle()
-        share = self._shares.get((attempt_id, node)) or self._kept.get((attempt_id, node))
-        return (share.log, share.stage is Stage.ENDED) if share else (b"", True)
+        task = self._tasks.get((attempt_id, node)) or self._forgotten.get((attempt_id, node))
+        return (task.log, task.stage is FakeTaskStage.ENDED) if task else (b"", True)
 
-    # What happens to nodes and shares from outside.
+    # Faults of nodes and tasks.
 
     def cut(self, node: str) -> None:
-        """Partition a node off: what runs there runs on, unseen, and its renewals are lost."""
+        """Cut a node off: its tasks keep running unobserved, and their renewals are lost."""
         self.settle()
         self._cut.add(node)
 
@@ -145,11 +153,11 @@ class FakeCluster:
         return node in self._cut
 
     def power_off(self, node: str) -> None:
-        """Everything on the node is gone, and the engine knows that it is."""
+        """End everything on the node, so that the engine knows of it."""
         self._off.add(node)
-        for share in self.shares():
-            if share.order.node == node:
-                self._lose(share, f"node {node} was powered off")
+        for task in self.tasks():
+            if task.task_spec.node == node:
+                self._lose(task, f"node {node} was powered off")
 
     def power_on(self, node: str) -> None:
         self.settle()
@@ -159,92 +167,99 @@ class FakeCluster:
         return node in self._off
 
     def kill_supervisor(self, attempt_id: str, node: str) -> None:
-        """The supervisor dies without a word and its ranks with it; a share already over stays as it is."""
-        for share in self.shares(attempt_id):
-            if share.order.node == node and share.stage is not Stage.SENT:
-                self._lose(share, "its supervisor is gone")
+        """Kill the supervisor without an outcome, and its ranks. A task that is over stays as it is."""
+        for task in self.tasks(attempt_id):
+            if task.task_spec.node == node and task.stage is not FakeTaskStage.SENT:
+                self._lose(task, "its supervisor is gone")
 
     def orphan(self, attempt_id: str, node: str, lives_s: float) -> None:
-        """The supervisor dies and its ranks do not, for so long; said again, for so long from now on."""
-        for share in self._told(attempt_id):
-            if share.order.node == node and share.stage in (Stage.STARTED, Stage.ORPHANED):
-                share.orphan(self.clock.monotonic() + lives_s)
+        """Kill the supervisor but not its ranks, which live `lives_s` longer. A repeated call restarts that
+        time.
+        """
+        for task in self._tasks_to_change(attempt_id):
+            if task.task_spec.node == node and task.stage in (
+                FakeTaskStage.STARTED,
+                FakeTaskStage.ORPHANED,
+            ):
+                task.orphan(self.clock.monotonic() + lives_s)
 
     def kill_rank(self, attempt_id: str, node: str, signal: int = 9) -> None:
-        """A rank dies by a signal that is not ours, and its supervisor says so."""
+        """Kill a rank by a signal that is not ours. Its supervisor reports it."""
         now, ahead = self._times()
-        for share in self.shares(attempt_id):
-            if share.order.node == node and share.stage is Stage.STARTED:
-                rank = share.order.node_rank * share.order.ranks_per_node
-                told = share.lost(now + ahead, f"rank {rank} got signal {signal}")
-                told = msgspec.structs.replace(told, kind=EndKind.SIGNALED, signal=signal, rank=rank)
-                if share.can_regroup:
-                    share.fail(now, told)
+        for task in self.tasks(attempt_id):
+            if task.task_spec.node == node and task.stage is FakeTaskStage.STARTED:
+                rank = task.task_spec.node_rank * task.task_spec.ranks_per_node
+                outcome = task.lost_outcome(now + ahead, f"rank {rank} got signal {signal}")
+                outcome = msgspec.structs.replace(outcome, kind=EndKind.SIGNALED, signal=signal, rank=rank)
+                if task.can_regroup:
+                    task.fail(now, outcome)
                 else:
-                    share.end(now, ahead, told)
+                    task.end(now, ahead, outcome)
 
-    # The lease, carried by whoever simulates the network.
+    # The lease. The caller simulates the network.
 
     def renewals(self) -> list[SentRenewal]:
-        """Renewals the supervisors send now; those of cut-off nodes are lost on the way."""
+        """Return the renewals that supervisors send now; those of nodes that are cut off are lost on the
+        way.
+        """
         self.settle()
         now = self.clock.monotonic()
         sent = []
-        for key in [key for key, share in self._awake.items() if share.is_asleep]:
+        for key in [key for key, task in self._awake.items() if task.is_asleep]:
             del self._awake[key]
-        for share in self._awake.values():
-            renewal = share.renewal(now)
-            if renewal is not None and share.order.node not in self._cut:
+        for task in self._awake.values():
+            renewal = task.renewal(now)
+            if renewal is not None and task.task_spec.node not in self._cut:
                 sent.append(SentRenewal(renewal=renewal, sent_at=now))
         return sent
 
-    def answer(self, sent: SentRenewal, answer: RenewalAnswer) -> None:
-        """The control plane's answer reaches the supervisor, unless its node is cut off."""
-        share = self._asker(sent)
-        if share is not None:
-            share.renewed(sent.sent_at)
-            share.regroup(sent.renewal, answer, *self._times())
-            if answer.should_stop:
-                share.stop(self.clock.monotonic(), answer.grace_s)
+    def deliver_reply(self, sent: SentRenewal, reply: RenewalReply) -> None:
+        """Deliver the control plane's reply to the supervisor, unless its node is cut off."""
+        task = self._renewal_sender(sent)
+        if task is not None:
+            task.renewed(sent.sent_at)
+            task.regroup(sent.renewal, reply, *self._times())
+            if reply.should_stop:
+                task.stop(self.clock.monotonic(), reply.grace_s)
                 self._wake()
                 self.settle()
 
     def reject(self, sent: SentRenewal) -> None:
-        """The control plane calls the attempt stale: it fences itself at once."""
-        share = self._asker(sent)
-        if share is not None:
-            share.renewed(sent.sent_at)
-            share.fence(self.clock.monotonic())
+        """Deliver a rejection as stale: the attempt fences itself at once."""
+        task = self._renewal_sender(sent)
+        if task is not None:
+            task.renewed(sent.sent_at)
+            task.fence(self.clock.monotonic())
             self._wake()
             self.settle()
 
-    def _told(self, attempt_id: str) -> list[Share]:
-        """Its shares, which are about to be told something: none of them is quiet from now on."""
-        shares = self.shares(attempt_id)
+    def _tasks_to_change(self, attempt_id: str) -> list[FakeTask]:
+        """Return the attempt's tasks for a change: from now on none of them counts as quiet."""
+        tasks = self.tasks(attempt_id)
         self._wake()
-        return shares
+        return tasks
 
     def _wake(self) -> None:
         self._quiet_until = -NEVER
 
-    def _asker(self, sent: SentRenewal) -> Share | None:
+    def _renewal_sender(self, sent: SentRenewal) -> FakeTask | None:
         self.settle()
         node = sent.renewal.node
-        share = None if node in self._cut else self._shares.get((sent.renewal.attempt_id, node))
-        # An answer to a share that was replaced meanwhile reaches nobody.
-        return share if share and share.order.incarnation == sent.renewal.incarnation else None
+        task = None if node in self._cut else self._tasks.get((sent.renewal.attempt_id, node))
+        # A reply to a task that was replaced in the meantime is lost.
+        return task if task and task.task_spec.replacement == sent.renewal.replacement else None
 
-    def _lose(self, share: Share, message: str) -> None:
+    def _lose(self, task: FakeTask, message: str) -> None:
         now, ahead = self._times()
-        share.end(now, ahead, share.lost(now + ahead, message))
+        task.end(now, ahead, task.lost_outcome(now + ahead, message))
 
     def _times(self) -> tuple[float, float]:
-        """The monotonic reading, and what turns one into a date."""
+        """Return the monotonic time, and the difference that turns it into a date."""
         now = self.clock.monotonic()
         return now, self.clock.now() - now
 
 
-def _can_begin(order: Order, share: Share | None) -> bool:
-    if share is None:
+def _can_begin(task_spec: TaskSpec, task: FakeTask | None) -> bool:
+    if task is None:
         return True
-    return share.stage is Stage.ENDED and share.order.incarnation < order.incarnation
+    return task.stage is FakeTaskStage.ENDED and task.task_spec.replacement < task_spec.replacement

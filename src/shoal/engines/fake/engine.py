@@ -1,31 +1,31 @@
-"""The fake engine: the seven verbs over a `FakeCluster`, with faults between the two."""
+"""The fake engine: the engine's operations over a `FakeCluster`, with faults between the two."""
 
 from __future__ import annotations
 
 import msgspec
 
-from shoal.engines.base import LogChunk, Observation, Sight, Submission
+from shoal.engines.base import LogChunk, Observation, ObservedState, Submission
 from shoal.engines.fake.cluster import FakeCluster
-from shoal.engines.fake.faults import NO_FAULT, Fault, Faults, Verb, no_faults
-from shoal.engines.fake.share import Share, Stage
+from shoal.engines.fake.scenario import NO_FAULT, Fault, Faults, Verb, no_faults
+from shoal.engines.fake.task import FakeTask, FakeTaskStage
 from shoal.engines.refusal import refuse_malformed
 from shoal.errors import EngineUnreachable
 from shoal.model.node import NodeFacts
 
-SIGHTS = {
-    Stage.SENT: Sight.PENDING,
-    Stage.CLAIMED: Sight.ALIVE,
-    Stage.STARTED: Sight.ALIVE,
-    Stage.ORPHANED: Sight.ORPHANED,
-    Stage.ENDED: Sight.ENDED,
+OBSERVED_STATES = {
+    FakeTaskStage.SENT: ObservedState.PENDING,
+    FakeTaskStage.CLAIMED: ObservedState.ALIVE,
+    FakeTaskStage.STARTED: ObservedState.ALIVE,
+    FakeTaskStage.ORPHANED: ObservedState.ORPHANED,
+    FakeTaskStage.ENDED: ObservedState.ENDED,
 }
 
 
 class FakeEngine:
-    """One control plane's view. Throw it away and make another to simulate a restart."""
+    """One control plane's view of the cluster. To simulate a restart, discard it and create another."""
 
     name = "fake"
-    can_replace_shares = True
+    can_replace_tasks = True
 
     def __init__(self, cluster: FakeCluster, *, faults: Faults = no_faults) -> None:
         self.cluster = cluster
@@ -36,25 +36,25 @@ class FakeEngine:
         fault = self._before(Verb.SUBMIT, submission.attempt_id)
         if submission.attempt_id not in self.cluster.native_ids:
             refuse_malformed(submission, self.cluster.facts)
-        for order in self.cluster.lacking(submission):
-            self._reach(order.node)
-        native_id = self.cluster.take(submission, fault.delay_s, is_stillborn=fault.is_stillborn)
+        for task_spec in self.cluster.missing_task_specs(submission):
+            self._check_reachable(task_spec.node)
+        native_id = self.cluster.accept(submission, fault.delay_s, is_stillborn=fault.is_stillborn)
         self._after(Verb.SUBMIT, fault)
         return native_id
 
     async def cancel(self, attempt_id: str, grace_s: float) -> None:
         fault = self._before(Verb.CANCEL, attempt_id)
         self.cluster.stop(attempt_id, grace_s, fault.delay_s)
-        for share in self.cluster.shares(attempt_id):
-            if share.stage is not Stage.ENDED:
-                self._reach(share.order.node)
+        for task in self.cluster.tasks(attempt_id):
+            if task.stage is not FakeTaskStage.ENDED:
+                self._check_reachable(task.task_spec.node)
         self._after(Verb.CANCEL, fault)
 
     async def list_owned(self) -> list[Observation]:
         fault = self._before(Verb.LIST_OWNED)
-        seen = [self._look(share, is_stale=fault.is_stale) for share in self.cluster.shares()]
+        observations = [self._observe(task, is_stale=fault.is_stale) for task in self.cluster.tasks()]
         self._after(Verb.LIST_OWNED, fault)
-        return [observation for observation in seen for _ in range(fault.copies)]
+        return [observation for observation in observations for _ in range(fault.copies)]
 
     async def forget(self, attempt_id: str) -> None:
         fault = self._before(Verb.FORGET, attempt_id)
@@ -76,50 +76,50 @@ class FakeEngine:
 
     async def read_log(self, attempt_id: str, node: str, offset: int, limit: int) -> LogChunk:
         fault = self._before(Verb.READ_LOG, attempt_id)
-        self._reach(node)
+        self._check_reachable(node)
         log, is_ended = self.cluster.log(attempt_id, node)
         self._after(Verb.READ_LOG, fault)
         offset = min(max(offset, 0), len(log))
         end = min(offset + max(limit, 1), len(log))
-        # Whole lines only: back to the last newline, or on to the next where one line exceeds the limit.
+        # Whole lines only: back to the last newline, or on to the next if one line exceeds the limit.
         end = log.rfind(b"\n", offset, end) + 1 or log.find(b"\n", end) + 1 or len(log)
         is_complete = is_ended and end == len(log)
         return LogChunk(data=log[offset:end], next_offset=end, size=len(log), is_complete=is_complete)
 
     async def close(self) -> None:
-        """Nothing to let go of."""
+        """Nothing to release."""
 
-    def _look(self, share: Share, *, is_stale: bool) -> Observation:
-        order = share.order
-        key = (order.attempt_id, order.node)
+    def _observe(self, task: FakeTask, *, is_stale: bool) -> Observation:
+        task_spec = task.task_spec
+        key = (task_spec.attempt_id, task_spec.node)
         if is_stale and key in self._seen:
             return self._seen[key]
-        seen = Observation(
-            attempt_id=order.attempt_id,
-            epoch=order.epoch,
-            node=order.node,
-            native_id=share.native_id,
-            sight=SIGHTS[share.stage],
-            incarnation=order.incarnation,
-            started_at=share.started_at,
-            outcome=share.outcome,
-            raw=share.stage.name.lower(),
+        observation = Observation(
+            attempt_id=task_spec.attempt_id,
+            epoch=task_spec.epoch,
+            node=task_spec.node,
+            native_id=task.native_id,
+            state=OBSERVED_STATES[task.stage],
+            replacement=task_spec.replacement,
+            started_at=task.started_at,
+            outcome=task.outcome,
+            raw=task.stage.name.lower(),
         )
-        if self.cluster.is_cut(order.node):
-            is_doubtful = order.node in self.cluster.doubted
-            seen = msgspec.structs.replace(
-                seen,
-                sight=Sight.DOUBTFUL if is_doubtful else Sight.UNKNOWN,
+        if self.cluster.is_cut(task_spec.node):
+            is_doubtful = task_spec.node in self.cluster.doubtful_nodes
+            observation = msgspec.structs.replace(
+                observation,
+                state=ObservedState.DOUBTFUL if is_doubtful else ObservedState.UNKNOWN,
                 is_hearsay=is_doubtful,
-                is_cleared=not is_doubtful and share.stage is not Stage.ORPHANED,
+                is_cleared=not is_doubtful and task.stage is not FakeTaskStage.ORPHANED,
                 started_at=None,
                 outcome=None,
                 raw="cut off",
             )
-        self._seen[key] = seen
-        return seen
+        self._seen[key] = observation
+        return observation
 
-    def _reach(self, node: str) -> None:
+    def _check_reachable(self, node: str) -> None:
         if self.cluster.is_cut(node):
             raise EngineUnreachable(f"node {node} does not answer", hint="shoal nodes", node=node)
 

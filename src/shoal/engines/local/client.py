@@ -1,7 +1,8 @@
-"""The only file of this engine that starts a process or opens a socket."""
+"""Starts supervisors: from a standby, from the fork server, or as new processes. Notices when one dies.
 
-# The spool names its files by strings: a supervisor starts without pathlib.
-# ruff: noqa: PTH123
+This is the only file of the engine that starts a process or opens a socket. The kernel reports the death of
+a supervisor through its pidfd. That is a hint to observe the task at once, never evidence: the lock is.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +10,74 @@ import contextlib
 import errno
 import fcntl
 import os
+import select
 import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import msgspec
 
 from shoal.clock import BootClock
-from shoal.runtime import spool
-from shoal.runtime.standby.place import Call, door_of
-from shoal.socket_file import pinned
+from shoal.local_sockets import pinned_socket
+from shoal.runtime.files import spool
+from shoal.runtime.standby.slot import TakeoverRequest, socket_path
+
+
+class ExitNotifier:
+    """Calls back when the supervisor of a followed task dies. Safe to use from several threads.
+
+    Its own thread begins with the first listener.
+    """
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._callback: Callable[[], None] | None = None
+        self._epoll: select.epoll | None = None
+        self._followed: dict[int, spool.SpoolTask] = {}
+        """By pidfd."""
+
+    def listen(self, callback: Callable[[], None]) -> None:
+        with self._guard:
+            self._callback = callback
+            if self._epoll is None:
+                self._epoll = select.epoll()
+                threading.Thread(target=self._run, args=(self._epoll,), name="notice", daemon=True).start()
+
+    def follow(self, task: spool.SpoolTask) -> None:
+        """Call back when the process that claimed the task is gone. Call this once for each claim."""
+        with contextlib.suppress(OSError), self._guard:
+            claim = spool.read_claim(task)
+            if self._epoll is None or claim is None or claim.boot_id != spool.boot_id():
+                return
+            pidfd = os.pidfd_open(claim.pid)
+            if spool.start_ticks(claim.pid) != claim.start_ticks:
+                os.close(pidfd)
+                return
+            self._followed[pidfd] = task
+            self._epoll.register(pidfd, select.EPOLLIN)
+
+    def close(self) -> None:
+        """Stop calling back. The thread sleeps until its process ends."""
+        with self._guard:
+            self._callback = None
+
+    def _run(self, epoll: select.epoll) -> None:
+        while True:
+            for pidfd, _ in epoll.poll():
+                with self._guard:
+                    task, callback = self._followed.pop(pidfd), self._callback
+                    epoll.unregister(pidfd)
+                    os.close(pidfd)
+                if callback is not None and not os.path.exists(task.outcome):  # noqa: PTH110
+                    with contextlib.suppress(RuntimeError):  # the event loop that it would wake is closed
+                        callback()
+
+
+# The spool names its files by strings: a supervisor starts without pathlib.
+# ruff: noqa: PTH123
+
 
 FIRST_PORT = 20_000
 NUM_PORTS = 10_000
@@ -28,18 +85,18 @@ NUM_PORTS = 10_000
 PIPE_SIZE = 64 << 10
 WORDS_S = 20.0
 CALL_S = 0.5
-"""A standby that takes longer to answer is passed over."""
+"""A standby that takes longer to reply is skipped."""
 FORK_S = 2.0
-"""A nursery that takes longer than this is given up: a plain start takes a tenth of it."""
+"""A fork server that takes longer than this is given up: a plain start takes a tenth of it."""
 MAX_LOSSES = 10
-"""Nurseries lost without having forked anything in between, after which no more are started."""
+"""After this many fork servers were lost without a fork in between, no more are started."""
 
 
-class Nursery:
-    """Our end of the warm process that forks supervisors (`shoal.runtime.nursery`).
+class ForkServer:
+    """The engine's end of the warm process that forks supervisors (`shoal.runtime.process.fork_server`).
 
-    Only makes starts quicker: whatever is wrong with it, the caller starts the supervisor itself. A share
-    that got two supervisors this way is claimed by one of them.
+    It only makes starts faster: if anything is wrong with it, the caller starts the supervisor itself. If a
+    task gets two supervisors this way, one of them claims it.
     """
 
     def __init__(self, command: list[str], environment: Mapping[str, str]) -> None:
@@ -47,47 +104,47 @@ class Nursery:
         self._environment = dict(environment)
         self._guard = threading.Lock()
         self._pid: int | None = None
-        self._door: socket.socket | None = None
+        self._socket: socket.socket | None = None
         self._is_ready = False
         self._num_losses = 0
 
-    def tend(self) -> None:
-        """Have one running. Call it often: a nursery that was killed is replaced here."""
+    def ensure_running(self) -> None:
+        """Start the fork server if none runs. Call this often, because it replaces one that was killed."""
         with self._guard:
             if self._pid is not None and not _is_running(self._pid, None):
-                self._lose()
+                self._discard()
             if self._pid is None and self._num_losses < MAX_LOSSES:
                 with contextlib.suppress(OSError):
                     self._start()
 
-    def fork(self, directory: str, given: int, errors: int) -> int | None:
-        """A new supervisor's pid. None: nobody answered, and whether there is a supervisor is not known.
+    def fork(self, directory: str, stdin: int, errors: int) -> int | None:
+        """Fork a supervisor and return its pid. None: no reply, and whether a supervisor exists is unknown.
 
-        Does not wait for a nursery that is still getting ready: a plain start would be quicker.
+        Does not wait for a fork server that is getting ready, because a plain start would be faster.
         """
         with self._guard:
-            if self._door is None or not self._listens(self._door):
+            if self._socket is None or not self._check_ready(self._socket):
                 return None
             try:
-                socket.send_fds(self._door, [os.fsencode(directory)], [given, errors])
-                answer = self._door.recv(64)
+                socket.send_fds(self._socket, [os.fsencode(directory)], [stdin, errors])
+                reply = self._socket.recv(64)
             except OSError:
-                answer = b""
-            if not answer:
-                self._lose()
+                reply = b""
+            if not reply:
+                self._discard()
                 return None
             self._num_losses = 0
-        return int(answer) or None
+        return int(reply) or None
 
     def is_ready(self) -> bool:
-        """Whether it could fork one now."""
+        """Return whether it could fork a supervisor now."""
         with self._guard:
-            return self._door is not None and self._listens(self._door)
+            return self._socket is not None and self._check_ready(self._socket)
 
     def close(self) -> None:
-        """End it for good. Its supervisors do not notice."""
+        """Stop the fork server for good. Its supervisors do not notice."""
         with self._guard:
-            self._lose()
+            self._discard()
             self._num_losses = MAX_LOSSES
 
     def _start(self) -> None:
@@ -97,50 +154,57 @@ class Nursery:
             self._pid = _start(self._command, self._environment, theirs.fileno(), subprocess.DEVNULL, None)
             undo.pop_all()
         ours.settimeout(0.0)
-        self._door, self._is_ready = ours, False
+        self._socket, self._is_ready = ours, False
 
-    def _listens(self, door: socket.socket) -> bool:
-        """Whether it has said that it is ready. One that is dead answers too, with nothing."""
+    def _check_ready(self, connection: socket.socket) -> bool:
+        """Return whether it has reported that it is ready. A dead one also "replies", with an empty
+        message.
+        """
         if not self._is_ready:
             with contextlib.suppress(OSError):
-                self._is_ready = bool(door.recv(64))
-                door.settimeout(FORK_S)
+                self._is_ready = bool(connection.recv(64))
+                connection.settimeout(FORK_S)
         return self._is_ready
 
-    def _lose(self) -> None:
-        """Kill what is left of it: one that hangs must not wake up later as nobody's."""
-        if self._door is not None:
-            self._door.close()
+    def _discard(self) -> None:
+        """Kill what is left of it: one that hangs must not wake up later without an owner."""
+        if self._socket is not None:
+            self._socket.close()
         if self._pid is not None and _is_running(self._pid, None):
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
-        self._pid = self._door = None
+        self._pid = self._socket = None
         self._num_losses += 1
 
 
-def call_standby(directory: str, share_directory: str, given: int, errors: int) -> int | None:
-    """Have the standby whose place this is become the supervisor of a share; its pid. None: there is none, it
-    does not fit, or it does not answer, and whether it will yet is not known: the claim decides.
+def call_standby(directory: str, task_directory: str, stdin: int, errors: int) -> int | None:
+    """Make the standby in `directory` the supervisor of a task; return its pid.
+
+    None: there is no standby, it does not fit, or it does not reply. Whether it will still take over is
+    unknown; the claim decides.
     """
-    call = Call(directory=share_directory, sent_at=BootClock().monotonic())
+    call = TakeoverRequest(directory=task_directory, sent_at=BootClock().monotonic())
     try:
-        with pinned(door_of(directory)) as path, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
-            door.settimeout(CALL_S)
-            door.connect(path)
-            socket.send_fds(door, [msgspec.json.encode(call)], [given, errors])
-            answer = door.recv(64)
+        with (
+            pinned_socket(socket_path(directory)) as path,
+            socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection,
+        ):
+            connection.settimeout(CALL_S)
+            connection.connect(path)
+            socket.send_fds(connection, [msgspec.json.encode(call)], [stdin, errors])
+            reply = connection.recv(64)
     except OSError:
         return None
-    return int(answer or 0) or None
+    return int(reply or 0) or None
 
 
-class Children:
-    """The supervisors this process started. They need no parent; we only keep them from becoming zombies."""
+class SupervisorProcesses:
+    """The supervisors that this process started. They need no parent; we only reap zombies."""
 
-    def __init__(self, nursery: Nursery | None) -> None:
-        self._nursery = nursery
+    def __init__(self, fork_server: ForkServer | None) -> None:
+        self._fork_server = fork_server
         self._pids: dict[int, int | None] = {}
-        """With when each was started, which tells it from a later process with its pid."""
+        """With the start time of each, which distinguishes it from a later process with its pid."""
         self._guard = threading.Lock()
 
     def spawn(
@@ -149,27 +213,28 @@ class Children:
         command: list[str],
         environment: Mapping[str, str],
         errors_path: str,
-        given: bytes,
+        stdin_data: bytes,
         standby: str | None = None,
     ) -> int:
-        """Start the supervisor of `directory`: from the standby whose place is named, if it is there, from
-        the nursery, or else by `command`; its pid.
+        """Start the supervisor of `directory` and return its pid.
 
-        It leads a session and has `given` on its standard input. `OSError`: it was not started. Never
-        blocks on the child: what it is given fits in the pipe, or nothing is started.
+        It comes from the standby in the folder `standby`, if there is one, from the fork server, or else
+        from `command`. It leads a session and has `stdin_data` on its standard input. `OSError`: it was not
+        started. Never blocks on the child: `stdin_data` fits in the pipe, or nothing is started.
         """
-        # O_APPEND: a second supervisor of the share must not overwrite what the first one said.
+        # O_APPEND: a second supervisor of the task must not overwrite the output of the first.
         errors = os.open(errors_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
         try:
             pid = None
             if standby is not None:
-                with _pipe_with(given) as reader:
+                with _pipe_with(stdin_data) as reader:
                     pid = call_standby(standby, directory, reader, errors)
-            if pid is None and self._nursery is not None:
-                with _pipe_with(given) as reader:  # of the first one somebody may have read a part
-                    pid = self._nursery.fork(directory, reader, errors)
+            if pid is None and self._fork_server is not None:
+                # another process may have read a part of the first pipe
+                with _pipe_with(stdin_data) as reader:
+                    pid = self._fork_server.fork(directory, reader, errors)
             if pid is None:
-                with _pipe_with(given) as reader:
+                with _pipe_with(stdin_data) as reader:
                     pid = _start(command, environment, reader, errors, errors)
         finally:
             os.close(errors)
@@ -178,26 +243,28 @@ class Children:
         return pid
 
     def reap(self) -> None:
-        """Collect those that ended, and see to the nursery. Does not wait for any of them."""
+        """Reap the children that ended, and ensure that the fork server runs. Does not wait for any of
+        them.
+        """
         with self._guard:
             self._pids = {pid: ticks for pid, ticks in self._pids.items() if _is_running(pid, ticks)}
-        if self._nursery is not None:
-            self._nursery.tend()
+        if self._fork_server is not None:
+            self._fork_server.ensure_running()
 
     def close(self) -> None:
-        """Start nothing any more. Supervisors run on."""
-        if self._nursery is not None:
-            self._nursery.close()
+        """Stop starting supervisors. Running ones keep running."""
+        if self._fork_server is not None:
+            self._fork_server.close()
         self.reap()
 
     def kill(self, pid: int) -> None:
-        """End a child of ours; one that has ended is left alone."""
+        """Kill a child of ours; one that has ended is left alone."""
         with self._guard:
             if pid in self._pids and _is_running(pid, self._pids[pid]):
                 os.kill(pid, signal.SIGKILL)
 
     def is_running(self, pid: int) -> bool:
-        """Whether `pid` is a child of ours that has not ended."""
+        """Return whether `pid` is a child of ours that has not ended."""
         self.reap()
         with self._guard:
             return pid in self._pids
@@ -215,42 +282,42 @@ def _start(
         env=dict(environment),
         start_new_session=True,
     )
-    # We wait for it by pid. Left alone, a Popen warns when it is dropped before its child ends.
+    # We wait for it by pid. Without this, Popen warns when it is dropped before its child ends.
     process.returncode = 0
     return process.pid
 
 
 @contextlib.contextmanager
-def _pipe_with(given: bytes) -> Iterator[int]:
-    """The reading end of a pipe that holds `given`."""
+def _pipe_with(data: bytes) -> Iterator[int]:
+    """Yield the reading end of a pipe that holds `data`."""
     reader, writer = os.pipe()
     try:
         with open(writer, "wb", buffering=0) as pipe:
-            _fill(pipe.fileno(), given)
+            _fill(pipe.fileno(), data)
         yield reader
     finally:
         os.close(reader)
 
 
-def _fill(writer: int, given: bytes) -> None:
-    """Put all of `given` in the pipe, or raise `OSError` rather than wait for a reader."""
-    if len(given) > PIPE_SIZE:
-        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, len(given))
+def _fill(writer: int, data: bytes) -> None:
+    """Put all of `data` in the pipe, or raise `OSError` instead of waiting for a reader."""
+    if len(data) > PIPE_SIZE:
+        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, len(data))
     os.set_blocking(writer, False)
-    if given and os.write(writer, given) < len(given):
+    if data and os.write(writer, data) < len(data):
         raise OSError(errno.ENOBUFS, "the credentials do not fit in a pipe")
 
 
 def _is_running(pid: int, ticks: int | None) -> bool:
-    """Whether this very process has not ended; a child of ours that has is taken off the kernel's hands."""
+    """Return whether exactly this process has not ended. Reaps it if it is our child and has ended."""
     try:
         return os.waitpid(pid, os.WNOHANG)[0] == 0
-    except ChildProcessError:  # the nursery's child, or nobody's any more
+    except ChildProcessError:  # a child of the fork server, or an orphan
         return ticks is not None and spool.start_ticks(pid) == ticks
 
 
 def read_words(command: list[str], environment: Mapping[str, str]) -> tuple[tuple[str, ...], str]:
-    """The words a short command prints, and why there are none where it failed."""
+    """Return the words that a short command prints, and the reason if it failed."""
     try:
         done = subprocess.run(
             command,
@@ -262,13 +329,13 @@ def read_words(command: list[str], environment: Mapping[str, str]) -> tuple[tupl
             text=True,
         )
     except (OSError, subprocess.SubprocessError) as error:
-        told = getattr(error, "stderr", None) or str(error)
-        return (), str(told).strip().splitlines()[-1]
+        message = getattr(error, "stderr", None) or str(error)
+        return (), str(message).strip().splitlines()[-1]
     return tuple(done.stdout.split()), ""
 
 
 def free_port(address: str, taken: Collection[int], start: int) -> int:
-    """A port that can be bound now and is not among `taken`, looked for from `start` on.
+    """Return a port that can be bound now and is not among `taken`. The search begins at `start`.
 
     Nothing keeps it free afterwards: `taken` must name the ports promised to attempts that still run.
     """

@@ -1,6 +1,6 @@
-"""The local engine: the seven verbs over the spool of one machine.
+"""The local engine: the engine's operations over the spool of one machine.
 
-Every verb is one trip to a worker thread, since disks may block; none waits for a job.
+Every operation is one call to a worker thread, because disks may block. None waits for a job.
 """
 
 # The spool names its files by strings: a supervisor starts without pathlib.
@@ -23,48 +23,46 @@ import msgspec
 import structlog
 
 from shoal.clock import Clock
-from shoal.engines.base import LogChunk, Observation, SavedCheckpoints, Sight, Submission
+from shoal.engines.base import LogChunk, Observation, ObservedState, SavedCheckpoints, Submission
 from shoal.engines.checkpoint_folder import CheckpointFolder
-from shoal.engines.local.book import Book, ShareView, Views
-from shoal.engines.local.checkpoint import with_checkpoint, with_model
-from shoal.engines.local.client import Children, Nursery, free_port, read_words
-from shoal.engines.local.inventory import take_inventory
-from shoal.engines.local.notice import Notice
-from shoal.engines.local.parse import read_page
-from shoal.engines.local.render import (
-    complete_orders,
+from shoal.engines.disk import on_thread, read_page
+from shoal.engines.local.client import ExitNotifier, ForkServer, SupervisorProcesses, free_port, read_words
+from shoal.engines.local.inventory import SimulatedNodes, take_inventory
+from shoal.engines.local.spool_index import LocalTask, LocalTasks, SpoolIndex
+from shoal.engines.local.states import native_id
+from shoal.engines.local.task_specs import (
+    complete_task_specs,
     detect_command,
-    nursery_command,
+    fork_server_command,
     supervisor_command,
     supervisor_environment,
+    with_checkpoint_dirs,
+    with_model_dirs,
 )
-from shoal.engines.local.simulated import SimulatedNodes
-from shoal.engines.local.states import native_id
-from shoal.engines.local.watch import Watch
-from shoal.engines.refusal import refuse_malformed, what_is_gone
-from shoal.engines.threads import on_thread
+from shoal.engines.local.watcher import SpoolWatcher
+from shoal.engines.refusal import missing_resource, refuse_malformed
 from shoal.errors import EngineRefused, NodeGone
 from shoal.model.node import NodeFacts
-from shoal.runtime.standby.place import directory_of
-from shoal.wire import Credentials, Order
+from shoal.runtime.standby.slot import directory_of
+from shoal.wire import TaskCredentials, TaskSpec
 
 T = TypeVar("T")
 log = structlog.get_logger()
 
 MAX_THREADS = 8
 UNKNOWN = "unknown"
-LOOK_AGAIN_S = 60.0
+INVENTORY_S = 60.0
 CLAIM_S = 60.0
-"""A supervisor that has not claimed its share so long after its start hangs: it usually takes 50 ms."""
+"""A supervisor that has not claimed its task after this time hangs: a claim usually takes 50 ms."""
 MAX_CREDENTIALS = 1 << 20
-"""What an unprivileged process may put in a pipe (fs.pipe-max-size)."""
+"""The most that an unprivileged process may put in a pipe (fs.pipe-max-size)."""
 
 
 class LocalEngine:
-    """One per SHOAL_HOME. Thrown away and made anew it finds everything in the spool again."""
+    """One per SHOAL_HOME. A new instance finds everything in the spool again."""
 
     name = "local"
-    can_replace_shares = True
+    can_replace_tasks = True
 
     def __init__(
         self,
@@ -74,255 +72,277 @@ class LocalEngine:
         server_file: Path,
         simulated: SimulatedNodes | None = None,
         confinement: tuple[str, ...] | None = None,
-        has_nursery: bool = True,
+        has_fork_server: bool = True,
         term: int = 0,
     ) -> None:
-        """`confinement`: only these of the ways to confine a job; None: all that work here. `term`: of the
-        control plane that leads, where several share the home; `Deposed` if a later one was here before.
+        """Open the spool.
 
-        Without a nursery every supervisor is a new interpreter, which is slower and means the same.
+        `confinement`: use only these ways to confine a job; None: all that work here. `term`: of the
+        leading control plane, if several share the home; `Deposed`: a later one has opened it. Without a
+        fork server, every supervisor is a new interpreter, which is slower and has the same result.
         """
         self._home = home.absolute()
         self._server_file = str(server_file.absolute())
         self._simulated = simulated
         self._confinement = confinement
         self._clock = clock
-        self._book = Book(self._home, term)
-        self._notice = Notice()
-        self._watch = Watch(clock, self._notice)
+        self._index = SpoolIndex(self._home, term)
+        self._exit_notifier = ExitNotifier()
+        self._watcher = SpoolWatcher(clock, self._exit_notifier)
         environment = supervisor_environment(os.environ, self._server_file)
-        self._children = Children(Nursery(nursery_command(), environment) if has_nursery else None)
+        self._supervisors = SupervisorProcesses(
+            ForkServer(fork_server_command(), environment) if has_fork_server else None
+        )
         self._threads = anyio.CapacityLimiter(MAX_THREADS)
         self._checkpoints = CheckpointFolder(home / "checkpoints", clock)
         self._guard = threading.Lock()
-        self._looking = threading.Lock()
+        self._inventory_guard = threading.Lock()
         self._promised: set[int] = set()
         self._facts: dict[str, NodeFacts] = {}
-        self._look_at = 0.0
-        """Monotonic: when to look again at what could not be told."""
+        self._next_inventory_at = 0.0
+        """Monotonic time at which to look again for facts that could not be determined."""
 
     async def submit(self, submission: Submission) -> str:
-        return await self._ask(lambda: self._submit(submission))
+        return await self._on_thread(lambda: self._submit(submission))
 
     async def cancel(self, attempt_id: str, grace_s: float) -> None:
-        await self._ask(lambda: self._cancel(attempt_id, grace_s))
+        await self._on_thread(lambda: self._cancel(attempt_id, grace_s))
 
     async def list_owned(self) -> list[Observation]:
-        return await self._ask(self._list_owned)
+        return await self._on_thread(self._list_owned)
 
     async def forget(self, attempt_id: str) -> None:
-        """Does nothing while something of it may still run: then it stays listed."""
-        await self._ask(lambda: self._forget(attempt_id))
+        """Forget the attempt. Does nothing while a task of it may still run: then it stays listed."""
+        await self._on_thread(lambda: self._forget(attempt_id))
 
     async def nodes(self) -> list[NodeFacts]:
-        """This machine first, then the simulated nodes. Looked at once, since its parts do not change; but
-        again from time to time while nobody knows what confines jobs there.
+        """Return this machine, then the simulated nodes.
+
+        The hardware is inspected once, because it does not change. As long as the ways to confine jobs are
+        unknown, it is inspected again every 60 s.
         """
-        return list((await self._ask(self._nodes_again)).values())
+        return list((await self._on_thread(self._refresh_nodes)).values())
 
     async def read_log(self, attempt_id: str, node: str, offset: int, limit: int) -> LogChunk:
-        return await self._ask(lambda: self._read_log(attempt_id, node, offset, limit))
+        return await self._on_thread(lambda: self._read_log(attempt_id, node, offset, limit))
 
-    def notice(self, tell: Callable[[], None]) -> None:
-        self._notice.listen(tell)
+    def notify_changes(self, callback: Callable[[], None]) -> None:
+        self._exit_notifier.listen(callback)
 
     async def prune(self, older_than: float, max_bytes: int) -> int:
-        return await self._ask(lambda: self._book.prune(older_than, max_bytes))
+        return await self._on_thread(lambda: self._index.prune(older_than, max_bytes))
 
     async def checkpoints(self) -> list[str]:
         return await self._checkpoints.jobs()
 
-    async def saved(self, job_id: str, verify_s: float) -> SavedCheckpoints:
-        return await self._checkpoints.saved(job_id, verify_s)
+    async def inspect_checkpoints(self, job_id: str, verify_s: float) -> SavedCheckpoints:
+        return await self._checkpoints.inspect(job_id, verify_s)
 
     async def drop_checkpoint(self, job_id: str) -> None:
         await self._checkpoints.drop(job_id)
 
     async def close(self) -> None:
-        """Supervisors need no parent, and run on."""
-        self._notice.close()
-        self._children.close()
+        """Release the engine's resources. Supervisors need no parent and keep running."""
+        self._exit_notifier.close()
+        self._supervisors.close()
 
-    async def _ask(self, work: Callable[[], T]) -> T:
+    async def _on_thread(self, work: Callable[[], T]) -> T:
         return await on_thread(work, f"the local engine could not use {self._home}", self._threads)
 
     def _submit(self, submission: Submission) -> str:
         attempt_id = submission.attempt_id
-        # Forgetting moves it from the first place to the second: looked for in that order, it is found.
-        views = self._book.find(attempt_id)
-        if not views and self._book.is_kept(attempt_id):
+        # Forgetting moves the attempt from the first folder to the second. In this order, the search finds
+        # it.
+        tasks = self._index.find(attempt_id)
+        if not tasks and self._index.is_archived(attempt_id):
             return native_id(attempt_id)
-        views = self._begin_anew(submission, views) if views else self._take(submission)
-        for view in views.values():
-            self._spawn(view, submission.credentials.get(view.key.node, Credentials()))
+        tasks = self._replace_tasks(submission, tasks) if tasks else self._accept(submission)
+        for task in tasks.values():
+            self._spawn(task, submission.credentials.get(task.key.node, TaskCredentials()))
         return native_id(attempt_id)
 
-    def _take(self, submission: Submission) -> Views:
-        """Check it and write its orders. Nothing is started, and after an error nothing will be."""
+    def _accept(self, submission: Submission) -> LocalTasks:
+        """Check the submission and write its task specs. Starts nothing; after an error nothing will
+        start.
+        """
         nodes = self._nodes()
         refuse_malformed(submission, nodes)
         archive_path = _archive_of(submission)
         for credentials in submission.credentials.values():
             _refuse_large(credentials)
-        address = nodes[submission.orders[0].node].address
+        address = nodes[submission.task_specs[0].node].address
         port = self._promise_port(address, submission.attempt_id)
         try:
-            orders = complete_orders(submission, address, port, self._confinement)
-            orders = with_model(self._home, with_checkpoint(self._home, orders))
-            return self._book.add(orders, archive_path)
+            task_specs = complete_task_specs(submission, address, port, self._confinement)
+            task_specs = with_model_dirs(self._home, with_checkpoint_dirs(self._home, task_specs))
+            return self._index.add(task_specs, archive_path)
         finally:
-            # From here on the order itself tells that the port is taken.
+            # From here on the task spec itself shows that the port is taken.
             with self._guard:
                 self._promised.discard(port)
 
-    def _begin_anew(self, submission: Submission, views: Views) -> Views:
-        """The attempt's shares, with new ones where an order replaces one that has ended."""
-        lacking = [order for order in submission.orders if _is_lacking(order, views.get(order.node))]
+    def _replace_tasks(self, submission: Submission, tasks: LocalTasks) -> LocalTasks:
+        """Return the attempt's tasks, with new ones where a task spec replaces one that has ended."""
+        missing = [
+            task_spec
+            for task_spec in submission.task_specs
+            if _needs_new_task(task_spec, tasks.get(task_spec.node))
+        ]
         nodes = self._nodes()
-        for order in lacking:
-            gone = what_is_gone(order, nodes)
+        for task_spec in missing:
+            gone = missing_resource(task_spec, nodes)
             if gone is not None:
-                raise NodeGone(gone, hint="shoal nodes", node=order.node)
-            look = self._watch.look(views[order.node]) if order.node in views else None
-            if look is not None and look.sight is not Sight.ENDED:
-                raise OSError(errno.EBUSY, f"{order.node} still has the share that is to be replaced")
-        if lacking:
-            archive_path, address = _archive_of(submission), nodes[submission.orders[0].node].address
-            completed = with_model(self._home, complete_orders(submission, address, 0, self._confinement))
-            anew = {order.node for order in lacking}
-            for order in with_checkpoint(self._home, completed):
-                if order.node in anew:
-                    self._book.begin_anew(order, archive_path)
-        return self._book.find(submission.attempt_id)
+                raise NodeGone(gone, hint="shoal nodes", node=task_spec.node)
+            observation = self._watcher.observe(tasks[task_spec.node]) if task_spec.node in tasks else None
+            if observation is not None and observation.state is not ObservedState.ENDED:
+                raise OSError(errno.EBUSY, f"{task_spec.node} still has the task that is to be replaced")
+        if missing:
+            archive_path, address = _archive_of(submission), nodes[submission.task_specs[0].node].address
+            completed = with_model_dirs(
+                self._home, complete_task_specs(submission, address, 0, self._confinement)
+            )
+            missing_nodes = {task_spec.node for task_spec in missing}
+            for task_spec in with_checkpoint_dirs(self._home, completed):
+                if task_spec.node in missing_nodes:
+                    self._index.replace(task_spec, archive_path)
+        return self._index.find(submission.attempt_id)
 
     def _promise_port(self, address: str, attempt_id: str) -> int:
-        views = self._book.known()
+        tasks = self._index.cached_tasks()
         with self._guard:
-            used = {port for view in views if (port := view.port()) is not None}
+            used = {port for task in tasks if (port := task.port()) is not None}
             port = free_port(address, used | self._promised, zlib.crc32(attempt_id.encode()))
             self._promised.add(port)
             return port
 
-    def _spawn(self, view: ShareView, credentials: Credentials) -> None:
-        """Start a supervisor unless the share is claimed or one of ours is on its way."""
-        with view.guard:
-            if os.path.exists(view.share.claimed):
+    def _spawn(self, task: LocalTask, credentials: TaskCredentials) -> None:
+        """Start a supervisor unless the task is claimed or one of ours is starting."""
+        with task.guard:
+            if os.path.exists(task.files.claimed):
                 return
-            if view.child is not None and self._children.is_running(view.child):
-                if self._clock.monotonic() >= view.claim_by:
-                    self._children.kill(view.child)  # the next look counts it, and starts another
+            if task.supervisor_pid is not None and self._supervisors.is_running(task.supervisor_pid):
+                if self._clock.monotonic() >= task.claim_deadline:
+                    # the next observation counts it and starts another
+                    self._supervisors.kill(task.supervisor_pid)
                 return
-            gone = self._what_is_gone(view)
+            gone = self._missing_resource(task)
             if gone is not None:
-                self._watch.give_up(view, gone)
+                self._watcher.give_up(task, gone)
                 return
-            if not self._watch.may_start(view):
+            if not self._watcher.may_start(task):
                 return
-            view.child = self._children.spawn(
-                view.share.directory,
-                supervisor_command(view.share.directory),
+            task.supervisor_pid = self._supervisors.spawn(
+                task.files.directory,
+                supervisor_command(task.files.directory),
                 supervisor_environment(os.environ, self._server_file),
-                view.share.errors,
+                task.files.errors,
                 msgspec.json.encode(credentials),
-                self._standby_of(view),
+                self._standby_of(task),
             )
-            view.claim_by = self._clock.monotonic() + CLAIM_S
+            task.claim_deadline = self._clock.monotonic() + CLAIM_S
 
-    def _standby_of(self, view: ShareView) -> str | None:
-        """Where one waits to take over a lost share, if it does. The first share of a node has none."""
+    def _standby_of(self, task: LocalTask) -> str | None:
+        """Return the folder of the standby for a lost task, if there may be one. A node's first task has
+        none.
+        """
         with contextlib.suppress(msgspec.DecodeError):
-            order = view.read_order()
-            if order is not None and order.incarnation > 0 and view.num_failed == 0:
-                return directory_of(view.share)
+            task_spec = task.read_task_spec()
+            if task_spec is not None and task_spec.replacement > 0 and task.num_failed_starts == 0:
+                return directory_of(task.files)
         return None
 
-    def _what_is_gone(self, view: ShareView) -> str | None:
-        """Taken by an engine before us, on a machine that has changed since, and not begun there."""
+    def _missing_resource(self, task: LocalTask) -> str | None:
+        """Return what a task lacks that an earlier engine accepted, if the machine has changed since."""
         with contextlib.suppress(msgspec.DecodeError):
-            order = view.read_order()
-            return what_is_gone(order, self._nodes()) if order is not None else None
+            task_spec = task.read_task_spec()
+            return missing_resource(task_spec, self._nodes()) if task_spec is not None else None
         return None
 
     def _cancel(self, attempt_id: str, grace_s: float) -> None:
         failure: OSError | None = None
-        for view in self._book.find(attempt_id).values():
+        for task in self._index.find(attempt_id).values():
             try:
-                self._watch.stop(view, max(grace_s, 0.0))
+                self._watcher.stop(task, max(grace_s, 0.0))
             except OSError as error:
-                # A share that cannot be reached must not keep the others from being stopped.
+                # A task that cannot be reached must not keep the others from being stopped.
                 failure = error
-        self._children.reap()
+        self._supervisors.reap()
         if failure is not None:
             raise failure
 
     def _list_owned(self) -> list[Observation]:
-        self._children.reap()
-        self._book.sweep()
-        looks = (self._watch.look(view) for view in self._book.all())
-        return [look for look in looks if look is not None]
+        self._supervisors.reap()
+        self._index.sweep()
+        observations = (self._watcher.observe(task) for task in self._index.read_tasks())
+        return [observation for observation in observations if observation is not None]
 
     def _forget(self, attempt_id: str) -> None:
-        views = self._book.find(attempt_id)
-        looks = [self._watch.look(view) for view in views.values()]
-        if views and all(look is not None and look.sight is Sight.ENDED for look in looks):
-            self._book.keep(attempt_id)
+        tasks = self._index.find(attempt_id)
+        observations = [self._watcher.observe(task) for task in tasks.values()]
+        if tasks and all(
+            observation is not None and observation.state is ObservedState.ENDED
+            for observation in observations
+        ):
+            self._index.archive(attempt_id)
 
     def _nodes(self) -> dict[str, NodeFacts]:
-        with self._looking:
+        with self._inventory_guard:
             if not self._facts:
-                self._children.reap()  # the nursery gets warm while we look
-                self._look_around()
+                self._supervisors.reap()  # the fork server starts during the inventory
+                self._take_inventory()
             return self._facts
 
-    def _nodes_again(self) -> dict[str, NodeFacts]:
+    def _refresh_nodes(self) -> dict[str, NodeFacts]:
         self._nodes()
-        if self._confinement is None and self._clock.monotonic() >= self._look_at:
-            self._look_around()  # without the lock, for which submissions would wait
+        if self._confinement is None and self._clock.monotonic() >= self._next_inventory_at:
+            self._take_inventory()  # without the lock, because submissions would wait for it
         return self._facts
 
-    def _look_around(self) -> None:
+    def _take_inventory(self) -> None:
         unknown = self._choose_confinement()
         walls = UNKNOWN if unknown else " ".join(self._confinement or ())
-        found = take_inventory(self._home, walls)
-        machine = msgspec.structs.replace(found, remarks=(*found.remarks, *unknown))
+        inventory = take_inventory(self._home, walls)
+        machine = msgspec.structs.replace(inventory, remarks=(*inventory.remarks, *unknown))
         simulated = self._simulated.facts(walls) if self._simulated else []
-        for told in machine.remarks:
-            log.info("engine.remark", engine=self.name, node=machine.name, told=told)
+        for remark in machine.remarks:
+            log.info("engine.remark", engine=self.name, node=machine.name, told=remark)
         self._facts = {facts.name: facts for facts in (machine, *simulated)}
-        self._look_at = self._clock.monotonic() + LOOK_AGAIN_S
+        self._next_inventory_at = self._clock.monotonic() + INVENTORY_S
 
     def _choose_confinement(self) -> tuple[str, ...]:
-        """Find out what works here, so that no supervisor has to. Remarks, where it could not be."""
+        """Detect which ways to confine a job work here, so that no supervisor has to. Return remarks on a
+        failure.
+        """
         if self._confinement is not None:
             return ()
         environment = supervisor_environment(os.environ, self._server_file)
-        words, because = read_words(detect_command(), environment)
-        # Without an answer the orders name none, and every supervisor finds out for itself.
-        self._confinement = words or None
-        return () if words else (f"what confines jobs here is not known: {because}",)
+        methods, reason = read_words(detect_command(), environment)
+        # Without a result the task specs name none, and every supervisor detects them itself.
+        self._confinement = methods or None
+        return () if methods else (f"what confines jobs here is not known: {reason}",)
 
     def _read_log(self, attempt_id: str, node: str, offset: int, limit: int) -> LogChunk:
-        share = self._book.place(attempt_id, node)
-        if share is None:
+        task = self._index.task_files(attempt_id, node)
+        if task is None:
             return LogChunk(data=b"", next_offset=max(offset, 0), size=0, is_complete=True)
-        # Asked before reading: once there is an outcome, the log does not grow.
-        is_ended = os.path.exists(share.outcome)
-        page = read_page(share.log, offset, limit, is_ended=is_ended)
-        if not os.path.isdir(share.directory):
-            # Forgotten meanwhile, which happens once: it is in its other place now.
+        # Checked before reading: once there is an outcome, the log does not grow.
+        is_ended = os.path.exists(task.outcome)
+        page = read_page(task.log, offset, limit, is_ended=is_ended)
+        if not os.path.isdir(task.directory):
+            # It was forgotten in the meantime, which happens once: it is in the other folder now.
             return self._read_log(attempt_id, node, offset, limit)
         return page
 
 
-def _is_lacking(order: Order, view: ShareView | None) -> bool:
-    """Whether a share is to be begun in place of one that was lost: here, or where it was before."""
-    known = view.read_order() if view is not None else None
-    return order.incarnation > (known.incarnation if known is not None else 0)
+def _needs_new_task(task_spec: TaskSpec, task: LocalTask | None) -> bool:
+    """Return whether the task spec asks for a new task in place of a lost one, here or on another node."""
+    old_spec = task.read_task_spec() if task is not None else None
+    return task_spec.replacement > (old_spec.replacement if old_spec is not None else 0)
 
 
 def _archive_of(submission: Submission) -> str | None:
-    """The snapshot that goes with the orders; refuses orders whose snapshot is not there."""
-    digest, path = submission.orders[0].archive_digest, submission.archive_path
+    """Return the path of the snapshot; `EngineRefused` if the task specs need one that does not exist."""
+    digest, path = submission.task_specs[0].archive_digest, submission.archive_path
     if digest is None:
         return None
     if path is None or not os.path.isfile(path):
@@ -333,7 +353,7 @@ def _archive_of(submission: Submission) -> str | None:
     return path
 
 
-def _refuse_large(credentials: Credentials) -> None:
+def _refuse_large(credentials: TaskCredentials) -> None:
     size = len(msgspec.json.encode(credentials))
     if size > MAX_CREDENTIALS:
         raise EngineRefused(

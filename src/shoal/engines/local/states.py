@@ -1,64 +1,68 @@
-"""What the files of one share mean, as an observation. Pure: reading them is for `shares`."""
+"""Turns the facts in one task's files into observations. Pure: `watcher` reads the files."""
 
 from __future__ import annotations
 
 import msgspec
 
-from shoal.engines.base import Observation, Sight
-from shoal.wire import MAX_OUTCOME_MESSAGE, EndKind, NodeOutcome
+from shoal.engines.base import Observation, ObservedState
+from shoal.wire import MAX_OUTCOME_MESSAGE, EndKind, TaskOutcome
 
 
-class ShareKey(msgspec.Struct, frozen=True):
-    """Which share: known from its directory's name alone. Epoch 0: its order could not be read."""
+class TaskKey(msgspec.Struct, frozen=True):
+    """Identifies a task. Its directory's name alone gives attempt and node; epoch 0: no readable task
+    spec.
+    """
 
     attempt_id: str
     node: str
     epoch: int = 0
-    incarnation: int = 0
+    replacement: int = 0
 
 
 def native_id(attempt_id: str) -> str:
-    """The local engine's own name for an attempt: the same after every restart."""
+    """Return the local engine's id for an attempt: the same after every restart."""
     return f"local:{attempt_id}"
 
 
-def seen(
-    key: ShareKey,
-    sight: Sight,
+def make_observation(
+    key: TaskKey,
+    state: ObservedState,
     raw: str,
     *,
     started_at: float | None = None,
-    outcome: NodeOutcome | None = None,
+    outcome: TaskOutcome | None = None,
 ) -> Observation:
-    """One look at the share."""
+    """Return an observation of the task."""
     return Observation(
         attempt_id=key.attempt_id,
         epoch=key.epoch,
         node=key.node,
         native_id=native_id(key.attempt_id),
-        sight=sight,
-        incarnation=key.incarnation,
+        state=state,
+        replacement=key.replacement,
         started_at=started_at,
         outcome=outcome,
         raw=str(raw),
     )
 
 
-def ended(key: ShareKey, outcome: NodeOutcome) -> Observation:
-    """The share is over. The outcome must be this share's own, else it is evidence of nothing."""
+def ended_observation(key: TaskKey, outcome: TaskOutcome) -> Observation:
+    """Return the observation of an ended task. An outcome of another task is evidence of nothing."""
     is_ours = (outcome.attempt_id, outcome.node) == (key.attempt_id, key.node)
     if not is_ours or key.epoch not in (0, outcome.epoch):
         raw = f"outcome.json is for {outcome.attempt_id} epoch {outcome.epoch} on {outcome.node}"
-        return seen(key, Sight.UNKNOWN, raw)
-    key = msgspec.structs.replace(key, epoch=outcome.epoch, incarnation=outcome.incarnation)
-    return seen(key, Sight.ENDED, outcome.kind, started_at=outcome.started_at, outcome=outcome)
+        return make_observation(key, ObservedState.UNKNOWN, raw)
+    key = msgspec.structs.replace(key, epoch=outcome.epoch, replacement=outcome.replacement)
+    return make_observation(
+        key, ObservedState.ENDED, outcome.kind, started_at=outcome.started_at, outcome=outcome
+    )
 
 
-def end_of(
-    key: ShareKey, kind: EndKind, ended_at: float, message: str, started_at: float | None = None
-) -> NodeOutcome:
-    """The outcome the engine writes where no supervisor will."""
-    return NodeOutcome(
+def make_outcome(
+    key: TaskKey, kind: EndKind, ended_at: float, message: str, started_at: float | None = None
+) -> TaskOutcome:
+    """Return the outcome that the engine writes if no supervisor will."""
+    return TaskOutcome(
         attempt_id=key.attempt_id,
         epoch=key.epoch,
         node=key.node,
@@ -66,5 +70,5 @@ def end_of(
         ended_at=ended_at,
         message=message[:MAX_OUTCOME_MESSAGE],
         started_at=started_at,
-        incarnation=key.incarnation,
+        replacement=key.replacement,
     )

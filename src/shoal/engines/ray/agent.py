@@ -1,8 +1,9 @@
-"""What runs on every node of Ray, in an actor: starts keepers, and says which of them live.
+"""The Ray agent: an actor on every node of Ray that starts node agents and reports which of them live.
 
-Sent there by value, so it stands on Python's library alone. It remembers nothing: each keeper has a record on
-the node's disk (its process, and when that began), so that an agent that died is replaced by any other. A
-keeper is no child of the agent's, nor of Ray's: Ray kills the children of its workers, and these outlive it.
+Ray sends it to the node by value, so it uses Python's standard library only. It remembers nothing: each
+node agent has a record on the node's disk (its process and start time), so any new Ray agent can replace
+one that died. A node agent is no child of the Ray agent or of Ray, because Ray kills the children of its
+workers, and node agents outlive those.
 """
 
 from __future__ import annotations
@@ -26,28 +27,28 @@ from typing import IO, Any
 KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,300}")
 LAUNCH_S, BURY_S = 30.0, 60.0
 LEFT = 2
-"""What a burial exits with that found something which does not die: see `shoal.runtime.burial`."""
+"""The exit code of a reaping that found processes which do not die: see `shoal.runtime.agent.reaping`."""
 WORDS = 1000
 MAX_READ = 8 << 20
-"""Bytes of a record or an environment: jobs run as this user and may have changed either."""
+"""Bytes of a record or an environment. Jobs run as this user and may have changed either."""
 MAX_OTHERS = 100
 PASSED_ON = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ")
-"""Of a worker's variables: nothing that Ray put there reaches a job."""
+"""The variables of a Ray worker that a job gets: nothing that Ray sets reaches a job."""
 KEPT_S = 86400.0
-"""How long the record of a keeper that is over stays."""
+"""How long the record of a node agent that is over stays."""
 SYSTEMCTL_S, UNIT_S = 3.0, 60.0
-"""What `systemctl` may take, and how old its answer may be."""
+"""How long `systemctl` may take, and for how long its reply is used."""
 LAUNCH = """
 import json, os, signal, sys
 path, lock, more, *command = sys.argv[1:]
-told, tell = os.pipe()  # closed by exec: then there is nothing to tell
+reader, writer = os.pipe()  # exec closes it: then there is no error to report
 if os.fork():
-    os.close(tell)
-    said = os.read(told, 4000)
-    os.write(2, said)
-    os._exit(1 if said else 0)  # the keeper is an orphan now: nobody's child whom Ray looks after
+    os.close(writer)
+    message = os.read(reader, 4000)
+    os.write(2, message)
+    os._exit(1 if message else 0)  # the node agent is an orphan now, no child of a process of Ray
 try:
-    os.set_inheritable(int(lock), False)  # held until exec: by then it is known who runs
+    os.set_inheritable(int(lock), False)  # held until exec: by then the record names the process
     os.setsid()
     for number in range(1, 32):
         if number not in (signal.SIGKILL, signal.SIGSTOP):
@@ -55,7 +56,7 @@ try:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     try:
         with open("/proc/self/oom_score_adj", "w") as file:
-            file.write("0")  # Ray has its workers killed first
+            file.write("0")  # Ray lets the kernel kill its workers first
     except OSError as error:
         os.write(2, f"oom_score_adj stays: {error}\\n".encode())
     with open("/proc/self/stat", "rb") as file:
@@ -68,14 +69,15 @@ try:
     os.rename(f"{path}.draft", path)
     os.execve(command[0], command, os.environ)
 except BaseException as error:
-    os.write(tell, f"{type(error).__name__}: {error}".encode())
+    os.write(writer, f"{type(error).__name__}: {error}".encode())
     os._exit(127)
 """
-"""Writes down who somebody is before it is that; who holds the lock may still become it."""
+"""The launcher records the process before the process becomes the program. While a process holds the lock,
+it may still become the program."""
 
 
 class Agent:
-    """Every method may be repeated, from several threads, and says the same to whoever asks again."""
+    """Every method may be repeated, from several threads, with the same result."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -84,7 +86,7 @@ class Agent:
         self._unit, self._unit_at = "", 0.0
 
     def facts(self, root: str) -> dict[str, Any]:
-        """What this machine is, and who jobs would be on it."""
+        """Return the hardware of this machine and the user that jobs would run as."""
         place = root if root and os.path.isdir(root) else "/tmp"  # noqa: S108 - its size alone is asked
         return {
             "pid": os.getpid(),
@@ -100,13 +102,15 @@ class Agent:
         }
 
     def start(self, root: str, key: str, task: dict[str, Any]) -> dict[str, Any]:
-        """Start a keeper, unless the one that was started for `key` lives. Its summons goes to its standard
-        input. `task`: `command`, `bury` (what to run when it is gone without a word), `env`, `summons`.
+        """Start a node agent, unless the one that was started for `key` lives.
+
+        Its launch request goes to its standard input. `task` has the keys `command`, `bury` (the command
+        that reaps it when it dies without a report), `env` and `summons` (the launch request).
         """
         with self._guard:
             folder = _make_folder(root, key)
             if folder in self._burying:
-                raise OSError("what is left of the keeper before it is being ended; ask again")
+                raise OSError("the processes of the earlier node agent are being ended; ask again")
             with _launching(folder) as lock:
                 record = _record(folder)
                 if record is not None and _lives(record) is True:
@@ -116,27 +120,29 @@ class Agent:
             return {"pid": started["pid"] if started else None, "is_new": True}
 
     def look(self, root: str, keys: list[str]) -> dict[str, dict[str, Any]]:
-        """By key: `running`, `over` (nothing of it runs: looked for and ended here), `left` (something of it
-        does not die), `gone` (nobody knows yet whether all of it is), or `hidden` (it is not ours to see,
-        or its record not ours to believe). Keys without a record are left out. And `process`: the name under
-        which that keeper, and no other, asks for its order.
+        """Return the state of each key: `running`, `over`, `left`, `gone` or `hidden`.
+
+        `over`: the agent looked and made sure that nothing of it runs. `left`: processes of it do not die.
+        `gone`: it is not known whether all of it is over. `hidden`: this user cannot see the process, or
+        cannot trust its record. Keys without a record are left out. `process` is the name under which that
+        node agent, and no other, asks for its task spec.
         """
         self._sweep(root)
-        found: dict[str, dict[str, Any]] = {}
+        states: dict[str, dict[str, Any]] = {}
         places = _places(root)
         for key in keys:
             try:
                 folder = _folder(places, key)
             except PermissionError as error:
-                found[key] = {"pid": None, "said": str(error), "state": "hidden"}
+                states[key] = {"pid": None, "said": str(error), "state": "hidden"}
                 continue
             record = _record(folder) if folder is not None else None
             if folder is not None and record is not None:
-                found[key] = self._seen(folder, record)
-        return found
+                states[key] = self._seen(folder, record)
+        return states
 
     def end(self, root: str, keys: list[str]) -> None:
-        """Ask keepers to stop what they keep; those whose records are not ours to believe are passed over."""
+        """Ask node agents to stop their tasks. Records that this user cannot trust are skipped."""
         places = _places(root)
         for key in keys:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -146,12 +152,12 @@ class Agent:
                     os.kill(record["pid"], signal.SIGTERM)
 
     def _ends_with(self) -> str:
-        """The unit of systemd's that takes our keepers along: see `ending_unit`. Asked now and then."""
+        """Return the systemd unit that ends our node agents with it: see `ending_unit`. Cached for 60 s."""
         now = time.monotonic()
         with self._guard:
             if self._unit_at and now - self._unit_at <= UNIT_S:
                 return self._unit
-        unit = ending_unit()  # takes its time: nobody who starts a keeper waits for it
+        unit = ending_unit()  # slow, so no start of a node agent may wait for it
         with self._guard:
             self._unit, self._unit_at = unit, now
         return unit
@@ -160,33 +166,33 @@ class Agent:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(f"{folder}/over")
         env = {name: os.environ[name] for name in PASSED_ON if name in os.environ} | task["env"]
-        # By what it says at the desk it is known whether the order went to this very process.
+        # This name shows the mailbox whether the task spec went to exactly this process.
         process = os.urandom(16).hex()
-        who = {"boot": _boot_id(), "space": _pid_space(), "process": process}
-        more = {"bury": task["bury"], "env": env, **who}
+        identity = {"boot": _boot_id(), "space": _pid_space(), "process": process}
+        more = {"bury": task["bury"], "env": env, **identity}
         with open(f"{folder}/errors", "ab") as errors:
-            given = json.dumps({**json.loads(task["summons"]), "process": process}).encode()
-            is_done = launch(f"{folder}/keeper.json", lock, more, task["command"], env, errors, given)
+            launch_input = json.dumps({**json.loads(task["summons"]), "process": process}).encode()
+            is_done = launch(f"{folder}/keeper.json", lock, more, task["command"], env, errors, launch_input)
         if not is_done:
-            raise OSError(f"no keeper could be started: {_last_words(folder)}")
+            raise OSError(f"no node agent could be started: {_last_words(folder)}")
 
     def _seen(self, folder: str, record: dict[str, Any]) -> dict[str, Any]:
-        told = {"pid": record["pid"], "said": _last_words(folder), "process": record.get("process", "")}
+        report = {"pid": record["pid"], "said": _last_words(folder), "process": record.get("process", "")}
         lives = _lives(record)
         if lives is None:
-            return {**told, "state": "hidden"}
+            return {**report, "state": "hidden"}
         if lives:
-            return {**told, "state": "running"}
+            return {**report, "state": "running"}
         if record["boot"] != _boot_id():
-            return {**told, "state": "over", "said": "the machine was restarted since"}
+            return {**report, "state": "over", "said": "the machine was restarted since"}
         if not _is_over(folder, record):
             self._bury(folder, record)
         if _is_over(folder, record):
-            return {**told, "state": "over"}
-        return {**told, "state": "left" if _is_marked(folder, "left", record) else "gone"}
+            return {**report, "state": "over"}
+        return {**report, "state": "left" if _is_marked(folder, "left", record) else "gone"}
 
     def _bury(self, folder: str, record: dict[str, Any]) -> None:
-        """The keeper is gone: see that nothing of its share runs. On a thread; asked again, it is one."""
+        """Reap the task of a dead node agent on a thread. A repeated call starts no second thread."""
         if self._begins_burial(folder, record):
             threading.Thread(target=self._bury_now, args=(folder, record), daemon=True).start()
 
@@ -197,7 +203,8 @@ class Agent:
 
     def _begins_burial(self, folder: str, record: dict[str, Any]) -> bool:
         with self._guard:
-            if folder in self._burying or _record(folder) != record:  # another was started meanwhile
+            # another node agent was started in the meantime
+            if folder in self._burying or _record(folder) != record:
                 return False
             self._burying.add(folder)
             return True
@@ -229,8 +236,10 @@ class Agent:
                 self._burying.discard(folder)
 
     def _sweep(self, root: str) -> None:
-        """Remove records of keepers that have been over for long. Who is only gone may have left something:
-        that is looked at first, whether or not anybody asks, one after the other.
+        """Remove records of node agents that have been over for a day.
+
+        A node agent that is only gone may have left processes. Those are reaped first, one after the other,
+        even if no caller asks.
         """
         now, gone = time.time(), []
         with self._guard:
@@ -244,7 +253,7 @@ class Agent:
                 continue
             is_over = _is_over(folder, record)
             if not is_over and record["boot"] != _boot_id():
-                _write_over(folder, record)  # seen only now: whoever asks has a day for it
+                _write_over(folder, record)  # first seen now: callers have a day to ask for it
                 continue
             with contextlib.suppress(FileNotFoundError):
                 is_old = now - os.stat(f"{folder}/{'over' if is_over else 'errors'}").st_mtime > KEPT_S
@@ -262,21 +271,22 @@ def launch(
     more: dict[str, Any],
     command: list[str],
     env: dict[str, str],
-    said: IO[bytes],
-    given: bytes,
+    output: IO[bytes],
+    stdin: bytes,
 ) -> bool:
-    """Start somebody who outlives us, is nobody's child, and whose record is in `file` before it begins.
+    """Start a process that outlives us, has no parent of ours, and is recorded in `file` before it begins.
 
-    `more`: what else the record says. `lock`: an open lock file, which it holds until it has begun, whatever
-    becomes of us. `given`: its standard input. False: it did not begin, and `said` has the reason.
+    `more`: further fields of the record. `lock`: an open lock file, which the process holds until it has
+    begun, whatever happens to us. `stdin`: its standard input. False: it did not begin, and `output` has
+    the reason.
     """
-    words = [sys.executable, "-I", "-S", "-c", LAUNCH, file, str(lock), json.dumps(more), *command]
+    command_line = [sys.executable, "-I", "-S", "-c", LAUNCH, file, str(lock), json.dumps(more), *command]
     try:
         done = subprocess.run(
-            words,
-            input=given,
-            stdout=said,
-            stderr=said,
+            command_line,
+            input=stdin,
+            stdout=output,
+            stderr=output,
             env=env,
             cwd="/",
             pass_fds=(lock,),
@@ -284,21 +294,21 @@ def launch(
             check=False,
         )
     except subprocess.TimeoutExpired:
-        said.write(f"it has not begun within {LAUNCH_S:g} s\n".encode())
-        said.flush()
+        output.write(f"it has not begun within {LAUNCH_S:g} s\n".encode())
+        output.flush()
         return False
     return done.returncode == 0
 
 
 def ending_unit(pid: int | str = "self") -> str:
-    """The service of systemd's with which all ends that this process starts; empty: none, or nobody tells."""
+    """Return the systemd service whose end kills what this process starts; empty if none or unknown."""
     return ending_service(pid)[0]
 
 
 def ending_service(pid: int | str) -> tuple[str, list[str]]:
-    """The same, and the words that tell `systemctl` whose service it is.
+    """Return the same, and the arguments that tell `systemctl` whose service it is.
 
-    Whoever is started stays in the unit's control group, in whichever session: systemd.kill(5).
+    A started process stays in the unit's control group, in any session: systemd.kill(5).
     """
     try:
         with open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="replace") as file:
@@ -306,20 +316,21 @@ def ending_service(pid: int | str) -> tuple[str, list[str]]:
         if not unit:
             return "", []
         command = ["systemctl", *whose, "show", "--property=LoadState,KillMode", "--", unit]
-        told = subprocess.run(command, capture_output=True, timeout=SYSTEMCTL_S, check=False).stdout
+        properties = subprocess.run(command, capture_output=True, timeout=SYSTEMCTL_S, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
         return "", []
-    # Of a unit that it does not know it says what would be usual.
-    said = set(told.split())
-    is_ending = b"LoadState=loaded" in said and said & {b"KillMode=control-group", b"KillMode=mixed"}
+    # For a unit that it does not know, systemctl reports the defaults.
+    lines = set(properties.split())
+    is_ending = b"LoadState=loaded" in lines and lines & {b"KillMode=control-group", b"KillMode=mixed"}
     return (unit, whose) if is_ending else ("", [])
 
 
 def service_of(cgroup: str) -> tuple[str, list[str]]:
-    """By the text of `/proc/PID/cgroup`: the service whose control group that is, and the words that tell
-    `systemctl` whose service; empty: none. A scope, such as a login's session, has no main process to end.
+    """Return the service of a text of `/proc/PID/cgroup`, and the arguments for `systemctl`; empty: none.
+
+    A scope, such as a login session, has no main process to end.
     """
-    # Of the hierarchies of version 1 systemd's own alone counts, which stands before that of version 2.
+    # Of the hierarchies of version 1, only systemd's own counts. It stands before that of version 2.
     lines = [line.split(":", 2) for line in cgroup.splitlines() if line.count(":") >= 2]
     places = [place for _, names, place in lines if names in ("name=systemd", "")]
     units = [part for part in places[0].split("/") if part.endswith((".service", ".scope"))] if places else []
@@ -331,62 +342,67 @@ def service_of(cgroup: str) -> tuple[str, list[str]]:
 
 @contextlib.contextmanager
 def _launching(folder: str) -> Iterator[int]:
-    """One launch at a time, of whichever agent. `OSError`: one that was given up may become a keeper yet."""
+    """Hold the lock of one launch, across Ray agents.
+
+    `OSError`: a launch that was given up may still become a node agent.
+    """
     lock = os.open(f"{folder}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise OSError("a keeper is being started already; ask again") from None
+            raise OSError("a node agent is being started already; ask again") from None
         yield lock
     finally:
         os.close(lock)
 
 
 def _roots(root: str) -> tuple[str, list[str]]:
-    """Below which records lie: the usual directory, whosever it is, and those that are this user's own.
+    """Return the usual directory of records, whoever owns it, and those that this user owns.
 
-    By the rules for shares (`shoal.runtime.places`): where everybody may add names, as in /tmp, that is one
-    of this user's own, and another where somebody had taken its name.
+    By the rules for tasks (`shoal.runtime.agent.spool_root`): where every user may add names, as in /tmp,
+    it is a directory of this user's own, and another path if another user had taken its name.
     """
     base = root or "/tmp"  # noqa: S108 - owner and mode of what is used below it are looked at
     if root and not _is_for_all(base):
         return base, [base] if _is_own(base) else []
     name = f"shoal-{os.getuid()}"
-    with os.scandir(base) as entries:  # where everybody may add names, millions are never held at once
+    with os.scandir(base) as entries:  # where every user may add names, millions are never held at once
         others = sorted(entry.path for entry in entries if entry.name.startswith(f"{name}-"))[:MAX_OTHERS]
-    return f"{base}/{name}", [one for one in (f"{base}/{name}", *others) if _is_own(one)]
+    return f"{base}/{name}", [path for path in (f"{base}/{name}", *others) if _is_own(path)]
 
 
 def _own_root(root: str) -> str:
-    """The one for new records, made where there is none. `PermissionError`: it is somebody else's."""
-    usual, own = _roots(root)
-    if own:
-        return own[0]
+    """Return the directory for new records; create it if there is none.
+
+    `PermissionError`: it belongs to another user.
+    """
+    usual, owned = _roots(root)
+    if owned:
+        return owned[0]
     if os.path.lexists(usual) and usual != root:
         usual = f"{usual}-{os.urandom(4).hex()}"
     os.makedirs(usual, mode=0o700, exist_ok=True)
-    _check_own(usual)  # whoever made it meanwhile
+    _check_own(usual)  # another process may have created it in the meantime
     return usual
 
 
 def _places(root: str) -> list[str]:
-    """Where records lie. `PermissionError` where there is one that is somebody else's, and no other: what
-    lies there would be believed.
+    """Return the directories of records.
+
+    `PermissionError`: the only path belongs to another user, and we would trust what lies there.
     """
-    usual, own = _roots(root)
-    if not own and os.path.lexists(usual):
+    usual, owned = _roots(root)
+    if not owned and os.path.lexists(usual):
         _check_own(usual)
-    found = [f"{one}/ray" for one in own if os.path.lexists(f"{one}/ray")]
-    for place in found:
+    places = [f"{path}/ray" for path in owned if os.path.lexists(f"{path}/ray")]
+    for place in places:
         _make_own(place)
-    return found
+    return places
 
 
 def _make_own(path: str) -> None:
-    """A directory below one's own, which nobody else can change: also one that was made where others were
-    allowed to, by the umask of the time.
-    """
+    """Create a directory that no other user can change. Fix the mode of one that an old umask left open."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
     facts = os.lstat(path)
@@ -401,7 +417,7 @@ def _check_own(path: str) -> None:
 
 
 def _is_own(path: str) -> bool:
-    """Whether it is a directory that nobody but this user can change."""
+    """Return whether it is a directory that no other user can change."""
     try:
         facts = os.lstat(path)
     except FileNotFoundError:
@@ -410,7 +426,7 @@ def _is_own(path: str) -> bool:
 
 
 def _is_for_all(path: str) -> bool:
-    """Whether everybody may add names and nobody take another's away, but root, and we."""
+    """Return whether every user may add names, and no user but root and us may remove another's."""
     try:
         facts = os.stat(path)
     except FileNotFoundError:
@@ -420,13 +436,16 @@ def _is_for_all(path: str) -> bool:
 
 
 def _folder(places: list[str], key: str) -> str | None:
-    """Of the keeper's record; None: it has none. `PermissionError` where somebody else could have laid it."""
+    """Return the folder of the node agent's record; None: it has none.
+
+    `PermissionError`: another user could have written it.
+    """
     if not KEY.fullmatch(key):
-        raise ValueError(f"{key!r} is no name for a keeper")
-    found = [f"{place}/{key}" for place in places if os.path.lexists(f"{place}/{key}")]
-    for folder in found[:1]:
+        raise ValueError(f"{key!r} is no name for a node agent")
+    folders = [f"{place}/{key}" for place in places if os.path.lexists(f"{place}/{key}")]
+    for folder in folders[:1]:
         _check_own(folder)
-    return found[0] if found else None
+    return folders[0] if folders else None
 
 
 def _make_folder(root: str, key: str) -> str:
@@ -447,17 +466,17 @@ def _record(folder: str) -> dict[str, Any] | None:
 
 
 def _mark(record: dict[str, Any]) -> str:
-    """Of that very process."""
+    """Return the text that identifies exactly this process."""
     return f"{record['boot']} {record['pid']} {record['ticks']}"
 
 
 def _is_over(folder: str, record: dict[str, Any]) -> bool:
-    """Whether nothing of this keeper's share runs."""
+    """Return whether nothing of this node agent's task runs."""
     return _is_marked(folder, "over", record)
 
 
 def _is_marked(folder: str, name: str, record: dict[str, Any]) -> bool:
-    """Whether that was written of this very keeper; what was written of one before it says nothing."""
+    """Return whether the mark is about exactly this node agent. A mark about an earlier one says nothing."""
     try:
         with open(f"{folder}/{name}", encoding="ascii") as file:
             return file.read(MAX_READ) == _mark(record)
@@ -470,7 +489,7 @@ def _write_over(folder: str, record: dict[str, Any]) -> None:
 
 
 def _write_mark(folder: str, name: str, record: dict[str, Any]) -> None:
-    """Whole or not at all: who looks while it is written again must not find it gone."""
+    """Write the mark whole or not at all: a reader must not find it missing while it is written again."""
     draft = f"{folder}/{name}.{os.urandom(4).hex()}"
     with open(draft, "w", encoding="ascii") as file:
         file.write(_mark(record))
@@ -478,7 +497,7 @@ def _write_mark(folder: str, name: str, record: dict[str, Any]) -> None:
 
 
 def _lives(record: dict[str, Any]) -> bool | None:
-    """Whether that very process runs. None: it was started where this one cannot see."""
+    """Return whether exactly this process runs. None: it was started where this one cannot see."""
     if record["boot"] != _boot_id():
         return False
     if record["space"] != _pid_space():
@@ -501,8 +520,10 @@ def _pid_space() -> str:
 
 
 def _machine(root: str = "") -> str:
-    """What tells this machine from others of its name: its id, and its network cards, as images of machines
-    may have an id in them. Empty in a container, or where there is none: it may be started anywhere.
+    """Return what distinguishes this machine from others of its name: its id and its network cards.
+
+    Images of machines may have an id in them. Empty in a container, or if there is none: such a system may
+    be started anywhere.
     """
     try:
         with open(f"{root}/etc/machine-id", encoding="ascii") as file:
@@ -525,7 +546,7 @@ def _memory_bytes() -> int:
 
 
 def _variable_of(pid: int, name: str) -> str | None:
-    """Of another process of ours: Ray changes it for its workers."""
+    """Return a variable of another process of ours, because Ray changes it for its workers."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
         for line in file.read(MAX_READ).split(b"\0"):
             if line.startswith(name.encode() + b"="):
@@ -534,12 +555,14 @@ def _variable_of(pid: int, name: str) -> str | None:
 
 
 def _gpu_minors() -> list[int]:
-    """Of the device files of NVIDIA's GPUs, in the order in which its driver counts them: by their bus."""
-    top, found = "/proc/driver/nvidia/gpus", list[int]()
+    """Return the minor numbers of NVIDIA's device files, in the order in which its driver counts them: by
+    bus.
+    """
+    top, minors = "/proc/driver/nvidia/gpus", list[int]()
     for bus in sorted(os.listdir(top)) if os.path.isdir(top) else ():
         with contextlib.suppress(OSError), open(f"{top}/{bus}/information", encoding="utf-8") as file:
-            found += [int(line.split()[-1]) for line in file if line.startswith("Device Minor:")]
-    return found
+            minors += [int(line.split()[-1]) for line in file if line.startswith("Device Minor:")]
+    return minors
 
 
 def _last_words(folder: str) -> str:

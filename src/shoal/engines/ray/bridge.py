@@ -1,9 +1,9 @@
-"""Between Shoal and Ray: a process of the Python that has Ray, with lines of JSON on its pipes.
+"""The bridge between Shoal and Ray: a process of the Python that has Ray, with lines of JSON on its pipes.
 
-Started by `client` as a file. Ray's calls block, wait for a lost head for minutes and end the process when
-they give up: here that costs the control plane an answer. The first line in is the set-up, the first line out
-says who is there, or why nobody is. Then every line is a question with a number; answers come in any order.
-It ends with its standard input.
+`client` starts it as a file. Ray's calls block, wait for minutes for a lost head, and end the process when
+they give up. In this process, that costs the control plane only one reply. The first input line is the
+setup; the first output line says that Ray is connected, or why not. After that, every line is a question
+with a number; replies come in any order. The process ends with its standard input.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 PREFIX = "agent-"
 THREADS = 16
 STALE_S = 10.0
-"""How long an agent may refuse before we are taken for who is wrong: one that was replaced while the head was
-away is asked at its old port for ever."""
+"""How long an agent may refuse connections before we assume that we are wrong: an agent that was replaced
+while the head was away would be asked at its old port for ever."""
 NODE_FIELDS = (
     "NodeID",
     "Alive",
@@ -44,7 +44,9 @@ NODE_FIELDS = (
 
 
 class Bridge:
-    """Connected to one Ray. Its verbs block; each answers within its `within_s`, or as Ray lets it."""
+    """The connection to one Ray. Its methods block; each replies within its `within_s`, or as soon as Ray
+    lets it.
+    """
 
     def __init__(self, setup: dict[str, Any]) -> None:
         self._setup = setup
@@ -53,14 +55,13 @@ class Bridge:
         self._tag = hashlib.sha256(source).hexdigest()[:8]
         self._guard = threading.Lock()
         self._agents: dict[str, Any] = {}
-        self._asked: dict[str, Any] = {}
-        """By node: a question about its facts that is not answered yet. A node that hangs gets one."""
+        self._pending_facts: dict[str, Any] = {}
+        """By node: a pending question about its facts. A node that hangs gets only one."""
         self._refused_at: dict[str, float] = {}
-        """By node: when its agent first refused, of those that do so still."""
+        """By node: when its agent first refused, for agents that still refuse."""
         self._late: dict[str, Any] = {}
-        """By node: a question that was not answered in time. Until it is, nobody is kept waiting for that
-        node: all others, and the recovery of what runs there, would wait with them at every look.
-        """
+        """By node: a question that was not answered in time. Until it is, no call waits for that node,
+        because all other nodes, and the recovery of their tasks, would wait with every observation."""
 
     def connect(self) -> dict[str, Any]:
         ray.init(
@@ -73,62 +74,66 @@ class Bridge:
         return {"ray": ray.__version__, "python": sys.version.split()[0]}
 
     def nodes(self, within_s: float) -> dict[str, Any]:
-        """What Ray says of every node, and what the agents of those say that live."""
+        """Return what Ray says of every node, and what the agents of living nodes say."""
         rows = [{name: row.get(name) for name in NODE_FIELDS} for row in ray.nodes()]
         alive = [row["NodeID"] for row in rows if row["Alive"] and row["Resources"].get("CPU")]
         with self._guard:
             self._agents = {node: agent for node, agent in self._agents.items() if node in alive}
-            self._asked = {node: ref for node, ref in self._asked.items() if node in alive}
+            self._pending_facts = {node: ref for node, ref in self._pending_facts.items() if node in alive}
             self._late = {node: ref for node, ref in self._late.items() if node in alive}
-        asked = {node: partial(self._ask_facts, node) for node in alive}
-        facts, failed = self._gather_from_prompt(asked, within_s)
+        calls = {node: partial(self._request_facts, node) for node in alive}
+        facts, failed = self._gather_from_prompt(calls, within_s)
         with self._guard:
             for node in (*facts, *failed):
                 if node in facts or failed[node] != _LATE:
-                    self._asked.pop(node, None)
+                    self._pending_facts.pop(node, None)
         return {"rows": rows, "facts": facts, "failed": failed}
 
     def start(self, within_s: float, starts: list[dict[str, Any]]) -> dict[str, Any]:
-        """By key of those that were started, or ran: the keeper's process; and what became of the others."""
+        """Return, by key, the process of each node agent that was started or ran, and the failures of the
+        others.
+        """
         calls = {
-            one["key"]: partial(self._call, one["node_id"], "start", one["key"], one["task"])
-            for one in starts
+            start["key"]: partial(self._call, start["node_id"], "start", start["key"], start["task"])
+            for start in starts
         }
-        done, failed = self._gather(calls, within_s, {one["key"]: one["node_id"] for one in starts})
+        done, failed = self._gather(calls, within_s, {start["key"]: start["node_id"] for start in starts})
         return {"done": done, "failed": failed}
 
     def look(self, within_s: float, keys: dict[str, list[str]]) -> dict[str, Any]:
-        """By node: what its agent says of these keys."""
-        calls = {node: partial(self._call, node, "look", own) for node, own in keys.items()}
+        """Return, by node, what its agent says of these keys."""
+        calls = {node: partial(self._call, node, "look", node_keys) for node, node_keys in keys.items()}
         seen, failed = self._gather_from_prompt(calls, within_s)
         return {"seen": seen, "failed": failed}
 
     def end(self, within_s: float, keys: dict[str, list[str]]) -> dict[str, Any]:
-        calls = {node: partial(self._call, node, "end", own) for node, own in keys.items()}
+        calls = {node: partial(self._call, node, "end", node_keys) for node, node_keys in keys.items()}
         _, failed = self._gather(calls, within_s)
         return {"failed": failed}
 
     def dismiss(self, within_s: float) -> dict[str, Any]:
-        """End every agent of ours. What they started runs on."""
+        """End every Ray agent of ours. Node agents keep running."""
         names = [name for name in ray.util.list_named_actors() if name.startswith(PREFIX)]
         for name in names:
             ray.kill(ray.get_actor(name))
         return {"dismissed": len(names)}
 
-    def _ask_facts(self, node: str) -> Any:
+    def _request_facts(self, node: str) -> Any:
         with self._guard:
-            pending = self._asked.get(node)
+            pending = self._pending_facts.get(node)
         if pending is None:
             pending = self._call(node, "facts")
             with self._guard:
-                self._asked[node] = pending
+                self._pending_facts[node] = pending
         return pending
 
     def _call(self, node: str, verb: str, *args: Any) -> Any:
         return getattr(self._agent(node), verb).remote(self._setup["root"], *args)
 
     def _agent(self, node: str) -> Any:
-        """The one on that node; made where there is none, or only one of another version of Shoal."""
+        """Return the agent on that node. Create it if there is none, or only one of another version of
+        Shoal.
+        """
         with self._guard:
             if node not in self._agents:
                 name = f"{PREFIX}{self._tag}-{node}"
@@ -156,7 +161,7 @@ class Bridge:
     def _gather_from_prompt(
         self, calls: Mapping[str, Callable[[], Any]], within_s: float
     ) -> tuple[dict[str, Any], dict[str, str]]:
-        """By node; those that still owe an answer are not asked."""
+        """Call by node, except nodes that still owe a reply."""
         late = {node: _LATE for node in calls if self._is_late(node)}
         prompt = {node: call for node, call in calls.items() if node not in late}
         answers, failed = self._gather(prompt, within_s)
@@ -177,13 +182,13 @@ class Bridge:
         within_s: float,
         nodes: dict[str, str] | None = None,
     ) -> tuple[dict[str, Any], dict[str, str]]:
-        """Make all calls at once: the answers of those that came in time, and what became of the others."""
+        """Make all calls at once. Return the replies that came in time, and the failures of the others."""
         refs, failed = {}, {}
         for key, call in calls.items():
             try:
                 refs[key] = call()
             except (RayActorError, ValueError) as error:
-                failed[key] = _words(error)
+                failed[key] = _describe_error(error)
                 self._drop((nodes or {}).get(key, key))
         ready, _ = (
             ray.wait(list(refs.values()), num_returns=len(refs), timeout=within_s) if refs else ([], [])
@@ -200,42 +205,44 @@ class Bridge:
                 answers[key] = ray.get(ref)
                 self._refused_at.pop(node, None)
             except RayActorError as error:
-                failed[key] = _words(error)
+                failed[key] = _describe_error(error)
                 self._drop(node)
                 self._end_if_stale(node, str(error))
-            except Exception as error:  # noqa: BLE001 - whatever the agent raised is the answer
-                failed[key] = _words(error)
+            except Exception as error:  # noqa: BLE001 - any error of the agent is the reply
+                failed[key] = _describe_error(error)
         return answers, failed
 
-    def _end_if_stale(self, node: str, said: str) -> None:
-        """With this process; the next question starts another, which learns anew where agents are."""
-        if "Connection refused" not in said:
+    def _end_if_stale(self, node: str, message: str) -> None:
+        """End this process. The next question starts another, which asks Ray again where the agents are."""
+        if "Connection refused" not in message:
             return
         since = self._refused_at.setdefault(node, time.monotonic())
         if time.monotonic() - since > STALE_S:
-            sys.stderr.write(f"the agent on {node} is asked where it is no more: ended, to learn anew\n")
+            sys.stderr.write(
+                f"the agent on {node} has left the address that Ray gave: the bridge ends, to ask Ray again\n"
+            )
             sys.stderr.flush()
             os._exit(1)
 
     def _drop(self, node: str) -> None:
-        """An agent that is not there is made anew by the next question."""
+        """Forget an agent that is not there; the next question creates it again."""
         with self._guard:
             self._agents.pop(node, None)
-            self._asked.pop(node, None)
+            self._pending_facts.pop(node, None)
             self._late.pop(node, None)
 
 
 _LATE = "its agent has not answered in time"
 
 
-def _words(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     cause = getattr(error, "cause", None) or error
     lines = [line.strip() for line in str(cause).strip().splitlines() if line.strip()]
     return f"{type(cause).__name__}: {lines[0] if lines else ''}"[:500]
 
 
 def _load(path: str) -> ModuleType:
-    """The agent's module, sent to nodes by value: none of them has to have it."""
+    """Load the agent's module so that Ray sends it to nodes by value: no node needs to have it."""
     spec = importlib.util.spec_from_file_location("shoal_ray_agent", path)
     assert spec is not None
     assert spec.loader is not None
@@ -246,41 +253,41 @@ def _load(path: str) -> ModuleType:
     return module
 
 
-def serve(lines: Iterable[str], tell: Callable[[dict[str, Any]], None]) -> None:
-    """Until the lines end."""
+def serve(lines: Iterable[str], send: Callable[[dict[str, Any]], None]) -> None:
+    """Answer questions until the lines end."""
     setup = json.loads(next(iter(lines)))
     try:
         bridge = Bridge(setup)
-        tell({"ready": bridge.connect()})
-    except BaseException as error:  # noqa: BLE001 - whatever it is, who waits must hear it
+        send({"ready": bridge.connect()})
+    except BaseException as error:  # noqa: BLE001 - the client must get every error
         traceback.print_exc()
-        tell({"failed": f"{type(error).__name__}: {error}"})
+        send({"failed": f"{type(error).__name__}: {error}"})
         return
     pool = ThreadPoolExecutor(THREADS)
     for line in lines:
-        pool.submit(_answer, bridge, json.loads(line), tell)
+        pool.submit(_answer, bridge, json.loads(line), send)
 
 
-def _answer(bridge: Bridge, asked: dict[str, Any], tell: Callable[[dict[str, Any]], None]) -> None:
+def _answer(bridge: Bridge, question: dict[str, Any], send: Callable[[dict[str, Any]], None]) -> None:
     try:
-        told = getattr(bridge, asked["verb"])(asked["within_s"], **asked["args"])
-        tell({"id": asked["id"], "told": told})
-    except Exception as error:  # noqa: BLE001 - it is the answer
+        result = getattr(bridge, question["verb"])(question["within_s"], **question["args"])
+        send({"id": question["id"], "told": result})
+    except Exception as error:  # noqa: BLE001 - the error is the reply
         traceback.print_exc()
-        tell({"id": asked["id"], "error": _words(error)})
+        send({"id": question["id"], "error": _describe_error(error)})
 
 
 def main() -> None:
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever Ray prints is no answer
+    os.dup2(2, 1)  # what Ray prints is no reply
     guard = threading.Lock()
 
-    def tell(told: dict[str, Any]) -> None:
+    def send(message: dict[str, Any]) -> None:
         with guard:
-            out.write(json.dumps(told) + "\n")
+            out.write(json.dumps(message) + "\n")
             out.flush()
 
-    serve(iter(sys.stdin.readline, ""), tell)
+    serve(iter(sys.stdin.readline, ""), send)
     os._exit(0)
 
 

@@ -1,7 +1,8 @@
-"""The only file of this engine that starts processes here: the bridge to Ray, and asks it.
+"""Starts the bridge to Ray and asks it. No other file of this engine starts processes here.
 
-Ray's API blocks, and a driver that loses its cluster ends itself. So it lives in a process of its own, that
-is started when somebody asks, killed when it does not answer, and started again for the next question.
+Ray's API blocks, and a driver that loses its cluster ends itself. So it lives in a process of its own,
+which is started for the first question, killed when it does not reply, and started again for the next
+question.
 """
 
 from __future__ import annotations
@@ -22,32 +23,33 @@ from shoal import bounded_file
 from shoal.clock import Clock, SystemClock
 from shoal.engines.ray import agent
 from shoal.engines.ray.config import RayConfig
-from shoal.engines.ray.parse import UNREACHED, refusal
+from shoal.engines.ray.parse import UNREACHED, connection_error
 from shoal.engines.ray.render import ray_environment, tls_environment
 from shoal.errors import EngineUnreachable, ShoalError
 
 START_S = 120.0
-"""For `import ray`, and to find the cluster: a second, and much more on a busy machine."""
+"""Time for `import ray` and to find the cluster: one second, and much more on a busy machine."""
 WITHIN_S = 5.0
-"""How long agents are waited for; those that are late are named in the answer."""
+"""How long agents have to reply; late ones are named in the result."""
 START_KEEPERS_S = 30.0
 SLACK_S = 15.0
-"""How much later than that the bridge itself may answer before it is killed."""
+"""How much later the bridge itself may reply before it is killed."""
 AGAIN_S = 2.0
 """How long a question waits for a Ray that was there before and has gone away."""
 MAX_ERRORS = 5
-"""Answers in a row that are errors: a bridge that has lost its Ray for good says nothing else."""
+"""Error replies in a row after which the bridge is replaced: it has lost its Ray for good."""
 WORDS = 20_000
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 15.0
-"""Between starts of bridges that fail."""
+"""Pause between starts of bridges that fail."""
 BRIDGE = Path(agent.__file__).with_name("bridge.py")
 
 
 class RayClient:
-    """Blocking; safe to use from threads. `EngineUnreachable`: Ray could not be asked.
+    """Asks Ray through the bridge. Blocking; safe to use from threads. `EngineUnreachable`: Ray was not
+    reached.
 
-    Who asks first waits until Ray is found, or for its patience. Later, while it is away, nobody waits for
-    long: a bridge is started beside, again and again, and every question meanwhile is answered at once.
+    The first caller waits until Ray is found, or for `patience_s`. Later, while Ray is away, no caller
+    waits long: a thread starts bridges again and again, and every question in the meantime fails at once.
     """
 
     def __init__(
@@ -61,8 +63,11 @@ class RayClient:
         patience_s: float | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """`find`: the address and the token file, once before each start of a bridge; may start a Ray.
-        `is_passing`: agents that it makes end with it. `patience_s`: how long the first question waits.
+        """Create the client.
+
+        `find` returns the address and the token file, once before each start of a bridge; it may start a
+        Ray. `is_passing`: agents that it creates end with it. `patience_s`: how long the first question
+        waits.
         """
         self._config = config
         self._namespace = namespace
@@ -72,12 +77,12 @@ class RayClient:
         self._patience_s = patience_s
         self._clock = clock or SystemClock()
         self._guard = threading.Lock()
-        self._bridge: _Bridge | None = None
-        self._draft: _Bridge | None = None
-        """One that is not connected yet."""
-        self._starting: Future[_Bridge] | None = None
+        self._bridge: _BridgeProcess | None = None
+        self._draft: _BridgeProcess | None = None
+        """A bridge that is not connected."""
+        self._starting: Future[_BridgeProcess] | None = None
         self._has_connected = self._is_closed = False
-        self._not_before, self._pause_s, self._last = 0.0, FIRST_PAUSE_S, ""
+        self._not_before, self._pause_s, self._last_error = 0.0, FIRST_PAUSE_S, ""
 
     def nodes(self) -> dict[str, Any]:
         return self._ask("nodes", {})
@@ -95,11 +100,11 @@ class RayClient:
         return self._ask("dismiss", {})
 
     def version(self) -> dict[str, str]:
-        """Of the Ray that is asked, and of its Python."""
+        """Return the version of Ray and of its Python."""
         return self._running().version
 
     def close(self) -> None:
-        """May be repeated. Agents stay, unless they were to pass."""
+        """End the bridge. May be repeated. Agents stay, unless `is_passing`."""
         with self._guard:
             self._is_closed = True
             starting = self._starting
@@ -121,7 +126,7 @@ class RayClient:
                     self._bridge = None
             raise
 
-    def _running(self) -> _Bridge:
+    def _running(self) -> _BridgeProcess:
         with self._guard:
             if self._bridge is not None and not self._bridge.is_broken:
                 return self._bridge
@@ -130,22 +135,24 @@ class RayClient:
                 self._bridge = None
             if self._starting is None:
                 if self._is_closed or self._clock.monotonic() < self._not_before:
-                    raise EngineUnreachable(self._last or "closed", hint="shoal doctor")
+                    raise EngineUnreachable(self._last_error or "closed", hint="shoal doctor")
                 self._starting = Future()
                 threading.Thread(target=self._connect, args=(self._starting,), daemon=True).start()
             starting, patience_s = self._starting, AGAIN_S if self._has_connected else self._patience_s
         try:
             return starting.result(patience_s)
         except Late:
-            raise EngineUnreachable(f"Ray is being looked for: {self._last}", hint="shoal doctor") from None
+            raise EngineUnreachable(
+                f"Ray is being looked for: {self._last_error}", hint="shoal doctor"
+            ) from None
 
-    def _connect(self, starting: Future[_Bridge]) -> None:
-        """On a thread of its own, once at a time."""
+    def _connect(self, starting: Future[_BridgeProcess]) -> None:
+        """Start a bridge, on its own thread, once at a time."""
         try:
             bridge = self._start()
-        except BaseException as error:  # noqa: BLE001 - told to who waits for it
+        except BaseException as error:  # noqa: BLE001 - reported to the callers that wait
             with self._guard:
-                self._last = error.message if isinstance(error, ShoalError) else str(error)
+                self._last_error = error.message if isinstance(error, ShoalError) else str(error)
                 self._not_before = self._clock.monotonic() + self._pause_s
                 self._pause_s = min(self._pause_s * 2, MAX_PAUSE_S)
                 self._starting = self._draft = None
@@ -153,12 +160,12 @@ class RayClient:
             return
         with self._guard:
             self._bridge, self._draft, self._starting = bridge, None, None
-            self._has_connected, self._pause_s, self._last = True, FIRST_PAUSE_S, "it has gone away"
+            self._has_connected, self._pause_s, self._last_error = True, FIRST_PAUSE_S, "it has gone away"
             if self._is_closed:
                 bridge.kill()
         starting.set_result(bridge)
 
-    def _start(self) -> _Bridge:
+    def _start(self) -> _BridgeProcess:
         address, token_file = self._find()
         setup = {
             "address": address,
@@ -172,7 +179,7 @@ class RayClient:
         with self._guard:
             if self._is_closed:
                 raise EngineUnreachable("closed")
-            bridge = _Bridge([self._config.ray_python, "-P", "-s", str(BRIDGE)], env, self._log_file)
+            bridge = _BridgeProcess([self._config.ray_python, "-P", "-s", str(BRIDGE)], env, self._log_file)
             self._draft = bridge
         try:
             bridge.connect(setup, address)
@@ -182,8 +189,8 @@ class RayClient:
         return bridge
 
 
-class _Bridge:
-    """One process."""
+class _BridgeProcess:
+    """One process of the bridge."""
 
     def __init__(self, command: list[str], env: dict[str, str], log_file: Path) -> None:
         log_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -197,7 +204,7 @@ class _Bridge:
                     stderr=errors,
                     env=env,
                     cwd="/",
-                    start_new_session=True,  # a Ctrl-C at the terminal is not for it
+                    start_new_session=True,  # a Ctrl-C at the terminal must not reach it
                 )
         except OSError as error:
             raise EngineUnreachable(
@@ -219,14 +226,14 @@ class _Bridge:
         self._reader.start()
         self._write(setup)
         try:
-            told = first.result(START_S)
+            message = first.result(START_S)
         except Late:
             raise EngineUnreachable(
                 f"the Ray at {address} did not answer within {START_S:g} s", hint=UNREACHED
             ) from None
-        if "failed" in told:
-            raise refusal(told["failed"], address, self._log_tail())
-        self.version = told["ready"]
+        if "failed" in message:
+            raise connection_error(message["failed"], address, self._log_tail())
+        self.version = message["ready"]
 
     def ask(self, verb: str, args: dict[str, Any], within_s: float) -> dict[str, Any]:
         waiting: Future[dict[str, Any]] = Future()
@@ -236,22 +243,22 @@ class _Bridge:
             self._waiting[number] = waiting
         self._write({"id": number, "verb": verb, "within_s": within_s, "args": args})
         try:
-            told = waiting.result(within_s + SLACK_S)
+            message = waiting.result(within_s + SLACK_S)
         except Late:
             self.is_broken = True
             raise EngineUnreachable(
                 f"Ray did not answer `{verb}` within {within_s + SLACK_S:g} s", hint="shoal doctor"
             ) from None
-        if "error" in told:
+        if "error" in message:
             self._num_errors += 1
             self.is_broken = self.is_broken or self._num_errors >= MAX_ERRORS
-            raise EngineUnreachable(f"Ray could not be asked: {told['error']}", hint="shoal doctor")
+            raise EngineUnreachable(f"Ray could not be asked: {message['error']}", hint="shoal doctor")
         self._num_errors = 0
-        answer: dict[str, Any] = told["told"]
-        return answer
+        reply: dict[str, Any] = message["told"]
+        return reply
 
     def kill(self) -> None:
-        """Waits for it: its last breath must not meet its successor's first."""
+        """Kill it and wait, so that it does not overlap with its successor."""
         self.is_broken = True
         self._process.kill()
         self._process.wait()
@@ -259,39 +266,40 @@ class _Bridge:
             self._reader.join()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):  # what was not written is nobody's loss
+                with contextlib.suppress(BrokenPipeError):  # unwritten data is no loss
                     pipe.close()
 
-    def _write(self, told: dict[str, Any]) -> None:
+    def _write(self, message: dict[str, Any]) -> None:
         assert self._process.stdin is not None
-        left = memoryview(json.dumps(told).encode() + b"\n")
+        left = memoryview(json.dumps(message).encode() + b"\n")
         try:
             with self._writing:
                 pipe = self._process.stdin.fileno()
                 while left and not self.is_broken:
-                    # One that was stopped takes no more than a pipe holds: nobody waits for that for ever.
+                    # A stopped process takes no more than a pipe holds, and we must not wait for it for
+                    # ever.
                     if not select.select([], [pipe], [], SLACK_S)[1]:
                         self.is_broken = True
                     with contextlib.suppress(BlockingIOError):
                         left = left[os.write(pipe, left) :]
         except (OSError, ValueError):
-            self.is_broken = True  # who waits is told by the reader
+            self.is_broken = True  # the reader tells the callers
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        with contextlib.suppress(ValueError):  # half a line, or no pipe any more: it has ended
+        with contextlib.suppress(ValueError):  # half a line or a closed pipe: it has ended
             for line in self._process.stdout:
-                told = json.loads(line)
+                message = json.loads(line)
                 with self._guard:
-                    waiting = self._waiting.pop(told.get("id", 0), None)
+                    waiting = self._waiting.pop(message.get("id", 0), None)
                 if waiting is not None:
-                    waiting.set_result(told)
+                    waiting.set_result(message)
         self.is_broken = True
         with self._guard:
             left, self._waiting = list(self._waiting.values()), {}
-        told = {"error": f"the bridge ended: {self._last_words()}"}
+        message = {"error": f"the bridge ended: {self._last_words()}"}
         for waiting in left:
-            waiting.set_result({**told, "failed": told["error"]})
+            waiting.set_result({**message, "failed": message["error"]})
 
     def _log_tail(self) -> str:
         return bounded_file.read_end(self._log_file, WORDS).decode("utf-8", "replace")

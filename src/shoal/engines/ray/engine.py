@@ -1,4 +1,4 @@
-"""The Ray engine: keepers by agent actors, everything else at the desk."""
+"""The Ray engine: starts and observes node agents through the Ray agents; the mailbox does the rest."""
 
 from __future__ import annotations
 
@@ -10,33 +10,39 @@ from typing import Any, TypeVar
 import anyio
 
 from shoal.clock import Clock
-from shoal.engines.desk import DeskShare
-from shoal.engines.glimpses import Glimpse, Glimpses
 from shoal.engines.ray.client import RayClient
 from shoal.engines.ray.config import RayConfig
 from shoal.engines.ray.head import finder
-from shoal.engines.ray.parse import RayNode, parse_nodes
-from shoal.engines.ray.render import keeper_task, key_of
-from shoal.engines.ray.states import glimpse, is_about, restarted, unseen
-from shoal.engines.reach import Reach
-from shoal.engines.remote import Asked, RemoteEngine
-from shoal.engines.sightings import SILENT_S
+from shoal.engines.ray.parse import (
+    RayNode,
+    is_about,
+    parse_nodes,
+    restarted_observation,
+    task_observation,
+    unknown_observation,
+)
+from shoal.engines.ray.render import agent_task, key_of
+from shoal.engines.remote.cluster_observation import ClusterObservation, ClusterObservations
+from shoal.engines.remote.connection import ControlPlaneAccess
+from shoal.engines.remote.engine import QueryTimes, RemoteEngine
+from shoal.engines.remote.mailbox import MailboxTask
+from shoal.engines.remote.task_observer import SILENT_S
 from shoal.errors import EngineUnreachable, SpecError
 from shoal.model.node import NodeFacts
-from shoal.wire import Order, Summons
+from shoal.wire import LaunchRequest, TaskSpec
 
 T = TypeVar("T")
 PATIENCE_S = 5.0
-"""How long a question waits for a Ray that is not found: nobody else may wait for it."""
+"""How long a question waits for a Ray that is not found, as other questions must not wait for it."""
 NODES_S = 2.0
-"""How old an answer about nodes may be."""
+"""How old the list of nodes may be."""
 
 
 class RayEngine(RemoteEngine):
-    """One per home. Its agents are in a namespace of the home's: several homes may use one Ray."""
+    """One per home. Its agents are in the home's own namespace, so several homes may use one Ray."""
 
     name = "ray"
-    to_share = (
+    sharing_hint = (
         "`shoal down`, then `shoal connect ray` with the flags that it had and `--shared DIR`, "
         "then `shoal up`"
     )
@@ -46,102 +52,111 @@ class RayEngine(RemoteEngine):
         home: Path,
         *,
         clock: Clock,
-        reach: Reach,
+        access: ControlPlaneAccess,
         config: RayConfig,
         client: RayClient | None = None,
         term: int = 0,
     ) -> None:
-        """`client`: somebody else's, who closes it."""
-        # Everybody in a Ray can read and stop everything in it.
+        """Create the engine. The caller closes a `client` that it passes."""
+        # Every user of a Ray can read and stop everything in it.
         only_project = None if config.has_shared_trust else config.project
-        super().__init__(home, clock=clock, reach=reach, term=term, only_project=only_project)
+        super().__init__(home, clock=clock, access=access, term=term, only_project=only_project)
         self._config = config
         self._is_own_client = client is None
         self._client = client or RayClient(
             config,
-            namespace=namespace_of(reach),
+            namespace=namespace_of(access),
             log_file=home / "logs" / "ray-bridge.log",
             find=finder(config, home),
             patience_s=PATIENCE_S,
         )
         self._nodes: dict[str, RayNode] = {}
         self._nodes_at = -NODES_S
-        self._nodes_asked = Asked(-NODES_S, -NODES_S)
+        self._nodes_asked = QueryTimes(-NODES_S, -NODES_S)
         self._away_since: dict[str, float] = {}
-        """By node: since when Ray has no such node, or no agent answers there; later by as long as Ray itself
-        could not be asked since."""
+        """By node: since when Ray has no such node, or no agent replies there. The time during which Ray
+        itself could not be asked does not count."""
         self._unasked_since: float | None = None
-        """Monotonic: Ray's last answer, once a question after it was in vain."""
+        """Monotonic time of Ray's last reply, once a later question failed."""
         self._asking = anyio.Lock()
 
-    async def start(self, summons: Summons, orders: tuple[Order, ...]) -> None:
+    async def launch(self, launch_request: LaunchRequest, task_specs: tuple[TaskSpec, ...]) -> None:
         await self._refresh()
         starts, failed = [], {}
-        for order in orders:
-            node = self._nodes.get(order.node)
-            key = key_of(order.attempt_id, order.node, order.incarnation)
+        for task_spec in task_specs:
+            node = self._nodes.get(task_spec.node)
+            key = key_of(task_spec.attempt_id, task_spec.node, task_spec.replacement)
             if node is None:
-                failed[key] = f"Ray has no node {order.node} now"
+                failed[key] = f"Ray has no node {task_spec.node} now"
             else:
-                task = keeper_task(self._config, summons, order)
+                task = agent_task(self._config, launch_request, task_spec)
                 starts.append({"node_id": node.node_id, "key": key, "task": task})
         if starts:
             failed |= (await self._ask(lambda: self._client.start(starts)))["failed"]
         if failed:
-            told = "; ".join(f"{key}: {said}" for key, said in sorted(failed.items()))
-            raise EngineUnreachable(f"not every keeper was started: {told}", hint="shoal nodes")
+            failures = "; ".join(f"{key}: {reason}" for key, reason in sorted(failed.items()))
+            raise EngineUnreachable(f"not every node agent was started: {failures}", hint="shoal nodes")
 
-    async def look(self, shares: Collection[DeskShare]) -> Glimpses:
+    async def observe_tasks(self, tasks: Collection[MailboxTask]) -> ClusterObservations:
         await self._refresh()
-        nodes, nodes_asked = self._nodes, self._nodes_asked  # another may ask anew while we wait
-        asked: dict[str, list[str]] = {}
-        for share in shares:
-            node = nodes.get(share.order.node)
+        nodes, nodes_asked = self._nodes, self._nodes_asked  # another caller may refresh them while we wait
+        keys: dict[str, list[str]] = {}
+        for task in tasks:
+            node = nodes.get(task.task_spec.node)
             if node is not None:
-                asked.setdefault(node.node_id, []).append(_key(share.order))
-        answers = await self._ask(lambda: self._client.look(asked)) if asked else {}
-        found: Glimpses = {}
-        for share in shares:
-            order = share.order
-            node = nodes.get(order.node)
+                keys.setdefault(node.node_id, []).append(_key(task.task_spec))
+        answers = await self._ask(lambda: self._client.look(keys)) if keys else {}
+        observations: ClusterObservations = {}
+        for task in tasks:
+            task_spec = task.task_spec
+            node = nodes.get(task_spec.node)
             if node is None:
-                found[order.attempt_id, order.node] = self._away(
-                    order.node, f"Ray has no node {order.node} now"
+                observations[task_spec.attempt_id, task_spec.node] = self._observe_unreachable(
+                    task_spec.node, f"Ray has no node {task_spec.node} now"
                 )
                 continue
             if node.node_id in answers["failed"]:
-                because = f"{order.node}: {answers['failed'][node.node_id]}"
-                found[order.attempt_id, order.node] = self._away(order.node, because)
+                reason = f"{task_spec.node}: {answers['failed'][node.node_id]}"
+                observations[task_spec.attempt_id, task_spec.node] = self._observe_unreachable(
+                    task_spec.node, reason
+                )
                 continue
-            rebooted = await self.has_rebooted(share, node.boot, nodes_asked)
-            told = answers["seen"][node.node_id].get(_key(order))
-            holder = "" if share.taken is None else share.taken.process
-            # An agent that has the holder's record has looked, and knows by it in which boot that began.
-            if rebooted and not (told and is_about(told, holder)):
-                found[order.attempt_id, order.node] = restarted(order.node)
-            elif told:
-                found[order.attempt_id, order.node] = glimpse(order.node, told, holder)
-        return found
+            rebooted = await self.has_rebooted(task, node.boot, nodes_asked)
+            report = answers["seen"][node.node_id].get(_key(task_spec))
+            assigned = "" if task.assignment is None else task.assignment.process
+            # An agent with the assigned process's record has looked, and knows by it in which boot that
+            # began.
+            if rebooted and not (report and is_about(report, assigned)):
+                observations[task_spec.attempt_id, task_spec.node] = restarted_observation(task_spec.node)
+            elif report:
+                observations[task_spec.attempt_id, task_spec.node] = task_observation(
+                    task_spec.node, report, assigned
+                )
+        return observations
 
-    def _away(self, node: str, told: str) -> Glimpse:
-        """Of a share on a node that cannot be asked: after a while it is better off elsewhere."""
+    def _observe_unreachable(self, node: str, raw: str) -> ClusterObservation:
+        """Return the observation of a task on a node that cannot be asked. After a while it may be placed
+        elsewhere.
+        """
         now = self._clock.monotonic()
         away_s = now - self._away_since.setdefault(node, now)
-        return unseen(told, f"`{node}` did not answer for {away_s:.0f} s" if away_s >= SILENT_S else "")
+        return unknown_observation(
+            raw, f"`{node}` did not answer for {away_s:.0f} s" if away_s >= SILENT_S else ""
+        )
 
-    async def end(self, attempt_id: str) -> None:
+    async def cancel_launched(self, attempt_id: str) -> None:
         await self._refresh()
-        asked: dict[str, list[str]] = {}
-        for share in self.desk.find(attempt_id).values():
-            node = self._nodes.get(share.order.node)
+        keys: dict[str, list[str]] = {}
+        for task in self.mailbox.find(attempt_id).values():
+            node = self._nodes.get(task.task_spec.node)
             if node is not None:
-                asked.setdefault(node.node_id, []).append(_key(share.order))
-        if asked:
-            await self._ask(lambda: self._client.end(asked))
+                keys.setdefault(node.node_id, []).append(_key(task.task_spec))
+        if keys:
+            await self._ask(lambda: self._client.end(keys))
 
     async def nodes(self) -> list[NodeFacts]:
         await self._refresh()
-        return self.sightings.reached([node.facts for node in self._nodes.values()])
+        return self.observer.mark_silent_nodes([node.facts for node in self._nodes.values()])
 
     async def close(self) -> None:
         await super().close()
@@ -152,16 +167,17 @@ class RayEngine(RemoteEngine):
         async with self._asking:
             if self._clock.monotonic() - self._nodes_at >= NODES_S:
                 asked_at = self._clock.monotonic()
-                told: dict[str, Any] = await self._ask(self._client.nodes)
-                self._nodes = {node.facts.name: node for node in parse_nodes(told)}
+                reply: dict[str, Any] = await self._ask(self._client.nodes)
+                self._nodes = {node.facts.name: node for node in parse_nodes(reply)}
                 self._nodes_at = self._clock.monotonic()
-                self._nodes_asked = Asked(asked_at, self._nodes_at)
+                self._nodes_asked = QueryTimes(asked_at, self._nodes_at)
                 self._count_away(self._nodes_at)
 
     def _count_away(self, now: float) -> None:
-        """Of nodes that do not answer yet. While Ray itself could not be asked none of them was seen away;
-        what was counted before stands, as one whose agent is gone has the bridge begin anew every few
-        seconds.
+        """Update the times of nodes that do not reply.
+
+        While Ray itself could not be asked, no node was observed away. Times that were counted before stay,
+        because the bridge starts again every few seconds if an agent is gone.
         """
         unasked_s = 0.0 if self._unasked_since is None else now - self._unasked_since
         self._unasked_since = None
@@ -170,7 +186,9 @@ class RayEngine(RemoteEngine):
         self._away_since = {name: min(at + unasked_s, now) for name, at in away.items()}
 
     async def _ask(self, work: Callable[[], T]) -> T:
-        """What keeps us from asking now was right once: whatever it is, nothing is known of what runs."""
+        """Ask Ray. A configuration that fails now was right once, so any failure means that nothing is
+        known.
+        """
         try:
             return await self.on_thread(work)
         except (EngineUnreachable, SpecError) as error:
@@ -181,10 +199,10 @@ class RayEngine(RemoteEngine):
             raise EngineUnreachable(error.message, hint=error.hint) from error
 
 
-def namespace_of(reach: Reach) -> str:
-    """The home's own: by its authority, which nobody else has."""
-    return f"shoal-{hashlib.sha256(reach.ca.encode()).hexdigest()[:12]}"
+def namespace_of(access: ControlPlaneAccess) -> str:
+    """Return the home's own namespace, by its authority, which no other home has."""
+    return f"shoal-{hashlib.sha256(access.ca.encode()).hexdigest()[:12]}"
 
 
-def _key(order: Order) -> str:
-    return key_of(order.attempt_id, order.node, order.incarnation)
+def _key(task_spec: TaskSpec) -> str:
+    return key_of(task_spec.attempt_id, task_spec.node, task_spec.replacement)

@@ -1,7 +1,9 @@
-"""A Ray of our own on this machine: its head, with a token, on loopback, and what it knows on disk.
+"""Shoal's own Ray on this machine: its head listens on loopback, needs a token, and keeps its state on
+disk.
 
-Started when somebody asks and nobody answers, and left running: jobs do not depend on it, but finding it is
-faster than starting it. Its start is repeated: on a busy machine Ray gives itself up too soon.
+It is started on the first request if it does not reply, and left running: jobs do not depend on it, but
+finding it is faster than starting it. The start is repeated, because Ray gives up too early on a busy
+machine.
 """
 
 from __future__ import annotations
@@ -23,52 +25,54 @@ import msgspec
 from shoal import bounded_file
 from shoal.engines.ray.agent import launch
 from shoal.engines.ray.config import RayConfig, check_files, check_token_file
-from shoal.engines.ray.knock import knock
-from shoal.engines.ray.parse import without_ray
+from shoal.engines.ray.parse import missing_ray_error
+from shoal.engines.ray.probe import probe
 from shoal.engines.ray.render import HEAD_PORTS, head_command, head_environment
 from shoal.engines.refusal import is_name
 from shoal.errors import EngineUnreachable
-from shoal.runtime import places, spool
+from shoal.runtime.agent import spool_root
+from shoal.runtime.files import spool
 
 TRIES = 5
-MAX_SAID = 1 << 20
+MAX_LOG_BYTES = 1 << 20
 START_S = 120.0
 POLL_S = 0.2
 LOOPBACK = "127.0.0.1"
 
 
 class HeadRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Who it is."""
+    """Identifies the head's process."""
 
     port: int
     pid: int
     ticks: int
     boot: str
     temp: str = ""
-    """Where Ray has its sockets and logs. Older versions did not say so."""
+    """The folder of Ray's sockets and logs. Older versions did not record it."""
     inode: int = 0
-    """Of the folder that the record was written in: in a copy of it, the record is about the original's.
-    Older versions did not say so, so theirs may be, too: no folder has inode 0."""
+    """The inode of the folder that the record was written in. In a copy of that folder, the record is about
+    the original's head. Older versions did not record it, so theirs may be, too: no folder has inode 0."""
 
 
 def finder(config: RayConfig, home: Path) -> Callable[[], tuple[str, Path]]:
-    """Where Ray is and what proves that we belong to it. For our own Ray: once it runs; for another: once it
-    has answered a knock.
+    """Return a function that finds the address of Ray and the token file.
+
+    It returns for our own Ray when that runs, and for another Ray when that has answered a probe.
     """
 
     def find() -> tuple[str, Path]:
         if config.address:
             check_files(config)
-            knock(config)
+            probe(config)
             return config.address, Path(config.token_file)
-        head = Head(home / "ray", config.ray_python)
+        head = RayHead(home / "ray", config.ray_python)
         return head.ensure(), head.token_file
 
     return find
 
 
-class Head:
-    """Blocking. Several processes may ask for it at once; one starts it."""
+class RayHead:
+    """Shoal's own Ray head. Blocking. Several processes may ask for it at once; one of them starts it."""
 
     def __init__(self, folder: Path, ray_python: str) -> None:
         self._folder = folder
@@ -76,27 +80,29 @@ class Head:
         self.token_file = folder / "token"
 
     def ensure(self) -> str:
-        """Its address. `EngineUnreachable`: it could not be started, in its own words. `SpecError`: there
-        is no Ray.
+        """Return its address; start it if necessary.
+
+        `EngineUnreachable`: it could not be started; the message has its reason. `SpecError`: Ray is not
+        installed.
         """
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with (self._folder / "lock").open("ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             self._make_token()
             record = self._read()
-            if record is None or not (is_alive(record) and answers(record.port)):
+            if record is None or not (is_alive(record) and is_listening(record.port)):
                 if record is not None:
                     self._end(record)
                 record = self._start(lock.fileno())
         return f"{LOOPBACK}:{record.port}"
 
     def is_running(self) -> bool:
-        """Whether its process is there; not whether it answers. Starts nothing."""
+        """Return whether its process lives, not whether it replies. Starts nothing."""
         record = self._read()
         return record is not None and is_alive(record)
 
     def stop(self) -> bool:
-        """End it with all its processes. False: it did not run. Keepers and jobs run on."""
+        """End it with all its processes. False: it did not run. Node agents and jobs keep running."""
         record = self._read()
         if record is None or not is_alive(record):
             return False
@@ -106,25 +112,25 @@ class Head:
         return True
 
     def _start(self, lock: int) -> HeadRecord:
-        said = ""
+        last_line = ""
         for _ in range(TRIES):
             record = self._start_once(lock)
             if record is not None:
                 return record
-            if missing := without_ray(self._said(), self._ray_python):
+            if missing := missing_ray_error(self._log_text(), self._ray_python):
                 raise missing
-            said = self._last_words()
+            last_line = self._last_words()
         raise EngineUnreachable(
-            f"Ray's head did not start in {TRIES} tries; it last said: {said}",
+            f"Ray's head did not start in {TRIES} tries; it last said: {last_line}",
             hint=f"see {self._folder / 'head.log'}",
         )
 
     def _start_once(self, lock: int) -> HeadRecord | None:
-        """At ports of its own each time: somebody may have taken those of the last."""
+        """Start it once, at new ports: another process may have taken those of the last try."""
         port, *others = free_ports(1 + len(HEAD_PORTS))
         temp = make_temp(self._folder)
         with contextlib.suppress(FileNotFoundError):
-            (temp / "ray_current_cluster").unlink()  # Ray refuses to start again where this is left
+            (temp / "ray_current_cluster").unlink()  # Ray refuses to start while this file is left over
         node = socket.gethostname().partition(".")[0]
         command = head_command(
             self._ray_python, node if is_name(node) else "local", port, tuple(others), temp
@@ -133,7 +139,7 @@ class Head:
         started = self._launch(command, env, lock, port, temp)
         deadline = time.monotonic() + START_S
         while is_alive(started) and time.monotonic() < deadline:
-            if "Ray runtime started" in self._said() and answers(port):
+            if "Ray runtime started" in self._log_text() and is_listening(port):
                 return started
             time.sleep(POLL_S)
         self._end(started)
@@ -142,12 +148,14 @@ class Head:
     def _launch(
         self, command: list[str], env: dict[str, str], lock: int, port: int, temp: Path
     ) -> HeadRecord:
-        """Its record is there before it is, and who comes after us waits until then: none is forgotten."""
+        """Start the process. Its record exists before it does, and other callers wait until then, so none
+        is lost.
+        """
         file = self._folder / "head.json"
         inode = self._folder.stat().st_ino
         more = {"port": port, "boot": spool.boot_id(), "temp": str(temp), "inode": inode}
-        with (self._folder / "head.log").open("wb") as said:
-            is_done = launch(str(file), lock, more, command, env, said, b"")
+        with (self._folder / "head.log").open("wb") as log_file:
+            is_done = launch(str(file), lock, more, command, env, log_file, b"")
         record = self._read()
         if not is_done or record is None:
             raise EngineUnreachable(
@@ -157,10 +165,11 @@ class Head:
         return record
 
     def _end(self, record: HeadRecord) -> None:
-        """All of its session: what it started is in it."""
+        """End all of its session, which has everything that it started."""
         if record.boot != spool.boot_id():
             return
-        # Some of Ray's never heed the first (2.60: ten seconds passed in vain); what it knows is on disk.
+        # Some of Ray's processes ignore SIGTERM (2.60: ten seconds passed). The state that matters is on
+        # disk.
         for number, patience_s in ((signal.SIGTERM, 3.0), (signal.SIGKILL, 5.0)):
             pids = _session(record.pid, record.ticks)
             for pid in pids:
@@ -183,20 +192,20 @@ class Head:
         except FileNotFoundError:
             return None
 
-    def _said(self) -> str:
-        return bounded_file.read_end(self._folder / "head.log", MAX_SAID).decode("utf-8", "replace")
+    def _log_text(self) -> str:
+        return bounded_file.read_end(self._folder / "head.log", MAX_LOG_BYTES).decode("utf-8", "replace")
 
     def _last_words(self) -> str:
-        lines = [line.strip() for line in self._said().splitlines() if line.strip()]
+        lines = [line.strip() for line in self._log_text().splitlines() if line.strip()]
         return lines[-1][:300] if lines else "it said nothing"
 
 
 def is_alive(record: HeadRecord) -> bool:
-    """Whether that very process runs. One that has ended may be there until somebody takes it away."""
+    """Return whether exactly this process runs. One that has ended may exist until it is reaped."""
     return record.boot == spool.boot_id() and record.pid in _session(record.pid, record.ticks)
 
 
-def answers(port: int) -> bool:
+def is_listening(port: int) -> bool:
     try:
         with socket.create_connection((LOOPBACK, port), timeout=5):
             return True
@@ -205,23 +214,24 @@ def answers(port: int) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """Of this machine, now; none of them twice."""
+    """Return different free ports of this machine."""
     held = [socket.create_server((LOOPBACK, 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in held]
-    for one in held:
-        one.close()
+    ports = [server.getsockname()[1] for server in held]
+    for server in held:
+        server.close()
     return ports
 
 
 def make_temp(folder: Path, base: str = "") -> Path:
-    """Where that head has its sockets, not made itself. Short: Linux allows 107 characters for one. Ray lets
-    everybody into it, so it is inside another that does not, where this user's shares are too: also where
-    somebody had taken its name.
+    """Return the folder for that head's sockets, without creating it. Short: Linux allows 107 characters.
+
+    Ray opens it to every user, so it lies inside a directory that does not, where this user's tasks are,
+    too; also if another user had taken that directory's name.
     """
     digest = hashlib.sha256(str(folder).encode()).hexdigest()[:6]
     try:
-        above = f"{places.own_root(base)}/ray-{digest}"
-        places.make_own(above)
+        above = f"{spool_root.find_or_make_root(base)}/ray-{digest}"
+        spool_root.make_private_directory(above)
     except OSError as error:
         raise EngineUnreachable(
             f"there is no directory for Ray's sockets that only user {os.getuid()} can change: {error}",
@@ -231,14 +241,14 @@ def make_temp(folder: Path, base: str = "") -> Path:
 
 
 def _session(leader: int, ticks: int) -> set[int]:
-    """The living processes of the session that this process began; none where its number is another's."""
+    """Return the living processes of this process's session; none if another process has its pid now."""
     if spool.start_ticks(leader) not in (ticks, None):
         return set()
-    found = set()
+    pids = set()
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError, IndexError):
             if entry.name.isdigit():
                 fields = (entry / "stat").read_bytes().rpartition(b")")[2].split()
                 if int(fields[3]) == leader and fields[0] not in (b"Z", b"X"):
-                    found.add(int(entry.name))
-    return found
+                    pids.add(int(entry.name))
+    return pids

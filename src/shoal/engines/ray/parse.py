@@ -1,4 +1,9 @@
-"""What Ray and the agents say, as values. Pure; unknown fields are passed over."""
+"""Turns what Ray and its agents report into nodes and observations. Pure; unknown fields are ignored.
+
+Ray has no fence: a node that it calls dead may only be cut off, with everything on it running. So no report
+of Ray ends a task. An agent's report does, because the agent has looked at the node's processes itself and
+ended what was left.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +13,14 @@ from typing import Any
 
 import msgspec
 
-from shoal.engines.boots import Boot
 from shoal.engines.ray.config import TOKENS_SINCE
 from shoal.engines.refusal import is_name
+from shoal.engines.remote.cluster_observation import Boot, ClusterObservation, ClusterTaskState
 from shoal.errors import EngineUnreachable, ShoalError, SpecError
 from shoal.model.node import Gpu, NodeFacts
 
 UNREACHED = "is this machine one of its nodes? `ray start --address HOST:PORT --num-cpus=0` makes it one"
-"""Of a Ray whose head has answered a knock."""
+"""The hint for a Ray whose head has answered a probe."""
 ACCELERATOR = "accelerator_type:"
 _NOT_NAME = re.compile(r"[^A-Za-z0-9._-]")
 _TOKEN = re.compile(r"(?:InvalidAuthToken|AuthenticationError).*")
@@ -23,25 +28,25 @@ _VERSIONS = re.compile(r"Ray: (?P<ray>\S+)\s+Python: (?P<python>\S+)")
 
 
 class RayNode(msgspec.Struct, frozen=True, kw_only=True):
-    """One raylet that lives. Started again it has another `node_id` and the same name."""
+    """One living raylet. After a restart it has another `node_id` and the same name."""
 
     node_id: str
     facts: NodeFacts
     boot: Boot | None = None
-    """None: its agent does not answer, or nothing tells the machine from others."""
+    """None: its agent does not reply, or nothing distinguishes the machine from others."""
     uid: int | None = None
 
 
-def parse_nodes(told: Mapping[str, Any]) -> list[RayNode]:
-    """Of an answer of the bridge to `nodes`: those that live and have CPUs, by name."""
-    found: dict[str, RayNode] = {}
-    for row in sorted(told["rows"], key=lambda row: str(row["NodeID"])):
+def parse_nodes(reply: Mapping[str, Any]) -> list[RayNode]:
+    """Return, by name, the living nodes with CPUs in the bridge's reply to `nodes`."""
+    nodes: dict[str, RayNode] = {}
+    for row in sorted(reply["rows"], key=lambda row: str(row["NodeID"])):
         if not row["Alive"] or not row["Resources"].get("CPU"):
             continue
-        node = _node(row, told["facts"].get(row["NodeID"]), told["failed"].get(row["NodeID"], ""))
-        other = found.get(node.facts.name)
+        node = _node(row, reply["facts"].get(row["NodeID"]), reply["failed"].get(row["NodeID"], ""))
+        other = nodes.get(node.facts.name)
         if other is None:
-            found[node.facts.name] = node
+            nodes[node.facts.name] = node
         else:
             remark = (
                 f"several raylets are called {node.facts.name}, and one of them is used: "
@@ -49,12 +54,12 @@ def parse_nodes(told: Mapping[str, Any]) -> list[RayNode]:
             )
             better = other if other.facts.is_alive else node
             facts = msgspec.structs.replace(better.facts, remarks=(*better.facts.remarks, remark))
-            found[node.facts.name] = msgspec.structs.replace(better, facts=facts)
-    return [found[name] for name in sorted(found)]
+            nodes[node.facts.name] = msgspec.structs.replace(better, facts=facts)
+    return [nodes[name] for name in sorted(nodes)]
 
 
 def node_name(row: Mapping[str, Any]) -> str:
-    """What the raylet was called (`ray start --node-name`), else its address: both outlive it."""
+    """Return the raylet's name (`ray start --node-name`), else its address: both outlive it."""
     name = _NOT_NAME.sub("-", str(row.get("NodeName") or row["NodeManagerAddress"]))
     return name if is_name(name) else f"node{name}"[:128]
 
@@ -68,22 +73,22 @@ def _node(row: Mapping[str, Any], facts: Mapping[str, Any] | None, failed: str) 
         if facts is not None
         else (f"Ray says it lives, but Shoal's agent there does not answer: {failed}",)
     )
-    told = facts or {}
-    if told.get("ends_with"):
-        remarks = (*remarks, killed_with(str(told["ends_with"])))
-    if told.get("hostname"):
-        labels["hostname"] = str(told["hostname"])
+    known_facts = facts or {}
+    if known_facts.get("ends_with"):
+        remarks = (*remarks, systemd_remark(str(known_facts["ends_with"])))
+    if known_facts.get("hostname"):
+        labels["hostname"] = str(known_facts["hostname"])
     return RayNode(
         node_id=row["NodeID"],
-        boot=_boot(told),
-        uid=told.get("uid"),
+        boot=_boot(known_facts),
+        uid=known_facts.get("uid"),
         facts=NodeFacts(
             name=node_name(row),
             address=str(row["NodeManagerAddress"]),
             cpus=float(resources["CPU"]),
-            memory_bytes=int(told.get("memory_bytes") or resources.get("memory") or 1),
-            disk_bytes=int(told.get("disk_bytes") or 0),
-            gpus=_gpus(resources, told.get("devices"), told.get("minors") or ()),
+            memory_bytes=int(known_facts.get("memory_bytes") or resources.get("memory") or 1),
+            disk_bytes=int(known_facts.get("disk_bytes") or 0),
+            gpus=_gpus(resources, known_facts.get("devices"), known_facts.get("minors") or ()),
             is_alive=facts is not None,
             confinement="unknown",
             labels=labels,
@@ -92,31 +97,33 @@ def _node(row: Mapping[str, Any], facts: Mapping[str, Any] | None, failed: str) 
     )
 
 
-def killed_with(unit: str) -> str:
-    """Of a node whose jobs its service manager would end with Ray."""
+def systemd_remark(unit: str) -> str:
+    """Return the remark on a node whose service manager would end jobs together with Ray."""
     return (
         f"jobs there are killed when {unit} ends or is restarted: set `KillMode=process` in it, as "
         "deploy/systemd has it"
     )
 
 
-def _boot(told: Mapping[str, Any]) -> Boot | None:
-    machine, boot_id = told.get("machine"), told.get("boot_id")
+def _boot(facts: Mapping[str, Any]) -> Boot | None:
+    machine, boot_id = facts.get("machine"), facts.get("boot_id")
     return Boot(machine=str(machine), boot_id=str(boot_id)) if machine and boot_id else None
 
 
 def _gpus(resources: Mapping[str, float], devices: str | None, minors: Sequence[int]) -> tuple[Gpu, ...]:
-    """As many as Ray counts, numbered as the driver does: a raylet may have been given some of them. None of
-    those that it was given by other names, or in another number: they could be somebody else's. `minors`: of
-    all device files of the machine, in the driver's order.
+    """Return as many GPUs as Ray counts, numbered as by the driver: a raylet may have been given some of
+    them.
+
+    If the raylet was visible GPUs by other names, or in another number, return none, because they could be
+    other users'. `minors`: of all device files of the machine, in the driver's order.
     """
     count = int(resources.get("GPU", 0))
     kinds = [name.removeprefix(ACCELERATOR) for name in resources if name.startswith(ACCELERATOR)]
-    given = [part.strip() for part in (devices or "").split(",") if part.strip()]
-    is_numbered = len(given) == count and all(part.isdigit() for part in given)
-    if given and not is_numbered:
+    visible = [part.strip() for part in (devices or "").split(",") if part.strip()]
+    is_numbered = len(visible) == count and all(part.isdigit() for part in visible)
+    if visible and not is_numbered:
         return ()
-    numbers = [int(part) for part in given] if given else list(range(count))
+    numbers = [int(part) for part in visible] if visible else list(range(count))
     return tuple(
         Gpu(
             index=number,
@@ -127,12 +134,14 @@ def _gpus(resources: Mapping[str, float], devices: str | None, minors: Sequence[
     )
 
 
-def refusal(said: str, address: str, log: str = "") -> ShoalError:
-    """Why the bridge could not connect, as an error for who must act. `log`: what Ray printed meanwhile: it
-    tries a wrong token for a minute, and then says no more than that it could not connect.
+def connection_error(message: str, address: str, log: str = "") -> ShoalError:
+    """Return, as an error for the person who must act, why the bridge could not connect.
+
+    `log`: Ray's output. Ray tries a wrong token for a minute and then reports only that it could not
+    connect.
     """
-    versions = [match.groupdict() for match in _VERSIONS.finditer(said)]
-    if "Version mismatch" in said and len(versions) == 2:
+    versions = [match.groupdict() for match in _VERSIONS.finditer(message)]
+    if "Version mismatch" in message and len(versions) == 2:
         theirs, ours = versions
         return SpecError(
             f"the Ray at {address} is {theirs['ray']} on Python {theirs['python']}, and here is Ray "
@@ -140,20 +149,20 @@ def refusal(said: str, address: str, log: str = "") -> ShoalError:
             hint=f"name a Python {theirs['python']} with `pip install ray=={theirs['ray']}` in it: "
             "`shoal connect ray --ray-python PATH`",
         )
-    token = _TOKEN.search(f"{said}\n{log}")
+    token = _TOKEN.search(f"{message}\n{log}")
     if token is not None:
         return SpecError(
             f"the Ray at {address} does not take the token: {token[0].strip()}",
             hint="`ray get-auth-token` on its head prints it: write that to the token file",
         )
-    return without_ray(said) or EngineUnreachable(
-        f"the Ray at {address} cannot be reached: {_first_line(said)}", hint=UNREACHED
+    return missing_ray_error(message) or EngineUnreachable(
+        f"the Ray at {address} cannot be reached: {_first_line(message)}", hint=UNREACHED
     )
 
 
-def without_ray(said: str, python: str = "that Python") -> SpecError | None:
-    """Where it said so: no second try helps."""
-    if "No module named 'ray'" not in said:
+def missing_ray_error(output: str, python: str = "that Python") -> SpecError | None:
+    """Return an error if the output says that Ray is missing: no second try helps."""
+    if "No module named 'ray'" not in output:
         return None
     return SpecError(
         f"there is no Ray in {python}",
@@ -163,11 +172,11 @@ def without_ray(said: str, python: str = "that Python") -> SpecError | None:
 
 
 def check_version(version: str) -> None:
-    """`SpecError` for a Ray that has no tokens."""
+    """Raise `SpecError` for a Ray without tokens."""
     numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     if numbers < TOKENS_SINCE:
         raise SpecError(
-            f"Ray {version} lets anybody in who reaches it; {'.'.join(map(str, TOKENS_SINCE))} is the first "
+            f"Ray {version} accepts every client; {'.'.join(map(str, TOKENS_SINCE))} is the first "
             "with tokens",
             hint="`pip install ray==2.60.0` on every node",
         )
@@ -176,3 +185,62 @@ def check_version(version: str) -> None:
 def _first_line(text: str) -> str:
     lines: Sequence[str] = [line.strip() for line in text.strip().splitlines() if line.strip()]
     return lines[0][:300] if lines else "it said nothing"
+
+
+def is_about(report: dict[str, Any], assigned_process: str) -> bool:
+    """Return whether the report is about exactly the process that has the task spec.
+
+    The agent may know another node agent that asked for it in vain, because that was started on another
+    machine of the same name.
+    """
+    return bool(assigned_process) and report.get("process") == assigned_process
+
+
+def task_observation(node: str, report: dict[str, Any], assigned_process: str) -> ClusterObservation:
+    """Return the observation of a task from the report of the agent on its node.
+
+    `assigned_process`: the process that has the task spec; empty: none. The end of another process is no
+    evidence. A record of an older Shoal names no process, so it ends nothing, and problem is left of it holds
+    off a fence.
+    """
+    pid, last_message = (
+        report["pid"],
+        f"; it last said: {report['said']}" if report.get("said") else "",
+    )
+    is_its = is_about(report, assigned_process)
+    may_be_its = is_its or not report.get("process")
+    whose = (
+        "its node agent"
+        if may_be_its or not assigned_process
+        else "a node agent that did not get its task spec"
+    )
+    if report["state"] == "running":
+        return ClusterObservation(
+            state=ClusterTaskState.RUNNING, raw=f"{whose} is process {pid} on {node}{last_message}"
+        )
+    if report["state"] == "over":
+        raw = f"{whose}, process {pid} on {node}, has ended{last_message}"
+        return ClusterObservation(state=ClusterTaskState.ENDED, raw=raw, is_over=is_its)
+    if report["state"] == "hidden" and pid is None:
+        return ClusterObservation(
+            state=ClusterTaskState.UNKNOWN,
+            raw=f"the record of its node agent on {node} is not trusted: {report['said']}",
+        )
+    if report["state"] == "hidden":
+        return ClusterObservation(
+            state=ClusterTaskState.UNKNOWN,
+            raw=f"{whose} was started on {node} in a container that is gone{last_message}",
+        )
+    is_left = report["state"] == "left"
+    problem = "is gone, and something of its task does not die" if is_left else "is gone"
+    raw = f"{whose}, process {pid} on {node}, {problem}{last_message}"
+    return ClusterObservation(state=ClusterTaskState.UNKNOWN, raw=raw, is_left=is_left and may_be_its)
+
+
+def restarted_observation(node: str) -> ClusterObservation:
+    """Return the observation of a task that began before the machine was restarted: nothing outlives that."""
+    return ClusterObservation(state=ClusterTaskState.ENDED, raw=f"{node} was restarted since", is_over=True)
+
+
+def unknown_observation(reason: str, stranded: str = "") -> ClusterObservation:
+    return ClusterObservation(state=ClusterTaskState.UNKNOWN, raw=reason, stranded_reason=stranded)

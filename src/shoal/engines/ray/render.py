@@ -1,4 +1,4 @@
-"""What agents and Ray are told: the keeper to start, the environment it gets, the head of our own. Pure."""
+"""The tasks of agents, the environment of Ray's processes and the command of our own head. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from shoal.engines.ray.config import RayConfig
-from shoal.wire import Order, Summons
+from shoal.wire import LaunchRequest, TaskSpec
 
 AGENT_PORTS = (
     "dashboard-agent-grpc-port",
@@ -17,52 +17,71 @@ AGENT_PORTS = (
     "dashboard-agent-listen-port",
     "runtime-env-agent-port",
 )
-"""Given to Ray, which otherwise ends itself when its agents do not say theirs within 15 s."""
+"""Ports that we choose for Ray, which otherwise ends itself if its agents do not report theirs within 15
+s."""
 HEAD_PORTS = (*AGENT_PORTS, "ray-client-server-port")
-"""The last cannot be switched off, and would be 10001, which another may have."""
-KEPT = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
-"""Of the control plane's variables: it may have been given secrets, and Ray hands its own to its workers."""
+"""The last cannot be switched off, and its default 10001 may belong to another process."""
+PASSED_VARIABLES = (
+    "PATH",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "LANG",
+    "LC_ALL",
+    "TZ",
+    "LD_LIBRARY_PATH",
+    "CUDA_VISIBLE_DEVICES",
+)
+"""The control plane's variables that Ray gets: others may be secrets, and Ray passes its own to its
+workers."""
 RECONNECT_S = 3600
-"""How long raylets wait for a head that is gone. Ray's own 60 s kill them before anybody has looked."""
+"""How long raylets wait for a lost head. After Ray's own 60 s they would be killed before a person looks."""
 
 
-def key_of(attempt_id: str, node: str, incarnation: int) -> str:
-    """The keeper of one share. With the node, as several may be one machine in a test."""
-    return f"{attempt_id}.{node}.{incarnation}"
+def key_of(attempt_id: str, node: str, replacement: int) -> str:
+    """Return the key of the node agent of one task. With the node, as several may be one machine in a
+    test.
+    """
+    return f"{attempt_id}.{node}.{replacement}"
 
 
-def keeper_task(config: RayConfig, summons: Summons, order: Order) -> dict[str, Any]:
-    """What an agent starts for an order. The summons goes to its standard input: it holds a ticket."""
+def agent_task(config: RayConfig, launch_request: LaunchRequest, task_spec: TaskSpec) -> dict[str, Any]:
+    """Return what an agent starts for a task spec.
+
+    The launch request goes to standard input, because it holds a bootstrap token.
+    """
     python = [config.python, "-P", "-s", "-m"]
-    share = [config.spool, order.attempt_id, order.node, str(order.incarnation)]
+    task = [config.spool, task_spec.attempt_id, task_spec.node, str(task_spec.replacement)]
     return {
-        "command": [*python, "shoal.runtime.keep", order.node],
-        "bury": [*python, "shoal.runtime.burial", *share],
+        "command": [*python, "shoal.runtime.agent.bootstrap", task_spec.node],
+        "bury": [*python, "shoal.runtime.agent.reaping", *task],
         "env": {"PYTHONPATH": config.python_path} if config.python_path else {},
-        "summons": msgspec.json.encode(summons).decode(),
+        "summons": msgspec.json.encode(launch_request).decode(),
     }
 
 
 def ray_environment(environ: Mapping[str, str], token_file: Path, *, is_own: bool) -> dict[str, str]:
-    """For a process that speaks to Ray: nothing of a Ray that somebody else chose, nor of what the control
-    plane was given; the token by its file.
+    """Return the environment of a process that talks to Ray.
+
+    It has nothing that selects another Ray and none of the control plane's own variables. The token is in a
+    file.
     """
-    kept = {name: environ[name] for name in KEPT if name in environ}
-    told = {
+    passed = {name: environ[name] for name in PASSED_VARIABLES if name in environ}
+    settings = {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token_file),
         "RAY_USAGE_STATS_ENABLED": "0",
         "PYTHONWARNINGS": "ignore",
     }
     if is_own:
-        # The only way to have Ray listen on loopback: it takes itself for one on a laptop's system.
-        told["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-    return kept | told
+        # The only way to make Ray listen on loopback: Ray then assumes a laptop's system.
+        settings["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    return passed | settings
 
 
 def tls_environment(config: RayConfig) -> dict[str, str]:
-    """For a process in a Ray that speaks TLS. Each shows the same certificate to who asks it and to whom it
-    asks.
+    """Return the environment of a process in a Ray that uses TLS. It shows one certificate to servers and
+    clients.
     """
     if not config.tls_cert:
         return {}
@@ -83,8 +102,8 @@ def head_environment(environ: Mapping[str, str], token_file: Path, storage: Path
 
 
 def head_command(ray_python: str, node: str, port: int, ports: tuple[int, ...], temp: Path) -> list[str]:
-    """In the foreground: who started it knows whether it lives."""
-    others = [f"--{name}={given}" for name, given in zip(HEAD_PORTS, ports, strict=True)]
+    """Return the head's command. It stays in the foreground, so that the starter knows whether it lives."""
+    others = [f"--{name}={number}" for name, number in zip(HEAD_PORTS, ports, strict=True)]
     return [
         ray_python,
         "-P",

@@ -1,4 +1,7 @@
-"""The door of commands: Slurm's own, here on a login node or over SSH on one. Nobody else here runs any."""
+"""The transport by Slurm's own commands, here on a login node or over SSH on one.
+
+No other module of this engine runs commands.
+"""
 
 from __future__ import annotations
 
@@ -14,72 +17,84 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from shoal.engines import commands
-from shoal.engines.slurm.accounts import GIVE, REFUSED, Account, parse_account
-from shoal.engines.slurm.associations import Association
+from shoal.engines.slurm import command_runner
 from shoal.engines.slurm.nodes import RawNode
-from shoal.engines.slurm.outputs import DROP, LIST, parse_outputs
 from shoal.engines.slurm.parse import (
     ASSOC_FORMAT,
     SACCT_FORMAT,
     SQUEUE_FORMAT,
     SlurmFacts,
+    parse_accounting,
     parse_associations,
     parse_config,
     parse_jobs,
     parse_nodes,
     parse_partitions,
-    parse_past,
     parse_topology,
 )
-from shoal.engines.slurm.partitions import Partition
-from shoal.engines.slurm.render import EXPORTED, Request, sbatch_arguments, sbatch_environment
-from shoal.engines.slurm.states import Job, is_away, is_for_ever
+from shoal.engines.slurm.partitions import Association, Partition
+from shoal.engines.slurm.render import (
+    EXPORTED_VARIABLES,
+    SlurmJobRequest,
+    sbatch_arguments,
+    sbatch_environment,
+)
+from shoal.engines.slurm.shared_files import (
+    CREATE_OWNER_FOLDERS,
+    LIST_OUTPUTS,
+    REFUSED,
+    REMOVE_OUTPUTS,
+    UnixAccount,
+    parse_account,
+    parse_outputs,
+)
+from shoal.engines.slurm.states import SlurmJob, is_permanent, is_unreachable
 from shoal.errors import EngineRefused, EngineUnreachable
 
 TIMEOUT_S = 30.0
-LITTLE, MUCH = 256 << 10, 256 << 20
-"""Bytes that a command may say: one that has little to tell, or runs as an owner, who can have it say
-anything; and a process of ours that tells a list of Slurm's, of 200 bytes for a job, and a thousand for a
-node."""
+SMALL_OUTPUT, LARGE_OUTPUT = 256 << 10, 256 << 20
+"""Bytes that a command may write. The small limit is for short output and for commands that run as an
+owner, who can make them write anything. The large one is for Slurm's lists, with 200 bytes for a job and
+a thousand for a node."""
 SSH = {
     "BatchMode": "yes",
     "ConnectTimeout": "10",
     "ServerAliveInterval": "5",
-    # Whatever the user's own configuration offers: an agent is root's of the login node while we are there.
+    # Overrides the user's own configuration: an agent would be open to the login node's root while we are
+    # there.
     "ForwardAgent": "no",
     "ForwardX11": "no",
     "ClearAllForwardings": "yes",
     "RequestTTY": "no",
 }
-"""Of several words for one option `ssh` takes the first: those of the user stand before."""
+"""`ssh` takes the first of several values for one option, so the user's stand before these."""
 SSH_FAILED = 255
 SOCKET_BYTES = 40 + 17
-"""The name of a connection (`%C`: a digest of both machines, user and port), with what `ssh` puts behind it
-until the connection is there."""
+"""The length of a connection's name (`%C`: a digest of both machines, user and port) and of the suffix that
+`ssh` adds until the connection is there."""
 PLAIN_PATH = re.compile(r"[\w/.+,@-]+", re.ASCII)
-"""All else means something in a word for `ssh`."""
-STAYS_S = 60
-"""How long a connection stays that nobody uses: twice as long as `squeue` is left in peace."""
-OTHERS = re.compile(r"(SLURM|SBATCH|SQUEUE|SCANCEL|SINFO|SCONTROL|SRUN)_")
-"""Variables of people, or of a job that we are in, which would change what we ask for and what we see."""
-OURS = frozenset({"SLURM_CONF"})
-PAST = "now-30days"
-"""How far back the accounting is asked: by itself it would look at today alone."""
+"""Other characters have a meaning in an argument of `ssh`."""
+CONNECTION_IDLE_S = 60
+"""How long an unused connection stays: twice as long as `squeue` is left in peace."""
+SLURM_VARIABLES = re.compile(r"(SLURM|SBATCH|SQUEUE|SCANCEL|SINFO|SCONTROL|SRUN)_")
+"""Variables of people, or of a job that we are in, which would change what we ask and see."""
+KEPT_VARIABLES = frozenset({"SLURM_CONF"})
+ACCOUNTING_SINCE = "now-30days"
+"""How far back accounting is asked: by default it would look at today alone."""
 NOT_RUN = (126, 127)
-"""A shell's exit codes for a command that it could not find or start."""
-SOURCELESS = "configuration source"
-"""Of the words of a command that found no `slurm.conf`, and nobody who would give it one."""
+"""Exit codes of a shell for a command that it could not find or start."""
+NO_CONFIG_SOURCE = "configuration source"
+"""Part of the message of a command that found no `slurm.conf` and no server that has one."""
 ELSEWHERE = "go to a login node, or name one: `shoal connect slurm --ssh USER@HOST`"
 NO_CONFIG = f"set SLURM_CONF, or {ELSEWHERE}"
 UNKNOWN_NAME = 2
-"""An exit code of `getent`."""
+"""The exit code of `getent` for an unknown name."""
 
 log = structlog.get_logger()
 
 
-class CommandDoor:
-    """`shoal.engines.slurm.door.Door` by `sbatch`, `squeue`, `scontrol`, `scancel` and `sacct`."""
+class CommandTransport:
+    """A `SlurmTransport` by `sbatch`, `squeue`, `scontrol`, `scancel` and `sacct`."""
 
     def __init__(
         self,
@@ -89,50 +104,52 @@ class CommandDoor:
         as_owners: bool = False,
         sockets: Path | None = None,
     ) -> None:
-        """`as_owners`: jobs are of many users, and whoever runs the commands is root. `sockets`: a folder of
-        ours alone, where `ssh` keeps its connection for the next question; None: each is a login of its own.
+        """Create the transport.
+
+        `as_owners`: jobs belong to many users, and the commands run as root. `sockets`: a private folder in
+        which `ssh` keeps its connection for the next command; None: each command is a login of its own.
         """
         self._ssh = ssh
         self._ssh_options = ssh_options
         self._sockets = sockets if ssh and sockets is not None and _can_listen_in(sockets) else None
         self._as_owners = as_owners
-        self._known: set[str] = set()
+        self._seen_accounts: set[str] = set()
         """Names that were an account's."""
 
-    def submit(self, request: Request, account: Account | None = None) -> str:
-        """The script goes over standard input. `account`: whose the job is; None: ours."""
-        # What an SSH server gives to a command is the login node's own, and little; of root's an owner gets
-        # as much as here.
-        env = own_environment(os.environ) if self._ssh else sbatch_environment(os.environ)
-        command = [*becoming(account, is_far=bool(self._ssh)), "sbatch", *sbatch_arguments(request)]
-        code, told, said = self._run(command, request.script, env)
+    def submit(self, request: SlurmJobRequest, account: UnixAccount | None = None) -> str:
+        """Submit a job; the script goes over standard input. `account`: the job's owner; None: ours."""
+        # A command over SSH gets the login node's environment, which is small. Of root's, an owner gets as
+        # much as here.
+        env = command_environment(os.environ) if self._ssh else sbatch_environment(os.environ)
+        command = [*as_account(account, is_far=bool(self._ssh)), "sbatch", *sbatch_arguments(request)]
+        code, output, errors = self._run(command, request.script, env)
         if code == 0:
-            return told.strip().partition(";")[0]
-        told = f"sbatch said: {said.strip()}"
-        if code not in NOT_RUN and is_for_ever(said):
-            raise EngineRefused(told, hint="shoal nodes", code=code)
-        raise EngineUnreachable(told, hint=self._next(said), code=code)
+            return output.strip().partition(";")[0]
+        message = f"sbatch said: {errors.strip()}"
+        if code not in NOT_RUN and is_permanent(errors):
+            raise EngineRefused(message, hint="shoal nodes", code=code)
+        raise EngineUnreachable(message, hint=self._hint_after(errors), code=code)
 
-    def jobs(self) -> list[Job]:
-        """Of ours; as owners, everybody's."""
+    def jobs(self) -> list[SlurmJob]:
+        """Return our jobs; those of every user if jobs run as their owners."""
         whose = "" if self._as_owners else "--me" if self._ssh else f"--user={os.getuid()}"
         # Names may hold newlines: lines that look like another user's job. What every line begins with is
         # new each time, and is on no command line that others could read.
         mark = os.urandom(16).hex()
-        # Without `--all` one's own jobs in hidden partitions are left out, and in those for other groups.
-        words = f"squeue --noheader --all --states=all {whose}"
-        asking = f"SQUEUE_FORMAT='{mark}{SQUEUE_FORMAT}' exec {words}\n"
-        told = self._ask(["sh"], asking, name="squeue")
-        return parse_jobs("\n".join(" ".join(job.splitlines()) for job in told.split(mark)[1:]))
+        # Without `--all`, squeue omits our own jobs in hidden partitions and in those for other groups.
+        command = f"squeue --noheader --all --states=all {whose}"
+        script = f"SQUEUE_FORMAT='{mark}{SQUEUE_FORMAT}' exec {command}\n"
+        output = self._ask(["sh"], script, name="squeue")
+        return parse_jobs("\n".join(" ".join(job.splitlines()) for job in output.split(mark)[1:]))
 
-    def past(self, names: Collection[str]) -> list[Job]:
+    def accounting_jobs(self, names: Collection[str]) -> list[SlurmJob]:
         whose = ["--allusers"] if self._as_owners else [f"--user={self._uid()}"]
-        words = ["sacct", "--noheader", "--parsable2", "--allocations", f"--format={SACCT_FORMAT}"]
-        words += [f"--name={','.join(sorted(names))}", f"--starttime={PAST}", *whose]
-        code, told, said = self._run(words, most=MUCH)
+        command = ["sacct", "--noheader", "--parsable2", "--allocations", f"--format={SACCT_FORMAT}"]
+        command += [f"--name={','.join(sorted(names))}", f"--starttime={ACCOUNTING_SINCE}", *whose]
+        code, output, errors = self._run(command, max_bytes=LARGE_OUTPUT)
         if code != 0:
-            log.debug("slurm.no_accounting", code=code, said=said.strip())
-        return parse_past(told) if code == 0 else []
+            log.debug("slurm.no_accounting", code=code, said=errors.strip())
+        return parse_accounting(output) if code == 0 else []
 
     def nodes(self) -> list[RawNode]:
         return parse_nodes(self._ask(["scontrol", "--all", "show", "node", "-o"]))
@@ -143,42 +160,46 @@ class CommandDoor:
     def associations(self) -> list[Association]:
         if self._as_owners:
             return []
-        words = ["sacctmgr", "--noheader", "--parsable2", "show", "user", "withassoc"]
-        name = self.asker()
+        command = ["sacctmgr", "--noheader", "--parsable2", "show", "user", "withassoc"]
+        name = self.account_name()
         try:
-            asked = [*words, f"format={ASSOC_FORMAT}", "where", f"name={name}"]
-            code, told, _ = self._run(asked, most=MUCH)
-        except EngineUnreachable:  # slurmdbd is away, or nobody has installed `sacctmgr`
+            query = [*command, f"format={ASSOC_FORMAT}", "where", f"name={name}"]
+            code, output, _ = self._run(query, max_bytes=LARGE_OUTPUT)
+        except EngineUnreachable:  # slurmdbd is away, or `sacctmgr` is not installed
             return []
-        return parse_associations(told) if code == 0 else []
+        return parse_associations(output) if code == 0 else []
 
     def facts(self) -> SlurmFacts:
         config = parse_config(self._ask(["scontrol", "show", "config"]))
-        code, told, _ = self._run(["scontrol", "show", "topology", "-o"], most=MUCH)
-        places = parse_topology(told) if code == 0 else {}
-        # It fails where one of them has no name: then they are not known.
-        code, told, _ = self._run(["id", "-Gn"], most=MUCH)
-        groups = told.split() if code == 0 and not self._as_owners else []
+        code, output, _ = self._run(["scontrol", "show", "topology", "-o"], max_bytes=LARGE_OUTPUT)
+        switch_labels = parse_topology(output) if code == 0 else {}
+        # It fails if one of the groups has no name: then they are unknown.
+        code, output, _ = self._run(["id", "-Gn"], max_bytes=LARGE_OUTPUT)
+        groups = output.split() if code == 0 and not self._as_owners else []
         is_root = not self._as_owners and self.is_root()
-        return msgspec.structs.replace(config, places=places, is_root=is_root, groups=frozenset(groups))
+        return msgspec.structs.replace(
+            config, switch_labels=switch_labels, is_root=is_root, groups=frozenset(groups)
+        )
 
     def cancel(self, names: Collection[str], user: str = "") -> None:
-        """`user`: of that Unix account alone; others may have given theirs the same name."""
+        """Cancel by name. `user`: only that Unix account's jobs; others may have used the same name."""
         whose = [f"--user={user}"] if user else []
         for name in sorted(names):
-            code, _, said = self._run(["scancel", "--quiet", f"--name={name}", *whose])
+            code, _, errors = self._run(["scancel", "--quiet", f"--name={name}", *whose])
             if code != 0:
-                log.warning("slurm.scancel_failed", name=name, code=code, said=said.strip())
+                log.warning("slurm.scancel_failed", name=name, code=code, said=errors.strip())
 
     def make_folder(self, path: str) -> None:
         if not self._ssh:
             Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
             return
-        code, _, said = self._run(["mkdir", "-p", "-m", "700", "--", path])
-        if code != 0 and "permission denied" in said.lower():
-            raise EngineRefused(said.strip(), hint="connect again with a `--shared DIR` that you may write")
+        code, _, errors = self._run(["mkdir", "-p", "-m", "700", "--", path])
+        if code != 0 and "permission denied" in errors.lower():
+            raise EngineRefused(errors.strip(), hint="connect again with a `--shared DIR` that you may write")
         if code != 0:
-            raise EngineUnreachable(f"no folder {path} yet: {said.strip()}", hint=self._typed("mkdir", path))
+            raise EngineUnreachable(
+                f"no folder {path} yet: {errors.strip()}", hint=self._typed("mkdir", path)
+            )
 
     def has_folder(self, path: str) -> bool:
         if not self._ssh:
@@ -187,11 +208,11 @@ class CommandDoor:
 
     def outputs(self, folder: str) -> dict[str, int]:
         depth = "2" if self._as_owners else "1"
-        return parse_outputs(self._ask(["sh", "-c", LIST, "sh", folder, depth], name="find"))
+        return parse_outputs(self._ask(["sh", "-c", LIST_OUTPUTS, "sh", folder, depth], name="find"))
 
     def drop_outputs(self, folder: str, paths: Collection[str]) -> None:
         if paths:
-            self._ask(["sh", "-c", DROP, "sh", folder], "\0".join(paths), name="rm")
+            self._ask(["sh", "-c", REMOVE_OUTPUTS, "sh", folder], "\0".join(paths), name="rm")
 
     def version(self) -> str:
         return self._ask(["sinfo", "--version"]).strip()
@@ -199,130 +220,139 @@ class CommandDoor:
     def is_root(self) -> bool:
         return self._uid() == 0
 
-    def asker(self) -> str:
+    def account_name(self) -> str:
         return self._ask(["id", "-un"]).strip()
 
     def _uid(self) -> int:
         return int(self._ask(["id", "-u"])) if self._ssh else os.getuid()
 
-    def account(self, name: str) -> Account | None:
-        """The Unix account of that very name; None: there is none."""
-        code, told, said = self._run(["getent", "passwd", name])
-        if code == UNKNOWN_NAME and name in self._known:
-            # So it is where their directory is away. Who was really removed is refused after a `shoal up`.
-            said = f"it knows no `{name}` now, and did before"
+    def account(self, name: str) -> UnixAccount | None:
+        """Return the Unix account of exactly that name; None: there is none."""
+        code, output, errors = self._run(["getent", "passwd", name])
+        if code == UNKNOWN_NAME and name in self._seen_accounts:
+            # This also happens while the directory service is away. A name that was really removed is
+            # refused after `shoal up`.
+            errors = f"it knows no `{name}` now, and did before"
         elif code == UNKNOWN_NAME:
             return None
         if code != 0:
             typed = self._typed("getent", "passwd", name)
-            raise EngineUnreachable(f"getent failed: {said.strip()}", hint=typed, code=code)
-        found = parse_account(name, told)
-        self._known |= {name} if found is not None else set()
-        return found
+            raise EngineUnreachable(f"getent failed: {errors.strip()}", hint=typed, code=code)
+        account = parse_account(name, output)
+        self._seen_accounts |= {name} if account is not None else set()
+        return account
 
-    def give(self, shared: str, folders: Sequence[str], account: Account) -> None:
-        """Make these folders below `shared` for that account alone. May be repeated.
+    def create_owner_folders(self, shared: str, folders: Sequence[str], account: UnixAccount) -> None:
+        """Create these folders below `shared` for that account alone. May be repeated.
 
-        `EngineRefused`: somebody else has them, or could put theirs in their place.
+        `EngineRefused`: another user has them, or could replace them.
         """
-        who = [str(account.uid), str(account.gid)]
-        code, _, said = self._run(["sh", "-c", GIVE, "sh", shared, *who, *folders])
+        ids = [str(account.uid), str(account.gid)]
+        code, _, errors = self._run(["sh", "-c", CREATE_OWNER_FOLDERS, "sh", shared, *ids, *folders])
         if code == REFUSED:
             raise EngineRefused(
-                f"no place for {account.name}: {said.strip()}", hint="shoal connect slurm --help"
+                f"no place for {account.name}: {errors.strip()}", hint="shoal connect slurm --help"
             )
         if code != 0:
             typed = self._typed("ls", "-la", shared)
-            raise EngineUnreachable(f"no place for {account.name} yet: {said.strip()}", hint=typed)
+            raise EngineUnreachable(f"no place for {account.name} yet: {errors.strip()}", hint=typed)
 
-    def _ask(self, command: list[str], given: str = "", name: str = "") -> str:
-        code, told, said = self._run(command, given, most=MUCH)
+    def _ask(self, command: list[str], stdin: str = "", name: str = "") -> str:
+        code, output, errors = self._run(command, stdin, max_bytes=LARGE_OUTPUT)
         if code != 0:
             raise EngineUnreachable(
-                f"{name or command[0]} failed: {said.strip() or told.strip()}", hint=self._next(said)
+                f"{name or command[0]} failed: {errors.strip() or output.strip()}",
+                hint=self._hint_after(errors),
             )
-        return told
+        return output
 
     def _run(
         self,
         command: list[str],
-        given: str = "",
+        stdin: str = "",
         env: Mapping[str, str] | None = None,
-        most: int = LITTLE,
-    ) -> commands.Done:
-        """`env`: of the process here, with its zone and language as they are. Else dates are in UTC: those of
-        the zone of who asks are an hour off once a year, and all day over SSH; and errors are in English.
-        `most`: bytes that it may tell; one that tells more counts as one that did not answer.
+        max_bytes: int = SMALL_OUTPUT,
+    ) -> command_runner.CommandResult:
+        """Run a command, here or over SSH.
+
+        `env`: the environment of the local process, unchanged. Without it, dates are in UTC and messages in
+        English: local dates are an hour off once a year, and all day over SSH. `max_bytes`: of standard
+        output; a command that writes more counts as one that did not reply.
         """
         plain = {"TZ": "UTC", "LC_ALL": "C"} if env is None else {}
-        words = self._words_over_ssh(plain, command) if self._ssh else command
-        env = own_environment(os.environ) | plain if env is None else env
+        command_line = self._ssh_command(plain, command) if self._ssh else command
+        env = command_environment(os.environ) | plain if env is None else env
         try:
-            done = commands.run(
-                words,
-                given,
+            result = command_runner.run(
+                command_line,
+                stdin,
                 env,
                 timeout_s=TIMEOUT_S,
-                most_told=most,
-                most_said=LITTLE,
-                in_new_session=self._as_owners,  # who can trace it must not reach our terminal
+                max_stdout_bytes=max_bytes,
+                max_stderr_bytes=SMALL_OUTPUT,
+                in_new_session=self._as_owners,  # a user who can trace it must not reach our terminal
             )
         except FileNotFoundError:
-            raise EngineUnreachable(f"there is no `{words[0]}` on this machine", hint=ELSEWHERE) from None
+            raise EngineUnreachable(
+                f"there is no `{command_line[0]}` on this machine", hint=ELSEWHERE
+            ) from None
         except subprocess.TimeoutExpired as error:
-            raise self._late(command[0], error) from None
-        except commands.TooMuchError as error:
-            raise EngineUnreachable(f"{command[0]} was ended: {error}", hint=self._next("")) from None
+            raise self._timeout_error(command[0], error) from None
+        except command_runner.OutputTooLargeError as error:
+            raise EngineUnreachable(f"{command[0]} was ended: {error}", hint=self._hint_after("")) from None
         except OSError as error:
-            told = f"{words[0]} cannot be run: {error.strerror or error}"
-            raise EngineUnreachable(told, hint=f"`{words[0]} --version`") from error
-        if self._ssh and done.code == SSH_FAILED:
-            raise EngineUnreachable(f"ssh to {self._ssh}: {done.said.strip()}", hint=self._typed("sinfo"))
-        if done.code != 0 and is_away(done.said):
-            raise EngineUnreachable(f"{command[0]}: {done.said.strip()}", hint=self._next(done.said))
-        return done
+            message = f"{command_line[0]} cannot be run: {error.strerror or error}"
+            raise EngineUnreachable(message, hint=f"`{command_line[0]} --version`") from error
+        if self._ssh and result.code == SSH_FAILED:
+            raise EngineUnreachable(f"ssh to {self._ssh}: {result.stderr.strip()}", hint=self._typed("sinfo"))
+        if result.code != 0 and is_unreachable(result.stderr):
+            raise EngineUnreachable(
+                f"{command[0]}: {result.stderr.strip()}", hint=self._hint_after(result.stderr)
+            )
+        return result
 
-    def _late(self, name: str, error: subprocess.TimeoutExpired) -> EngineUnreachable:
+    def _timeout_error(self, name: str, error: subprocess.TimeoutExpired) -> EngineUnreachable:
         lines = (error.stderr or b"").decode(errors="replace").strip().splitlines()
-        said = f": {lines[-1].strip()}" if lines else ""
+        last_line = f": {lines[-1].strip()}" if lines else ""
         config = "" if self._ssh else os.environ.get("SLURM_CONF", "")
         where = f" by SLURM_CONF={config}" if config else ""
-        told = f"{name} did not answer within {error.timeout:g} s{where}{said}"
+        message = f"{name} did not answer within {error.timeout:g} s{where}{last_line}"
         if config and not os.access(config, os.R_OK):
-            return EngineUnreachable(told, hint=f"`ls -l {shlex.quote(config)}`, or {NO_CONFIG}")
-        return EngineUnreachable(told, hint=self._next(said))
+            return EngineUnreachable(message, hint=f"`ls -l {shlex.quote(config)}`, or {NO_CONFIG}")
+        return EngineUnreachable(message, hint=self._hint_after(last_line))
 
-    def _next(self, said: str) -> str:
-        """What to type after these words of Slurm's."""
-        if not self._ssh and SOURCELESS in said.lower():
+    def _hint_after(self, message: str) -> str:
+        """Return what to type after this message of Slurm's."""
+        if not self._ssh and NO_CONFIG_SOURCE in message.lower():
             return NO_CONFIG
         return f"{self._typed('scontrol', 'ping')} says whether slurmctld answers"
 
     def _typed(self, *command: str) -> str:
-        """That command, as a person types it where it is to run."""
+        """Return that command as a person types it where it is to run."""
         there = ["ssh", *self._ssh_options, self._ssh] if self._ssh else []
         return f"`{shlex.join([*there, *command])}`"
 
-    def _words_over_ssh(self, plain: Mapping[str, str], command: list[str]) -> list[str]:
+    def _ssh_command(self, plain: Mapping[str, str], command: list[str]) -> list[str]:
         options = dict(SSH)
         if self._sockets is not None:
             options |= {"ControlMaster": "auto", "ControlPath": f"{self._sockets}/%C"}
-            options["ControlPersist"] = str(STAYS_S)
+            options["ControlPersist"] = str(CONNECTION_IDLE_S)
         ours = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
         there = [*(["env"] if plain else []), *(f"{name}={value}" for name, value in plain.items()), *command]
         return ["ssh", *self._ssh_options, *ours, "--", self._ssh, shlex.join(there)]
 
 
 def _can_listen_in(folder: Path) -> bool:
-    """Whether connections can be kept there, out of others' reach. The path of a socket has 107 bytes, and
-    some file systems have none.
+    """Return whether connections can be kept there, out of other users' reach.
+
+    The path of a socket has at most 107 bytes, and some file systems have no sockets.
     """
     probe = folder / os.urandom(SOCKET_BYTES).hex()[:SOCKET_BYTES]
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         facts = folder.lstat()
-        with socket.socket(socket.AF_UNIX) as one:
-            one.bind(str(probe))
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(probe))
         probe.unlink()
     except OSError:
         return False
@@ -330,20 +360,28 @@ def _can_listen_in(folder: Path) -> bool:
     return is_ours and PLAIN_PATH.fullmatch(str(folder)) is not None
 
 
-def own_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """What Slurm's commands are run with."""
-    return {name: value for name, value in env.items() if name in OURS or not OTHERS.match(name)}
+def command_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of Slurm's commands."""
+    return {
+        name: value
+        for name, value in env.items()
+        if name in KEPT_VARIABLES or not SLURM_VARIABLES.match(name)
+    }
 
 
-def becoming(account: Account | None, *, is_far: bool = False) -> list[str]:
-    """Words before a command that is to run as that user; none: as ourselves. That user can read all that its
-    environment holds. `is_far`: it is not ours but a session's on another machine, most of which is left out.
+def as_account(account: UnixAccount | None, *, is_far: bool = False) -> list[str]:
+    """Return the words before a command that runs as that user; empty: as ourselves.
+
+    That user can read all of its environment. `is_far`: it runs with a session's environment on another
+    machine, most of which is left out.
     """
     if account is None:
         return []
     home = {"HOME": account.home, "USER": account.name, "LOGNAME": account.name}
-    kept = " ".join(f'${{{name}+"{name}=${name}"}}' for name in (*EXPORTED, *OURS) if name not in home)
-    env = ["sh", "-c", f'exec env -i --chdir=/ {kept} "$@"', "sh"] if is_far else ["env", "--chdir=/"]
+    passed = " ".join(
+        f'${{{name}+"{name}=${name}"}}' for name in (*EXPORTED_VARIABLES, *KEPT_VARIABLES) if name not in home
+    )
+    env = ["sh", "-c", f'exec env -i --chdir=/ {passed} "$@"', "sh"] if is_far else ["env", "--chdir=/"]
     return [
         *env,
         *(f"{name}={value}" for name, value in home.items()),

@@ -1,4 +1,4 @@
-"""The Slurm engine: keepers by `sbatch` and `srun`, everything else at the desk."""
+"""The Slurm engine: starts node agents by `sbatch` and `srun`; the mailbox does the rest."""
 
 from __future__ import annotations
 
@@ -12,350 +12,395 @@ import msgspec
 import structlog
 
 from shoal.clock import Clock
-from shoal.engines.desk import DeskShare
-from shoal.engines.glimpses import Glimpses, Stage
-from shoal.engines.reach import Reach
-from shoal.engines.remote import Asked, RemoteEngine
-from shoal.engines.sightings import SILENT_S
-from shoal.engines.slurm.accounts import fit_account
-from shoal.engines.slurm.client import CommandDoor
-from shoal.engines.slurm.config import SlurmConfig, load_config
-from shoal.engines.slurm.door import Door, open_door
+from shoal.engines.remote.cluster_observation import ClusterObservations, ClusterTaskState
+from shoal.engines.remote.connection import ControlPlaneAccess
+from shoal.engines.remote.engine import QueryTimes, RemoteEngine
+from shoal.engines.remote.mailbox import MailboxTask
+from shoal.engines.remote.task_observer import SILENT_S
+from shoal.engines.slurm.client import CommandTransport
+from shoal.engines.slurm.config import SlurmConfig, load_config, partition_rights, usable_partitions
 from shoal.engines.slurm.nodes import (
     SlurmNode,
     by_name,
+    describe_change,
+    explain_unusable,
     foreign_since,
-    mute_since,
     slurm_nodes,
-    what_changed,
-    what_shuts,
+    unresponsive_since,
 )
-from shoal.engines.slurm.outputs import output_name, unneeded
 from shoal.engines.slurm.parse import SlurmFacts
-from shoal.engines.slurm.partitions import Parts, is_asked, limit_for, partition_for
-from shoal.engines.slurm.render import batch_script, is_name_of, job_name, num_cpus, request
-from shoal.engines.slurm.rights import parts_of, rights_of
+from shoal.engines.slurm.partitions import (
+    UsablePartitions,
+    choose_partition,
+    requires_partition,
+    shortened_time_limit,
+)
+from shoal.engines.slurm.render import batch_script, is_name_of, job_name, job_request, num_cpus
+from shoal.engines.slurm.shared_files import check_account, output_name, unneeded_outputs
 from shoal.engines.slurm.states import (
-    BELIEFS,
-    HANDED,
+    JUST_SUBMITTED,
     OVER,
     SETTLE_S,
-    Job,
-    forgotten,
-    glimpse,
+    UNCONFIRMED_ENDS,
+    SlurmJob,
+    forgotten_observation,
     is_about_nodes,
-    is_barred,
-    stage_of,
+    is_blocked,
+    job_observation,
+    task_state_of,
 )
+from shoal.engines.slurm.transport import SlurmTransport, open_transport
 from shoal.errors import EngineRefused, EngineUnreachable, NodeGone, SpecError
 from shoal.model.node import NodeFacts
-from shoal.wire import Order, Summons
+from shoal.wire import LaunchRequest, TaskSpec
 
 log = structlog.get_logger()
 
 JOBS_S, QUIET_S, NODES_S, CONFIG_S = 1.0, 30.0, 10.0, 600.0
-"""How long after an answer, whoever asks, `squeue` is asked again while somebody waits or is silent, and
-else; `scontrol` about nodes, and about how Slurm is set up. One for all attempts."""
+"""Seconds between queries: of `squeue` while a task waits or is silent, and else; of nodes by `scontrol`;
+and of Slurm's configuration. One query serves all attempts."""
 EASE = 4.0
-"""How many times as long as its answer took Slurm is left in peace: a list of all jobs may be long."""
-PAST_S = 60.0
-"""How long it may be until accounting is asked again about what nobody else has a trace of."""
+"""How many times the duration of a query Slurm is left in peace after it: a list of all jobs may be long."""
+ACCOUNTING_S = 60.0
+"""Seconds between queries of accounting about jobs of which Slurm has no other trace."""
 AGAIN_S = 30.0
-"""Between two `scancel` of the same job."""
+"""Seconds between two `scancel` of the same job."""
 SLOW_S = 5.0
-"""A question that failed sooner keeps nobody: what else is asked is tried by itself."""
+"""A query that failed faster than this blocks no other: other kinds of queries are still tried."""
 
 
-Key = tuple[str, str]
-"""A job's name (`render.job_name`), and whose it is; empty: ours, where all are."""
+SlurmJobKey = tuple[str, str]
+"""A job's name (`render.job_name`) and its owner's account; empty if all jobs are ours."""
 
 
 class SlurmEngine(RemoteEngine):
-    """One per home. A lost share is begun anew in a job of its own, named after attempt and incarnation."""
+    """One per home. A lost task is started again in a new Slurm job, named by attempt and replacement
+    number.
+    """
 
     name = "slurm"
     own_queue = "Slurm"
     devices_from = "CUDA_VISIBLE_DEVICES"
-    to_share = (
+    sharing_hint = (
         "`shoal down`, then `shoal connect slurm` with the flags that it had and `--shared DIR`, "
         "then `shoal up`"
     )
     can_follow = True
-    """A new job on the same node would wait for the one that the lost share has its place in."""
+    """A new job on the same node would wait for the job in which the lost task still has its place."""
     stays_in_cgroup = True
-    """Slurm kills, limits and counts what is in its task's, and of version 2 not even what is below."""
+    """Slurm kills, limits and counts what is in its task's cgroup; with cgroup v2, not even cgroups below
+    it."""
 
     def __init__(
         self,
         home: Path,
         *,
         clock: Clock,
-        reach: Reach,
+        access: ControlPlaneAccess,
         config: SlurmConfig,
-        door: Door | None = None,
+        transport: SlurmTransport | None = None,
         term: int = 0,
     ) -> None:
-        # All run as one user, who can read each batch script, and the ticket in it, unless each has its own.
+        # All jobs run as one user, who can read each batch script and its bootstrap token, unless each job
+        # runs as its owner.
         only_project = None if config.has_shared_trust or config.as_owners else config.project
-        super().__init__(home, clock=clock, reach=reach, term=term, only_project=only_project)
+        super().__init__(home, clock=clock, access=access, term=term, only_project=only_project)
         self._config = config
-        made = {file.stem for file in (home / "clusters").glob("*.yaml")}
-        if config.ssh and config.cluster in made:  # `shoal cluster create` made it, and knows the other flags
-            self.to_share = f"`shoal cluster create --name {config.cluster} --shared DIR`"
-        self._door = door or open_door(config, home / "ssh")
-        self._owners = self._door if config.as_owners and isinstance(self._door, CommandDoor) else None
-        """The same door, where each job is its owner's."""
-        self._jobs: dict[Key, Job] = {}
-        """Of several with one name that which counts most: see `_weight`."""
-        self._jobs_at = self._nodes_at = self._config_at = self._past_at = -math.inf
-        self._nodes_asked = Asked(-math.inf, -math.inf)
-        """The question whose answer `_nodes` is."""
+        clusters = {file.stem for file in (home / "clusters").glob("*.yaml")}
+        if (
+            config.ssh and config.cluster in clusters
+        ):  # `shoal cluster create` made it and has the other flags
+            self.sharing_hint = f"`shoal cluster create --name {config.cluster} --shared DIR`"
+        self._transport = transport or open_transport(config, home / "ssh")
+        self._owner_transport = (
+            self._transport if config.as_owners and isinstance(self._transport, CommandTransport) else None
+        )
+        """The same transport, if each job runs as its owner."""
+        self._jobs: dict[SlurmJobKey, SlurmJob] = {}
+        """Of several jobs with one name, the one that counts most: see `_weight`."""
+        self._jobs_at = self._nodes_at = self._config_at = self._accounting_at = -math.inf
+        self._nodes_asked = QueryTimes(-math.inf, -math.inf)
+        """The query whose result `_nodes` is."""
         self._jobs_took = self._nodes_took = 0.0
         self._jobs_failed: EngineUnreachable | None = None
         self._nodes_failed: EngineUnreachable | None = None
         self._failed_at = -math.inf
-        """When Slurm could not be asked about its nodes: see `_refresh_nodes`."""
-        self._handed: dict[tuple[str, int], float] = {}
-        """By attempt and incarnation: when `sbatch` was done with it, until `squeue` has been asked since."""
+        """When the last query of nodes failed: see `_refresh_nodes`."""
+        self._submitted_at: dict[tuple[str, int], float] = {}
+        """By attempt and replacement: when `sbatch` returned, until the next `squeue`."""
         self._nodes: dict[str, SlurmNode] = {}
-        self._mute_since: dict[str, float] = {}
-        """By node: since when Slurm says, each time it is asked, that its slurmd does not answer."""
+        self._unresponsive_since: dict[str, float] = {}
+        """By node: since when Slurm says, in each query, that its slurmd does not respond."""
         self._foreign_since: dict[str, float] = {}
-        """By node: since when jobs run on it and none of them is ours, each time Slurm was asked."""
-        self._parts = Parts()
+        """By node: since when, in each query, jobs run on it and none of them is ours."""
+        self._partitions = UsablePartitions()
         self._facts = SlurmFacts()
-        self._past: dict[Key, Job] = {}
-        """By name: what accounting said of jobs that are forgotten otherwise."""
-        self._barred: set[tuple[str, str]] = set()
-        """Ids and reasons of jobs that wait, Slurm says, for nodes that take no work."""
+        self._accounting_jobs: dict[SlurmJobKey, SlurmJob] = {}
+        """By name: what accounting said of jobs that `squeue` has forgotten."""
+        self._blocked: set[tuple[str, str]] = set()
+        """Ids and reasons of jobs that wait, as Slurm says, for nodes that take no work."""
         self._cancelled_at: dict[str, float] = {}
-        """By name, monotonic."""
+        """By name: the monotonic time of the last `scancel`."""
         self._uncancelled: EngineUnreachable | None = None
         self._uncancelled_at, self._uncancelled_took = -math.inf, 0.0
-        """When Slurm could not be told to cancel something: see `_cancel`."""
+        """When the last `scancel` failed: see `_cancel`."""
         self._cancelling = anyio.Lock()
-        self._answers_since: dict[tuple[str, int, str], float] = {}
-        """By attempt, incarnation and node of a job that is over: since when its node has answered."""
+        self._responding_since: dict[tuple[str, int, str], float] = {}
+        """By attempt, replacement and node of a job that is over: since when its node has responded."""
         self._asking = anyio.Lock()
 
-    async def start(self, summons: Summons, orders: tuple[Order, ...]) -> None:
+    async def launch(self, launch_request: LaunchRequest, task_specs: tuple[TaskSpec, ...]) -> None:
         async with self._asking:
             await self._refresh_nodes()
         shared = self._config.shared
-        folder = Path(self._outputs) / self._user(orders[0])
-        # Below /tmp of a node anybody could lay a link with that name.
-        output_path = str(folder / output_name(summons.attempt_id, summons.incarnation))
+        folder = Path(self._outputs) / self._user(task_specs[0])
+        # Below a node's /tmp, any user could place a link with that name.
+        output_path = str(folder / output_name(launch_request.attempt_id, launch_request.replacement))
         output = output_path if shared else "/dev/null"
         kinds = {name: node.gpu_kinds for name, node in self._nodes.items()}
         nodes_of = {name: node.partitions for name, node in self._nodes.items()}
-        rights = rights_of(self._config, self._facts, orders[0].project)
-        partition = partition_for(self._parts, nodes_of, orders, rights)
-        summons = msgspec.structs.replace(summons, time_limit_s=limit_for(orders[0], partition))
+        rights = partition_rights(self._config, self._facts, task_specs[0].project)
+        partition = choose_partition(self._partitions, nodes_of, task_specs, rights)
+        launch_request = msgspec.structs.replace(
+            launch_request, time_limit_s=shortened_time_limit(task_specs[0], partition)
+        )
         can_bind = self._facts.can_bind
-        script = batch_script(self._config, summons, len(orders), num_cpus(orders), can_bind=can_bind)
-        asked = request(self._config, orders, kinds, output, script, partition)
+        script = batch_script(
+            self._config, launch_request, len(task_specs), num_cpus(task_specs), can_bind=can_bind
+        )
+        request = job_request(self._config, task_specs, kinds, output, script, partition)
 
         def submit() -> str:
-            if self._owners is None:
+            if self._owner_transport is None:
                 if shared:
                     self.make_folder(str(folder))
-                return self._door.submit(asked)
-            owner = orders[0].owner
-            account = fit_account(owner, self._owners.account(owner), self._config.system_accounts)
+                return self._transport.submit(request)
+            owner = task_specs[0].owner
+            account = check_account(owner, self._owner_transport.account(owner), self._config.system_accounts)
             if shared:
-                self._owners.give(shared, self._folders(orders[0]), account)
-            return self._owners.submit(asked, account)
+                self._owner_transport.create_owner_folders(shared, self._folders(task_specs[0]), account)
+            return self._owner_transport.submit(request, account)
 
         before = self._nodes
         try:
             await self.on_thread(submit)
         except EngineRefused as error:
             if is_about_nodes(error.message):
-                await self._refuse_changed(orders, before, error.message)
+                await self._refuse_changed(task_specs, before, error.message)
             raise
         finally:
-            self._handed[summons.attempt_id, summons.incarnation] = self._clock.monotonic()
+            self._submitted_at[launch_request.attempt_id, launch_request.replacement] = (
+                self._clock.monotonic()
+            )
 
     async def _refuse_changed(
-        self, orders: Collection[Order], before: Mapping[str, SlurmNode], said: str
+        self, task_specs: Collection[TaskSpec], before: Mapping[str, SlurmNode], message: str
     ) -> None:
-        """`NodeGone` where one of their nodes, which we chose, is not what it was: elsewhere they may run."""
+        """Raise `NodeGone` if one of the nodes we chose has changed: the attempt may run on other nodes."""
         async with self._asking:
             await self._refresh_nodes(0.0)
-        for order in orders:
-            changed = what_changed(order, before.get(order.node), self._nodes.get(order.node))
+        for task_spec in task_specs:
+            changed = describe_change(task_spec, before.get(task_spec.node), self._nodes.get(task_spec.node))
             if changed is not None:
-                raise NodeGone(f"{changed}; {said}", hint="shoal nodes", node=order.node)
+                raise NodeGone(f"{changed}; {message}", hint="shoal nodes", node=task_spec.node)
 
     @property
     def _outputs(self) -> str:
-        """Where Slurm writes what keepers say; in it, where each job is its owner's, a folder for each."""
+        """The folder of the output files of node agents; with a folder for each owner, if jobs run as their
+        owners.
+        """
         return str(Path(self._config.shared) / "slurm")
 
     async def tidy(self, old: Collection[str]) -> bool:
-        """A file for each Slurm job is on the shared directory: in most of them is nothing."""
+        """Remove the outputs of Slurm jobs from the shared directory. Most of these files are empty."""
         if not self._config.shared:
             return True
 
         def drop() -> None:
-            found = self._door.outputs(self._outputs)
-            self._door.drop_outputs(self._outputs, unneeded(found, self.desk.kept(), old))
+            outputs = self._transport.outputs(self._outputs)
+            self._transport.drop_outputs(
+                self._outputs, unneeded_outputs(outputs, self.mailbox.archived(), old)
+            )
 
         try:
             await self.on_thread(drop)
-        except EngineUnreachable as error:  # logs go all the same: there is room for so many of them
+        except EngineUnreachable as error:  # logs are removed all the same: this folder has room
             log.warning("slurm.outputs_stay", folder=self._outputs, error=error.message)
             return False
         return True
 
     def make_folder(self, path: str) -> None:
-        """Over SSH on the login node: this machine need not have the directory. An owner's folders are made
-        in `start`, when it is known who that is there.
-        """
-        if self._owners is None:
-            self._door.make_folder(path)
+        """Create the folder over SSH on the login node, as this machine need not have the directory.
 
-    async def look(self, shares: Collection[DeskShare]) -> Glimpses:
-        is_news_due = self._handed or self._jobs_failed is not None
-        is_urgent = is_news_due or any(share.is_waiting or self.sightings.is_deaf(share) for share in shares)
+        An owner's folders are created in `launch`, when the owner's account there is known.
+        """
+        if self._owner_transport is None:
+            self._transport.make_folder(path)
+
+    async def observe_tasks(self, tasks: Collection[MailboxTask]) -> ClusterObservations:
+        is_news_due = self._submitted_at or self._jobs_failed is not None
+        is_urgent = is_news_due or any(task.is_waiting or self.observer.is_silent(task) for task in tasks)
         async with self._asking:
             await self._refresh_jobs(JOBS_S if is_urgent else QUIET_S)
             await self._refresh_nodes()
-            await self._remember([share for share in shares if share.taken is not None])
+            await self._ask_accounting([task for task in tasks if task.assignment is not None])
         nodes, nodes_asked = self._nodes, self._nodes_asked
-        now, seen, watched = self._clock.monotonic(), {}, set()
-        for share in shares:
-            order = share.order
-            if (order.attempt_id, share.launch) in self._handed:  # what was seen before is too old
-                seen[order.attempt_id, order.node] = HANDED
+        now, observations, watched = self._clock.monotonic(), {}, set()
+        for task in tasks:
+            task_spec = task.task_spec
+            if (
+                task_spec.attempt_id,
+                task.launch_replacement,
+            ) in self._submitted_at:  # earlier queries are too old
+                observations[task_spec.attempt_id, task_spec.node] = JUST_SUBMITTED
                 continue
-            key = self._key(order, share.launch)
-            job = self._jobs.get(key) or self._past.get(key)
-            node = nodes.get(order.node)
-            unkilled, is_clear = (node.unkilled, node.tells) if node is not None else ("", False)
-            rebooted = await self.has_rebooted(share, node.boot if node else None, nodes_asked)
+            key = self._key(task_spec, task.launch_replacement)
+            job = self._jobs.get(key) or self._accounting_jobs.get(key)
+            node = nodes.get(task_spec.node)
+            unkilled, is_clear = (node.unkilled, node.reports_unkilled) if node is not None else ("", False)
+            rebooted = await self.has_rebooted(task, node.boot if node else None, nodes_asked)
             if job is None:
-                seen[order.attempt_id, order.node] = forgotten(
+                observations[task_spec.attempt_id, task_spec.node] = forgotten_observation(
                     rebooted=rebooted, unkilled=unkilled, is_clear=is_clear
                 )
                 continue
-            spot = order.attempt_id, order.incarnation, order.node
-            # Another machine that has got the name answers for nothing that began on the one before.
-            is_there = node is not None and (share.boot is None or share.boot.is_on(node.facts.address))
-            # What a Shoal from before has begun may have left the job's cgroup, as root may.
-            sees_all = self._facts.has_cgroups and order.stays_in_cgroup
+            place = task_spec.attempt_id, task_spec.replacement, task_spec.node
+            # Another machine that took over the name knows nothing of what began on the one before.
+            is_there = node is not None and (task.boot is None or task.boot.is_on(node.facts.address))
+            # A task that an older Shoal began may have left the job's cgroup, as root may.
+            sees_all = self._facts.has_cgroups and task_spec.stays_in_cgroup
             if job.state in OVER and is_clear and is_there and sees_all:
-                watched.add(spot)
-            since = self._answers_since.setdefault(spot, now) if spot in watched else now
+                watched.add(place)
+            since = self._responding_since.setdefault(place, now) if place in watched else now
             is_settled = now - since >= SETTLE_S + self._facts.kill_wait_s
-            seen[order.attempt_id, order.node] = glimpse(
+            observations[task_spec.attempt_id, task_spec.node] = job_observation(
                 job,
                 is_settled=is_settled,
                 rebooted=rebooted,
                 now=self._clock.now(),
-                shut=what_shuts(order.node, node),
-                mute=self._what_mutes(order.node, node),
+                unusable=explain_unusable(task_spec.node, node),
+                unresponsive=self._unresponsive_reason(task_spec.node, node),
                 unkilled=unkilled,
                 is_clear=is_clear,
             )
-        # Of shares that nobody asked about now, it stays: others have asked, and will.
-        asked = {(s.order.attempt_id, s.order.incarnation, s.order.node) for s in shares} - watched
-        self._answers_since = {
-            spot: at
-            for spot, at in self._answers_since.items()
-            if spot not in asked and self.desk.find(spot[0])
+        # Keep the times of tasks that are not in this query, because other queries have them.
+        queried = {
+            (s.task_spec.attempt_id, s.task_spec.replacement, s.task_spec.node) for s in tasks
+        } - watched
+        self._responding_since = {
+            place: at
+            for place, at in self._responding_since.items()
+            if place not in queried and self.mailbox.find(place[0])
         }
-        return seen
+        return observations
 
-    def _what_mutes(self, name: str, node: SlurmNode | None) -> str:
-        """That nothing has begun on this node for long, or will before it answers, in words; empty: it may.
+    def _unresponsive_reason(self, name: str, node: SlurmNode | None) -> str:
+        """Return, in words, that nothing has begun on this node for long and nothing will; empty: it may
+        begin.
 
-        By two answers of Slurm's that are as far apart, and none in between that says otherwise: one that has
-        been away itself calls nodes mute that it has not asked yet.
+        It takes two replies of Slurm that far apart, and none in between that contradicts. A Slurm that was
+        away itself calls nodes unresponsive that it has not asked.
         """
-        since = self._mute_since.get(name)
+        since = self._unresponsive_since.get(name)
         if node is None or since is None or self._nodes_at - since < SILENT_S:
             return ""
-        return f"`{name}` has not answered Slurm for {self._nodes_at - since:.0f} s: {node.mute}"
+        return (
+            f"`{name}` has not answered Slurm for {self._nodes_at - since:.0f} s: {node.unresponsive_reason}"
+        )
 
-    async def end(self, attempt_id: str) -> None:
-        shares = self.desk.find(attempt_id).values()
-        names = {job_name(s.order, number) for s in shares for number in (s.order.incarnation, s.launch)}
+    async def cancel_launched(self, attempt_id: str) -> None:
+        tasks = self.mailbox.find(attempt_id).values()
+        names = {
+            job_name(s.task_spec, number)
+            for s in tasks
+            for number in (s.task_spec.replacement, s.launch_replacement)
+        }
         await self._cancel(names, attempt_id)
 
-    async def as_given(self, order: Order) -> Order:
-        """With the address that its first node has now: one that Slurm woke for it had another, or none.
+    async def resolve_task_spec(self, task_spec: TaskSpec) -> TaskSpec:
+        """Return the task spec with the current address of its first node, which changes when Slurm wakes
+        the node.
 
-        While Slurm cannot be asked, with the one that is known, which few nodes change. `EngineUnreachable`:
-        nor was it known before, as the node slept.
+        While Slurm cannot be asked, it has the known address, which few nodes change. `EngineUnreachable`:
+        the address was never known, because the node slept.
         """
-        if len(order.nodes) == 1:
-            return order
-        first = self._nodes.get(order.nodes[0])
-        if first is None or not first.answers:
+        if len(task_spec.nodes) == 1:
+            return task_spec
+        first = self._nodes.get(task_spec.nodes[0])
+        if first is None or not first.is_responding:
             try:
                 async with self._asking:
                     await self._refresh_nodes(JOBS_S)
             except EngineUnreachable as error:
                 if first is not None and first.is_asleep:
                     raise
-                log.info("slurm.address_not_asked", node=order.nodes[0], error=error.message)
-            first = self._nodes.get(order.nodes[0])
+                log.info("slurm.address_not_asked", node=task_spec.nodes[0], error=error.message)
+            first = self._nodes.get(task_spec.nodes[0])
         if first is None:
-            return order
-        return msgspec.structs.replace(order, master_addr=first.facts.address)
+            return task_spec
+        return msgspec.structs.replace(task_spec, master_addr=first.facts.address)
 
-    async def take_back(self, attempt_id: str) -> None:
+    async def clear_queue(self, attempt_id: str) -> None:
         async with self._asking:
             await self._refresh_jobs(QUIET_S)
-        shares = self.desk.find(attempt_id).values()
-        closed = {job_name(share.order, share.order.incarnation) for share in shares if share.is_closed}
-        # What Slurm calls running and nobody had an order of is on a node that does not answer; and what it
-        # does not list may be in its queue all the same.
-        unbegun = closed - {job_name(share.order, share.launch) for share in shares if not share.is_closed}
-        if self._queued(attempt_id):  # half a minute ago: it may have begun since, and ended well
+        tasks = self.mailbox.find(attempt_id).values()
+        closed = {job_name(task.task_spec, task.task_spec.replacement) for task in tasks if task.is_closed}
+        # A job that Slurm calls running and whose task specs no process had is on a node that does not
+        # respond. A job that Slurm does not list may still be in its queue.
+        unstarted = closed - {
+            job_name(task.task_spec, task.launch_replacement) for task in tasks if not task.is_closed
+        }
+        if self._queued(attempt_id):  # that list may be 30 s old: the job may have begun and ended well
             async with self._asking:
                 await self._refresh_jobs(JOBS_S)
-        await self._cancel(self._queued(attempt_id) | unbegun | self._unfinished(attempt_id), attempt_id)
+        await self._cancel(self._queued(attempt_id) | unstarted | self._unfinished(attempt_id), attempt_id)
 
     def _queued(self, attempt_id: str) -> set[str]:
-        """Names of the attempt's jobs that were in Slurm's queue when it was asked."""
-        return {job.name for job in self._jobs_of(attempt_id) if stage_of(job.state) is Stage.QUEUED}
+        """Return the names of the attempt's jobs that were in Slurm's queue at the last query."""
+        return {
+            job.name
+            for job in self._jobs_of(attempt_id)
+            if task_state_of(job.state) is ClusterTaskState.QUEUED
+        }
 
-    def _jobs_of(self, attempt_id: str) -> list[Job]:
-        """The attempt's jobs of every incarnation that Slurm listed when it was asked."""
-        order = next((share.order for share in self.desk.find(attempt_id).values()), None)
-        if order is None:
+    def _jobs_of(self, attempt_id: str) -> list[SlurmJob]:
+        """Return the attempt's jobs of every replacement that Slurm listed at the last query."""
+        task_spec = next((task.task_spec for task in self.mailbox.find(attempt_id).values()), None)
+        if task_spec is None:
             return []
-        user = self._user(order)
-        return [job for (name, of), job in self._jobs.items() if of == user and is_name_of(order, name)]
+        user = self._user(task_spec)
+        return [job for (name, of), job in self._jobs.items() if of == user and is_name_of(task_spec, name)]
 
     def _unfinished(self, attempt_id: str) -> set[str]:
-        """The jobs that Slurm still has of it, where a share was begun anew by another job of Slurm's, on
-        another node or on the same one after a restart, and all of it is over: a job that lost a node and
-        went on does not end by itself, as its `srun` waits for that node.
+        """Return jobs that Slurm still has of an attempt that is all over and had a task restarted in
+        another Slurm job.
+
+        The restart was on another node, or on the same node after its reboot. A job that lost a node and
+        continued does not end by itself, because its `srun` waits for that node.
         """
-        shares = self.desk.find(attempt_id).values()
-        is_of_one_job = all(share.launch == 0 for share in shares)  # keepers that stay take the next order
-        if is_of_one_job or any(share.outcome is None for share in shares):
+        tasks = self.mailbox.find(attempt_id).values()
+        # A node agent that stays takes the next task spec.
+        is_of_one_job = all(task.launch_replacement == 0 for task in tasks)
+        if is_of_one_job or any(task.outcome is None for task in tasks):
             return set()
         return {job.name for job in self._jobs_of(attempt_id) if job.is_active}
 
     async def _cancel(self, names: Collection[str], attempt_id: str) -> None:
-        """Not more often than now and then: what does not end by it is asked about again and again.
+        """Cancel jobs by name, each at most every 30 s: jobs that do not end are cancelled again and again.
 
-        `EngineUnreachable` at once while Slurm has just not answered: `scancel` takes as long as `squeue` to
-        find that out, hundreds may be stopping, and what watches all jobs tells of one after the other.
+        Raises `EngineUnreachable` at once while Slurm has just failed to respond: `scancel` takes as long
+        as `squeue` to find that out, hundreds of jobs may be stopping, and the watcher cancels one after
+        the other.
         """
-        users = {self._user(share.order) for share in self.desk.find(attempt_id).values()}
+        users = {self._user(task.task_spec) for task in self.mailbox.find(attempt_id).values()}
         async with self._cancelling:
             now = self._clock.monotonic()
             self._cancelled_at = {name: at for name, at in self._cancelled_at.items() if now - at < AGAIN_S}
             due = [name for name in names if name not in self._cancelled_at]
             for user in users if due else ():
-                self._refuse_away(now)
+                self._raise_if_unreachable(now)
                 try:
-                    await self.on_thread(lambda user=user: self._door.cancel(due, user))  # type: ignore[misc]
+                    await self.on_thread(lambda user=user: self._transport.cancel(due, user))  # type: ignore[misc]
                 except EngineUnreachable as error:
                     self._uncancelled, self._uncancelled_at = error, self._clock.monotonic()
                     self._uncancelled_took = self._uncancelled_at - now
@@ -363,10 +408,11 @@ class SlurmEngine(RemoteEngine):
                 self._uncancelled = None
                 self._cancelled_at |= dict.fromkeys(due, now)
 
-    def _refuse_away(self, now: float) -> None:
-        """For as long as the newest question of a kind was in vain, and took until somebody knew that.
+    def _raise_if_unreachable(self, now: float) -> None:
+        """Raise while the newest query of a kind failed less than its own duration ago.
 
-        What failed at once is no sign of a Slurm that hangs: `squeue` alone may be refused for days.
+        A query that failed at once is no sign of a Slurm that hangs: `squeue` alone may be refused for
+        days.
         """
         for failed, at, took_s, least_s in (
             (self._jobs_failed, self._jobs_at, self._jobs_took, SLOW_S),
@@ -376,24 +422,32 @@ class SlurmEngine(RemoteEngine):
             if failed is not None and took_s >= least_s and now - at < max(JOBS_S, took_s):
                 raise failed.with_traceback(None)
 
-    def _key(self, order: Order, incarnation: int) -> Key:
-        return job_name(order, incarnation), self._user(order)
+    def _key(self, task_spec: TaskSpec, replacement: int) -> SlurmJobKey:
+        return job_name(task_spec, replacement), self._user(task_spec)
 
-    def _key_of(self, job: Job) -> Key:
-        return job.name, job.user if self._owners is not None else ""
+    def _key_of(self, job: SlurmJob) -> SlurmJobKey:
+        return job.name, job.user if self._owner_transport is not None else ""
 
-    def _user(self, order: Order) -> str:
-        """The Unix account whose job it is at Slurm; empty: ours, and then no other's are listed."""
-        return order.owner if self._owners is not None else ""
+    def _user(self, task_spec: TaskSpec) -> str:
+        """Return the Unix account that owns the job in Slurm; empty: our own, and then only our jobs are
+        listed.
+        """
+        return task_spec.owner if self._owner_transport is not None else ""
 
-    def _folders(self, order: Order) -> list[str]:
-        """What is to be its owner's below the shared directory."""
-        kept = [Path(order.checkpoint_dir).relative_to(self._config.shared)] if order.checkpoint_dir else []
-        return [f"slurm/{order.owner}", *map(str, kept)]
+    def _folders(self, task_spec: TaskSpec) -> list[str]:
+        """Return the folders below the shared directory that the owner gets."""
+        checkpoint_dirs = (
+            [Path(task_spec.checkpoint_dir).relative_to(self._config.shared)]
+            if task_spec.checkpoint_dir
+            else []
+        )
+        return [f"slurm/{task_spec.owner}", *map(str, checkpoint_dirs)]
 
-    def part_level(self, require: Mapping[str, str], pools: Collection[str]) -> str | None:
-        """A job is in one partition: its nodes share a pool, unless it names a partition, or there is one."""
-        return "pool" if len(pools) > 1 and not is_asked(require) else None
+    def common_label(self, require: Mapping[str, str], pools: Collection[str]) -> str | None:
+        """Return `pool` if a gang must share one: a Slurm job is in one partition. None if it names one, or
+        there is one.
+        """
+        return "pool" if len(pools) > 1 and not requires_partition(require) else None
 
     def how_to_clear(self, node: str) -> str:
         if node not in self._nodes:
@@ -406,10 +460,10 @@ class SlurmEngine(RemoteEngine):
     async def nodes(self) -> list[NodeFacts]:
         async with self._asking:
             await self._refresh_nodes()
-        # Said once only, it may be of a job of ours that has just ended.
+        # One reply alone may be about a job of ours that has just ended.
         busy = {name for name, since in self._foreign_since.items() if since < self._nodes_at}
         replace = msgspec.structs.replace
-        return self.sightings.reached(
+        return self.observer.mark_silent_nodes(
             [replace(node.facts, is_busy=name in busy) for name, node in self._nodes.items()]
         )
 
@@ -422,47 +476,57 @@ class SlurmEngine(RemoteEngine):
     async def _ask_for_jobs(self) -> None:
         asked_at = self._clock.monotonic()
         try:
-            found = await self.on_thread(self._door.jobs)
+            jobs = await self.on_thread(self._transport.jobs)
         except EngineUnreachable as error:
             self._jobs_failed = error
-            self._mute_since = {}
+            self._unresponsive_since = {}
             return
         finally:
             self._jobs_at = self._clock.monotonic()
             self._jobs_took = self._jobs_at - asked_at
         self._jobs_failed = None
-        self._handed = {key: at for key, at in self._handed.items() if at >= asked_at}
-        self._jobs = {self._key_of(job): job for job in sorted(found, key=_weight)}
-        barred = {(job.job_id, job.reason) for job in self._jobs.values() if is_barred(job)}
-        if barred - self._barred:  # what is known of its node may be older than what Slurm says of the job
+        self._submitted_at = {key: at for key, at in self._submitted_at.items() if at >= asked_at}
+        self._jobs = {self._key_of(job): job for job in sorted(jobs, key=_weight)}
+        blocked = {(job.job_id, job.reason) for job in self._jobs.values() if is_blocked(job)}
+        if blocked - self._blocked:  # our facts about its node may be older than Slurm's about the job
             self._nodes_at = -math.inf
-        self._barred = barred
+        self._blocked = blocked
 
-    async def _remember(self, taken: list[DeskShare]) -> None:
-        """Ask accounting about shares that began and that nobody has a trace of: seldom, and for all at once.
+    async def _ask_accounting(self, assigned_tasks: list[MailboxTask]) -> None:
+        """Ask accounting about tasks that began and of which Slurm has no trace: rarely, and for all at
+        once.
 
-        What it says is worth what `squeue` says; while it cannot be asked there is no trace, as without it.
+        Its replies count as much as those of `squeue`. While it cannot be asked, there is no trace, as
+        without it.
         """
-        known = {self._key(share.order, share.launch) for share in taken if self.sightings.is_deaf(share)}
-        lost = known - self._jobs.keys()
-        open_ends = {key for key in lost if key not in self._past or self._past[key].is_active}
-        if not open_ends or self._clock.monotonic() - self._past_at < PAST_S:
+        silent_keys = {
+            self._key(task.task_spec, task.launch_replacement)
+            for task in assigned_tasks
+            if self.observer.is_silent(task)
+        }
+        lost = silent_keys - self._jobs.keys()
+        open_ends = {
+            key for key in lost if key not in self._accounting_jobs or self._accounting_jobs[key].is_active
+        }
+        if not open_ends or self._clock.monotonic() - self._accounting_at < ACCOUNTING_S:
             return
-        self._past_at = self._clock.monotonic()
+        self._accounting_at = self._clock.monotonic()
         try:
-            found = await self.on_thread(lambda: self._door.past({name for name, _ in open_ends}))
+            jobs = await self.on_thread(
+                lambda: self._transport.accounting_jobs({name for name, _ in open_ends})
+            )
         except EngineUnreachable as error:
             log.info("slurm.accounting_away", error=error.message)
             return
-        kept = {key: job for key, job in self._past.items() if key in lost}
-        told = {self._key_of(job): job for job in sorted(found, key=_weight)}
-        self._past = kept | {key: job for key, job in told.items() if key in open_ends}
+        remembered = {key: job for key, job in self._accounting_jobs.items() if key in lost}
+        by_key = {self._key_of(job): job for job in sorted(jobs, key=_weight)}
+        self._accounting_jobs = remembered | {key: job for key, job in by_key.items() if key in open_ends}
 
     async def _refresh_nodes(self, age_s: float = NODES_S) -> None:
-        """Know how Slurm is set up, and its nodes, as of `age_s` ago at the most.
+        """Refresh Slurm's configuration and nodes, unless they are younger than `age_s`.
 
-        After a question that failed it is left in peace for as long as that took: whoever needs the answer
-        holds up all the others meanwhile, and with them what watches jobs.
+        After a failed query, Slurm is left in peace for as long as that query took, because a caller that
+        waits blocks all others and the watcher of jobs.
         """
         asked_at = self._clock.monotonic()
         if self._nodes_failed is not None and asked_at - self._failed_at < max(JOBS_S, self._nodes_took):
@@ -474,20 +538,21 @@ class SlurmEngine(RemoteEngine):
                 await self._find_shared()
         except EngineUnreachable as error:
             self._nodes_failed, self._failed_at = error, self._clock.monotonic()
-            self._nodes_took, self._mute_since = self._failed_at - asked_at, {}
+            self._nodes_took, self._unresponsive_since = self._failed_at - asked_at, {}
             raise
         self._nodes_failed = None
 
     async def _ask_for_config(self) -> None:
         if self._clock.monotonic() - self._config_at < CONFIG_S:
             return
-        facts = await self.on_thread(self._door.facts)
-        known = self._config.cluster_id
-        found = msgspec.structs.replace(known, name=facts.cluster, heads=facts.heads)
-        is_told = facts.cluster or facts.heads or not (known.name or known.heads)
-        if found.is_other(known) or not is_told:  # by another SLURM_CONF, or behind the same name
+        facts = await self.on_thread(self._transport.facts)
+        configured = self._config.cluster_id
+        answering = msgspec.structs.replace(configured, name=facts.cluster, heads=facts.heads)
+        is_identified = facts.cluster or facts.heads or not (configured.name or configured.heads)
+        # another SLURM_CONF, or another cluster behind the same name
+        if answering.is_other(configured) or not is_identified:
             raise EngineUnreachable(
-                f"{found} answers, and {known} was connected: what it says is not about our jobs",
+                f"{answering} answers, and {configured} was connected: what it says is not about our jobs",
                 hint="if it is the same: `shoal down`, then `shoal connect slurm --same-cluster`",
             )
         self._facts = facts
@@ -495,33 +560,40 @@ class SlurmEngine(RemoteEngine):
 
     async def _ask_for_nodes(self) -> None:
         asked_at = self._clock.monotonic()
-        raw, partitions = await self.on_thread(lambda: (self._door.nodes(), self._door.partitions()))
-        self._parts = parts_of(self._config, self._facts, partitions, raw)
-        found = slurm_nodes(raw, self._facts.places, self._parts)
-        self._nodes = by_name(found, self._nodes)
+        raw, partitions = await self.on_thread(
+            lambda: (self._transport.nodes(), self._transport.partitions())
+        )
+        self._partitions = usable_partitions(self._config, self._facts, partitions, raw)
+        nodes_now = slurm_nodes(raw, self._facts.switch_labels, self._partitions)
+        self._nodes = by_name(nodes_now, self._nodes)
         self._nodes_at = self._clock.monotonic()
-        self._nodes_asked = Asked(asked_at, self._nodes_at)
-        self._mute_since = mute_since(found, self._mute_since, self._nodes_at)
-        ours = {share.order.node for share in self.desk.shares() if share.taken and share.outcome is None}
-        self._foreign_since = foreign_since(found, ours, self._foreign_since, self._nodes_at)
+        self._nodes_asked = QueryTimes(asked_at, self._nodes_at)
+        self._unresponsive_since = unresponsive_since(nodes_now, self._unresponsive_since, self._nodes_at)
+        ours = {
+            task.task_spec.node for task in self.mailbox.tasks() if task.assignment and task.outcome is None
+        }
+        self._foreign_since = foreign_since(nodes_now, ours, self._foreign_since, self._nodes_at)
 
     async def _find_shared(self) -> None:
-        """Take up a directory that nodes have come to share since, as `shoal cluster create` writes it down.
+        """Start using a directory that the nodes share by now, which `shoal cluster create` writes to the
+        configuration.
 
-        One that there is stays until the next start: jobs have their checkpoints in it.
+        An existing directory stays until the next start, because jobs have their checkpoints in it.
         """
         if self._config.shared:
             return
-        with suppress(SpecError, EngineUnreachable):  # what is wrong with that file the next start says
+        with suppress(SpecError, EngineUnreachable):  # the next start reports what is wrong with that file
             written = await self.on_thread(lambda: load_config(self._home))
             if written.cluster_id == self._config.cluster_id:
                 self._config = msgspec.structs.replace(self._config, shared=written.shared)
-                self._share(written.shared)
+                self._use_shared_directory(written.shared)
 
 
-def _weight(job: Job) -> tuple[int, int]:
-    """Of several with one name one that is not over counts most, then one that Slurm only believes to be: a
-    share may have begun in it, whatever became of its twins. Of equals the newest.
+def _weight(job: SlurmJob) -> tuple[int, int]:
+    """Return the weight of a job among jobs of one name.
+
+    A job that is not over counts most, then one whose end Slurm only assumes, because a task may have begun
+    in it, whatever happened to its twins. Of equal ones the newest counts.
     """
-    rank = 2 if job.is_active else 1 if job.state in BELIEFS else 0
+    rank = 2 if job.is_active else 1 if job.state in UNCONFIRMED_ENDS else 0
     return rank, int(job.job_id) if job.job_id.isdigit() else 0

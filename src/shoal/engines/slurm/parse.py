@@ -1,7 +1,7 @@
-"""What Slurm's commands print, as values. Pure; unknown fields are passed over.
+"""Parses the output of Slurm's commands. Pure; unknown fields are ignored.
 
-Not their `--json`, which `scontrol` does not have in 22.05, and whose fields are others in 24.11: see
-docs/decisions/0027-slurms-words-and-not-its-json.md.
+It does not use their `--json`, which `scontrol` does not have in 22.05 and whose fields differ in 24.11:
+see docs/decisions/0027-slurms-words-and-not-its-json.md.
 """
 
 from __future__ import annotations
@@ -13,115 +13,116 @@ from itertools import product
 
 import msgspec
 
-from shoal.engines.slurm.associations import Association
 from shoal.engines.slurm.nodes import RawNode
-from shoal.engines.slurm.partitions import Partition
-from shoal.engines.slurm.states import Job
+from shoal.engines.slurm.partitions import Association, Partition
+from shoal.engines.slurm.states import SlurmJob
 
 SQUEUE_FORMAT = "%i|%T|%u|%S|%j|%r"
-"""What a job's user cannot choose stands before what they can."""
+"""Fields that a job's user cannot choose stand before those that the user can."""
 SACCT_FORMAT = "JobIDRaw,State,User,JobName"
 ASSOC_FORMAT = "DefaultAccount,Account,Partition,DefaultQOS,QOS"
 LEVELS = ("rack", "fabric", "zone")
-"""What the switches of Slurm's tree are to us, from the leaves up; what is above is passed over."""
+"""What the levels of Slurm's switch tree mean to us, from the leaves up; higher levels are ignored."""
 DEFAULT_KILL_WAIT_S = 30.0
-FREE = frozenset({"Reason", "Comment", "Extra"})
-"""What people write as they like, behind all else."""
+FREE_TEXT_FIELDS = frozenset({"Reason", "Comment", "Extra"})
+"""Fields with free text, which stand after all others."""
 _FIELD = re.compile(r"(?:^| )([A-Za-z_]+)=")
 _RANGE = re.compile(r"\[([0-9,-]+)\]")
 
 
 class SlurmFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """How Slurm is set up, as far as a door shows it: what decides what its word is worth, and more."""
+    """Slurm's configuration, as far as a transport shows it: what its reports are worth, and more."""
 
     kill_wait_s: float = DEFAULT_KILL_WAIT_S
-    """From SIGTERM to SIGKILL of what is to end."""
+    """From SIGTERM to SIGKILL of a job that ends."""
     has_cgroups: bool = False
-    """Whether it ends all that a job has started: by its control group, whoever forked what."""
-    places: dict[str, dict[str, str]] = {}
-    """The switches above each node, as labels; empty where there is no tree."""
+    """Whether it ends all processes of a job by its control group, whatever process forked them."""
+    switch_labels: dict[str, dict[str, str]] = {}
+    """The switches above each node, as labels; empty if there is no tree."""
     is_root: bool = False
-    """That is who asks, and whose the jobs are."""
+    """Slurm's commands and our jobs run as root."""
     groups: frozenset[str] = frozenset()
-    """Of whoever's the jobs are; empty: it is not known."""
+    """Groups of the user whose the jobs are; empty: unknown."""
     refuses_root: bool = False
     """Whether it runs no job of root's (DisableRootJobs)."""
     cluster: str = ""
-    """Its ClusterName; empty: the door does not show it."""
+    """Its ClusterName; empty: the transport does not show it."""
     can_bind: bool = True
     """Whether it binds tasks to CPUs (task/affinity), or may."""
     heads: tuple[str, ...] = ()
     """The machines that its slurmctld may be on."""
 
 
-def parse_jobs(text: str) -> list[Job]:
-    """Lines of `squeue` in `SQUEUE_FORMAT`."""
-    found = []
+def parse_jobs(text: str) -> list[SlurmJob]:
+    """Parse lines of `squeue` in `SQUEUE_FORMAT`."""
+    jobs = []
     for line in text.splitlines():
         parts = line.split("|", 5)
         if len(parts) == 6:
             job_id, state, user, start, name, reason = parts
-            found.append(Job(job_id=job_id, state=state, name=name, user=user, start=start, reason=reason))
-    return found
+            jobs.append(
+                SlurmJob(job_id=job_id, state=state, name=name, user=user, start=start, reason=reason)
+            )
+    return jobs
 
 
-def parse_past(text: str) -> list[Job]:
-    """Lines of `sacct` in `SACCT_FORMAT`. It says who cancelled a job behind the state's word."""
-    found = []
+def parse_accounting(text: str) -> list[SlurmJob]:
+    """Parse lines of `sacct` in `SACCT_FORMAT`, which names the user who cancelled a job after the state."""
+    jobs = []
     for line in text.splitlines():
         parts = line.split("|", 3)
         if len(parts) == 4 and parts[1]:
             job_id, state, user, name = parts
-            found.append(Job(job_id=job_id, state=state.split()[0], name=name, user=user, is_past=True))
-    return found
+            jobs.append(SlurmJob(job_id=job_id, state=state.split()[0], name=name, user=user, is_past=True))
+    return jobs
 
 
 def parse_nodes(text: str) -> list[RawNode]:
-    """Lines of `scontrol show node -o`."""
-    found = [_fields(line) for line in text.splitlines()]
-    return [_node_if_readable(fields) for fields in found if "NodeName" in fields]
+    """Parse lines of `scontrol show node -o`."""
+    lines = [_fields(line) for line in text.splitlines()]
+    return [_node_if_readable(fields) for fields in lines if "NodeName" in fields]
 
 
 def parse_topology(text: str) -> dict[str, dict[str, str]]:
-    """The switches above each node, from `scontrol show topology -o`; nothing where there is no tree."""
+    """Return the switches above each node, from `scontrol show topology -o`; empty if there is no tree."""
     places: dict[str, dict[str, str]] = {}
     for line in text.splitlines():
         fields = _fields(line)
         level = fields.get("Level", "")
         if level.isdigit() and int(level) < len(LEVELS):
-            for node in expand(fields.get("Nodes", "")):
+            for node in expand_hostlist(fields.get("Nodes", "")):
                 places.setdefault(node, {}).setdefault(LEVELS[int(level)], fields["SwitchName"])
     return places
 
 
 def parse_config(text: str) -> SlurmFacts:
-    """Lines `Name = value` of `scontrol show config`."""
-    found = dict(re.findall(r"^(\w+)\s*=\s*(.*?)\s*$", text, flags=re.MULTILINE))
-    wait = re.match(r"[0-9]+", found.get("KillWait", ""))
+    """Parse lines `Name = value` of `scontrol show config`."""
+    settings = dict(re.findall(r"^(\w+)\s*=\s*(.*?)\s*$", text, flags=re.MULTILINE))
+    wait = re.match(r"[0-9]+", settings.get("KillWait", ""))
     return SlurmFacts(
         kill_wait_s=float(wait[0]) if wait else DEFAULT_KILL_WAIT_S,
-        has_cgroups=found.get("ProctrackType") == "proctrack/cgroup",
-        refuses_root=found.get("DisableRootJobs", "").lower() == "yes",
-        can_bind="affinity" in found.get("TaskPlugin", "affinity"),
-        cluster=found.get("ClusterName", ""),
+        has_cgroups=settings.get("ProctrackType") == "proctrack/cgroup",
+        refuses_root=settings.get("DisableRootJobs", "").lower() == "yes",
+        can_bind="affinity" in settings.get("TaskPlugin", "affinity"),
+        cluster=settings.get("ClusterName", ""),
         heads=tuple(re.findall(r"^SlurmctldHost\[[0-9]+\]\s*=\s*([^\s(]+)", text, flags=re.MULTILINE)),
     )
 
 
 def parse_partitions(text: str) -> list[Partition]:
-    """Lines of `scontrol show partition -o`."""
-    found = [_fields(line) for line in text.splitlines()]
-    return [_partition(fields) for fields in found if "PartitionName" in fields]
+    """Parse lines of `scontrol show partition -o`."""
+    lines = [_fields(line) for line in text.splitlines()]
+    return [_partition(fields) for fields in lines if "PartitionName" in fields]
 
 
 def parse_associations(text: str) -> list[Association]:
-    """Lines of `sacctmgr --parsable2` in `ASSOC_FORMAT`."""
-    found = []
+    """Parse lines of `sacctmgr --parsable2` in `ASSOC_FORMAT`."""
+    associations = []
     for line in text.splitlines():
         parts = line.split("|")
         if len(parts) == 5 and parts[1]:
             default, account, partition, default_qos, qos = parts
-            found.append(
+            associations.append(
                 Association(
                     account=account,
                     is_default=account == default,
@@ -130,44 +131,44 @@ def parse_associations(text: str) -> list[Association]:
                     default_qos=default_qos,
                 )
             )
-    return found
+    return associations
 
 
-def expand(names: str) -> list[str]:
-    """`n[0-2,5],m1` as single names, with leading zeros kept."""
-    found = []
+def expand_hostlist(names: str) -> list[str]:
+    """Expand `n[0-2,5],m1` to single names, with leading zeros kept."""
+    expanded = []
     for part in re.findall(r"[^,\[]+(?:\[[^\]]*\][^,\[]*)*", names):
         pieces = _RANGE.split(part)
         choices = [_numbers(piece) if place % 2 else [piece] for place, piece in enumerate(pieces)]
-        found += ["".join(choice) for choice in product(*choices)]
-    return found
+        expanded += ["".join(choice) for choice in product(*choices)]
+    return expanded
 
 
 def _numbers(text: str) -> list[str]:
-    found = []
+    numbers = []
     for part in text.split(","):
         low, _, high = part.partition("-")
-        found += [str(number).zfill(len(low)) for number in range(int(low), int(high or low) + 1)]
-    return found
+        numbers += [str(number).zfill(len(low)) for number in range(int(low), int(high or low) + 1)]
+    return numbers
 
 
 def _fields(line: str) -> dict[str, str]:
-    """`Name=value Name=value`, where a value may hold spaces; nothing in a line without any.
+    """Parse `Name=value Name=value`, where a value may hold spaces; empty if a line has no field.
 
-    What people write comes last: nothing in it is a field, and nothing takes another's place.
+    Free text comes last: nothing in it is a field, and nothing replaces another field.
     """
     places = list(_FIELD.finditer(line))
-    first = next((index for index, place in enumerate(places) if place[1] in FREE), len(places))
-    places = [place for index, place in enumerate(places) if index < first or place[1] in FREE]
+    first = next((index for index, place in enumerate(places) if place[1] in FREE_TEXT_FIELDS), len(places))
+    places = [place for index, place in enumerate(places) if index < first or place[1] in FREE_TEXT_FIELDS]
     ends = [place.start() for place in places[1:]] + [len(line)] if places else []
-    found: dict[str, str] = {}
+    fields: dict[str, str] = {}
     for place, end in zip(places, ends, strict=True):
-        found.setdefault(place[1], line[place.end() : end].strip())
-    return found
+        fields.setdefault(place[1], line[place.end() : end].strip())
+    return fields
 
 
 def _node_if_readable(fields: dict[str, str]) -> RawNode:
-    """One that nobody can read takes no work, and says why; the others are none the worse."""
+    """Parse a node. One that cannot be parsed takes no work and says why; the others are not affected."""
     try:
         return _node(fields)
     except ValueError as error:
@@ -202,14 +203,14 @@ def _number(text: str, otherwise: int) -> int:
 
 
 def _partition(fields: dict[str, str]) -> Partition:
-    most = fields.get("MaxNodes", "")
+    max_nodes = fields.get("MaxNodes", "")
     return Partition(
         name=fields["PartitionName"],
         state=fields.get("State", "UP"),
         is_default=fields.get("Default") == "YES",
         tier=_number(fields.get("PriorityTier", ""), 1),
         min_nodes=_number(fields.get("MinNodes", ""), 0),
-        max_nodes=int(most) if most.isdigit() else None,
+        max_nodes=int(max_nodes) if max_nodes.isdigit() else None,
         max_minutes=parse_minutes(fields.get("MaxTime", "")),
         has_default_time=fields.get("DefaultTime", "NONE") != "NONE",
         is_hidden=fields.get("Hidden") == "YES",
@@ -224,7 +225,7 @@ def _partition(fields: dict[str, str]) -> Partition:
 
 
 def parse_minutes(text: str) -> int | None:
-    """`1-02:03:04`, `02:03:04` or `03:04`, a begun minute as one; None: there is no limit."""
+    """Parse `1-02:03:04`, `02:03:04` or `03:04`, rounded up to minutes; None: there is no limit."""
     days, _, clock = text.rpartition("-")
     parts = clock.split(":")
     if not all(part.isdigit() for part in parts) or (days and not days.isdigit()):
@@ -234,7 +235,7 @@ def parse_minutes(text: str) -> int | None:
 
 
 def _named(text: str) -> tuple[str, ...]:
-    """Empty: all."""
+    """Return the names; empty: all."""
     return () if text == "ALL" else _listed(text)
 
 
@@ -247,7 +248,7 @@ def _unless_null(text: str) -> str:
 
 
 def _moment(text: str) -> float | None:
-    """A date of Slurm's, which was asked in UTC; None where it knows none."""
+    """Parse a date of Slurm, which was asked in UTC; None if it is unknown."""
     try:
         return calendar.timegm(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
     except ValueError:

@@ -1,4 +1,4 @@
-"""What Slurm is told: a request, the arguments of `sbatch`, and the batch script. Pure."""
+"""Renders what Slurm gets: a job request, the arguments of `sbatch`, and the batch script. Pure."""
 
 from __future__ import annotations
 
@@ -12,64 +12,66 @@ import msgspec
 
 from shoal.engines.slurm.config import SlurmConfig
 from shoal.engines.slurm.nodes import GRES
-from shoal.engines.slurm.partitions import ANY, Partition, time_for
+from shoal.engines.slurm.partitions import ANY_PARTITION, Partition, time_argument
 from shoal.errors import EngineRefused
-from shoal.wire import Order, Summons
+from shoal.wire import LaunchRequest, TaskSpec
 
 END = "SHOAL_SUMMONS_END"
 GpuKinds = Mapping[str, tuple[str, ...]]
-"""By node: of each GPU, by its index, as Slurm spells it."""
-FOLLOWED = 'path=$(readlink -e -- "$PYTHONPATH") && PYTHONPATH=$path; exec "$@"'
-"""Where it is a link, what it leads to on that node now: a keeper stays with one version of Shoal."""
+"""By node: the kind of each GPU by its index, as Slurm spells it."""
+RESOLVE_PYTHONPATH = 'path=$(readlink -e -- "$PYTHONPATH") && PYTHONPATH=$path; exec "$@"'
+"""Resolves a PYTHONPATH that is a link on that node, so that a node agent stays with one version of Shoal."""
 UNPLAIN = re.compile(r"[^A-Za-z0-9_.@-]")
-INCARNATION = re.compile(r"0|[1-9][0-9]*")
+REPLACEMENT_NUMBER = re.compile(r"0|[1-9][0-9]*")
 MAX_PART = 48
 """Characters of a job's or project's name in the name of a Slurm job: slurmdbd keeps 255 bytes of it."""
-EXPORTED = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ")
+EXPORTED_VARIABLES = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ")
 
 
-def job_name(order: Order, incarnation: int) -> str:
-    """Return the name of a Slurm job: what people call the job, then the attempt and the incarnation.
+def job_name(task_spec: TaskSpec, replacement: int) -> str:
+    """Return the name of a Slurm job: what people call the job, then the attempt and the replacement
+    number.
 
-    The engine knows its jobs by this exact name, whatever became of the id, and of the comment, which plugins
-    of sites rewrite. `squeue` shows the first 8 characters unless it is told otherwise. No part of an order
-    that the name is made of changes while its attempt lives.
+    The engine finds its jobs by this exact name, not by the id or the comment, which sites' plugins
+    rewrite. `squeue` shows the first 8 characters by default. No field that the name is made of changes
+    while the attempt lives.
     """
-    job = f"{_plain(order.job_name)}.{_plain(order.project)}-{order.job_number}"
-    return f"{job}.shoal-{order.attempt_id}.{incarnation}"
+    job = f"{_plain(task_spec.job_name)}.{_plain(task_spec.project)}-{task_spec.job_number}"
+    return f"{job}.shoal-{task_spec.attempt_id}.{replacement}"
 
 
-def is_name_of(order: Order, name: str) -> bool:
-    """Whether this is the name of a Slurm job of the order's attempt, of any incarnation."""
-    begin = job_name(order, 0).removesuffix("0")
-    return name.startswith(begin) and INCARNATION.fullmatch(name.removeprefix(begin)) is not None
+def is_name_of(task_spec: TaskSpec, name: str) -> bool:
+    """Return whether this names a Slurm job of the task spec's attempt, of any replacement."""
+    begin = job_name(task_spec, 0).removesuffix("0")
+    return name.startswith(begin) and REPLACEMENT_NUMBER.fullmatch(name.removeprefix(begin)) is not None
 
 
-def comment(order: Order) -> str:
-    """Return a sentence for people. Nothing of ours reads it."""
-    whose = f" of {_plain(order.owner)}" if order.owner else ""
+def comment(task_spec: TaskSpec) -> str:
+    """Return a sentence for people. Shoal does not read it."""
+    whose = f" of {_plain(task_spec.owner)}" if task_spec.owner else ""
     return (
-        f"Shoal job {_plain(order.project)}/{order.job_number} {_plain(order.job_name)}{whose}, "
-        f"attempt {order.attempt_id}, incarnation {order.incarnation}"
+        f"Shoal job {_plain(task_spec.project)}/{task_spec.job_number} {_plain(task_spec.job_name)}{whose}, "
+        f"attempt {task_spec.attempt_id}, replacement {task_spec.replacement}"
     )
 
 
 def _plain(text: str) -> str:
-    """Return at most `MAX_PART` characters that mean nothing to a shell or terminal, in a path, or in a list
+    """Return at most `MAX_PART` characters that mean nothing to a shell, a terminal or a path, or in a list
     of `scancel --name`, where a comma separates.
     """
     return UNPLAIN.sub("_", text)[:MAX_PART]
 
 
 def sbatch_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What `sbatch` is run with, and hence the keeper: nothing of ours, and nothing that people have set to
-    change what `sbatch` does.
+    """Return the environment of `sbatch`, and so of the node agent.
+
+    It has none of our variables, and none that people set to change what `sbatch` does.
     """
-    return {name: value for name, value in environ.items() if name in (*EXPORTED, "SLURM_CONF")}
+    return {name: value for name, value in environ.items() if name in (*EXPORTED_VARIABLES, "SLURM_CONF")}
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """A job to be, whichever door it goes through."""
+class SlurmJobRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request to submit a job, for any transport."""
 
     name: str
     comment: str
@@ -77,13 +79,13 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     cpus: int
     """For the one task on each node."""
     memory_mb: int = 0
-    """On each node; 0: as the site has it."""
+    """On each node; 0: the site's default."""
     gpus: tuple[tuple[str, int], ...] = ()
-    """On each node: kinds as Slurm spells them, empty for any, and how many."""
-    others: tuple[str, ...] = ()
+    """On each node: kinds as Slurm spells them, empty for any kind, and counts."""
+    other_gres: tuple[str, ...] = ()
     """One on each node of what else Slurm counts there."""
     time: str = ""
-    """In minutes, or as Slurm spells a limit of its own; empty: as the site has it."""
+    """In minutes, or as Slurm spells a limit; empty: the site's default."""
     output: str
     script: str
     partition: str = ""
@@ -93,37 +95,38 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def gres(self) -> str:
         gpus = [":".join(["gpu", *([kind] if kind else []), str(count)]) for kind, count in self.gpus]
-        return ",".join([*gpus, *(f"{name}:1" for name in self.others)])
+        return ",".join([*gpus, *(f"{name}:1" for name in self.other_gres)])
 
 
-def request(
+def job_request(
     config: SlurmConfig,
-    orders: tuple[Order, ...],
-    kinds: GpuKinds,
+    task_specs: tuple[TaskSpec, ...],
+    gpu_kinds: GpuKinds,
     output: str,
     script: str,
-    partition: Partition = ANY,
-) -> Request:
-    """Exactly what the shares were given, on exactly their nodes, in the partition that was chosen.
+    partition: Partition = ANY_PARTITION,
+) -> SlurmJobRequest:
+    """Return a request for exactly the tasks' resources, on exactly their nodes, in the chosen partition.
 
-    Not a byte more: a margin for our own processes would leave the last GPU or CPU of a node to nobody.
+    It asks for no byte more: with a margin for our own processes, no job could use a node's last GPU or
+    CPU.
     """
-    first = orders[0]
+    first = task_specs[0]
     if first.gpu_milli != 1000:
         raise EngineRefused(
             f"job {first.job_number} asks for {first.gpu_milli / 1000:g} of a GPU; Slurm gives whole ones",
             hint="set `gpus: 1` in `resources`",
         )
-    memory = max((order.limits.memory_bytes or 0 for order in orders), default=0)
-    return Request(
-        name=job_name(first, first.incarnation),
+    memory = max((task_spec.limits.memory_bytes or 0 for task_spec in task_specs), default=0)
+    return SlurmJobRequest(
+        name=job_name(first, first.replacement),
         comment=comment(first),
-        nodes=tuple(order.node for order in orders),
-        cpus=num_cpus(orders),
+        nodes=tuple(task_spec.node for task_spec in task_specs),
+        cpus=num_cpus(task_specs),
         memory_mb=max(memory >> 20, 1) if memory else 0,
-        gpus=_gpus(orders, kinds),
-        others=tuple(sorted(name.removeprefix(GRES) for name in first.require if name.startswith(GRES))),
-        time=time_for(first, partition),
+        gpus=_gpus(task_specs, gpu_kinds),
+        other_gres=tuple(sorted(name.removeprefix(GRES) for name in first.require if name.startswith(GRES))),
+        time=time_argument(first, partition),
         output=output,
         script=script,
         partition=partition.name,
@@ -132,23 +135,28 @@ def request(
     )
 
 
-def _gpus(orders: tuple[Order, ...], kinds: GpuKinds) -> tuple[tuple[str, int], ...]:
-    """Of which kinds, where the nodes name them and all shares have the same: Slurm gives every node of a job
-    the same. Shares with others are of a job that takes any kind.
+def _gpus(task_specs: tuple[TaskSpec, ...], gpu_kinds: GpuKinds) -> tuple[tuple[str, int], ...]:
+    """Return the GPU kinds and counts for each node.
+
+    Kinds are set if the nodes name them and all tasks have the same, because Slurm gives every node of a
+    job the same. Tasks with different kinds belong to a job that takes any kind.
     """
-    chosen = [Counter(_kind(kinds, order.node, index) for index in order.gpu_ids) for order in orders]
-    if all(one == chosen[0] for one in chosen) and "" not in chosen[0]:
+    chosen = [
+        Counter(_kind(gpu_kinds, task_spec.node, index) for index in task_spec.gpu_ids)
+        for task_spec in task_specs
+    ]
+    if all(kinds == chosen[0] for kinds in chosen) and "" not in chosen[0]:
         return tuple(sorted(chosen[0].items()))
-    most = max(len(order.gpu_ids) for order in orders)
-    return (("", most),) if most else ()
+    max_gpus = max(len(task_spec.gpu_ids) for task_spec in task_specs)
+    return (("", max_gpus),) if max_gpus else ()
 
 
-def _kind(kinds: GpuKinds, node: str, index: int) -> str:
-    known = kinds.get(node, ())
-    return known[index] if index < len(known) else ""
+def _kind(gpu_kinds: GpuKinds, node: str, index: int) -> str:
+    kinds = gpu_kinds.get(node, ())
+    return kinds[index] if index < len(kinds) else ""
 
 
-def sbatch_arguments(request: Request) -> list[str]:
+def sbatch_arguments(request: SlurmJobRequest) -> list[str]:
     arguments = [
         "--parsable",
         f"--job-name={request.name}",
@@ -162,10 +170,11 @@ def sbatch_arguments(request: Request) -> list[str]:
         "--chdir=/",
         "--open-mode=append",
         f"--output={request.output}",
-        # A list of names instead has every node run the user's login shell first, which takes what it takes.
+        # With a list of names instead, every node first runs the user's login shell, for any length of
+        # time.
         "--export=ALL",
     ]
-    given = {
+    options = {
         "mem": f"{request.memory_mb}M" if request.memory_mb else "",
         "gres": request.gres,
         "time": request.time,
@@ -173,36 +182,39 @@ def sbatch_arguments(request: Request) -> list[str]:
         "account": request.account,
         "qos": request.qos,
     }
-    return [*arguments, *(f"--{name}={value}" for name, value in given.items() if value)]
+    return [*arguments, *(f"--{name}={value}" for name, value in options.items() if value)]
 
 
-def num_cpus(orders: tuple[Order, ...]) -> int:
-    """On each node."""
-    return max(math.ceil(order.limits.cpus) for order in orders)
+def num_cpus(task_specs: tuple[TaskSpec, ...]) -> int:
+    """Return the number of CPUs on each node."""
+    return max(math.ceil(task_spec.limits.cpus) for task_spec in task_specs)
 
 
 def batch_script(
-    config: SlurmConfig, summons: Summons, num_nodes: int, cpus: int, *, can_bind: bool = True
+    config: SlurmConfig, launch_request: LaunchRequest, num_nodes: int, cpus: int, *, can_bind: bool = True
 ) -> str:
-    """The summons goes to every task on its standard input: Slurm shows a job's script to its user alone."""
-    told = msgspec.json.encode(summons).decode()
-    keeper = [config.python, "-P", "-s", "-m", "shoal.runtime.keep", "$SLURMD_NODENAME"]
+    """Return the batch script.
+
+    It passes the launch request to every task on standard input: Slurm shows a script only to its user.
+    """
+    encoded = msgspec.json.encode(launch_request).decode()
+    agent = [config.python, "-P", "-s", "-m", "shoal.runtime.agent.bootstrap", "$SLURMD_NODENAME"]
     srun = ["srun", f"--nodes={num_nodes}", f"--ntasks={num_nodes}", "--ntasks-per-node=1"]
-    # Not every version inherits it; and to which CPUs ranks are bound is not a keeper's affair.
+    # Not every version inherits it. A node agent must not affect which CPUs ranks are bound to.
     srun.append(f"--cpus-per-task={cpus}")
-    if can_bind:  # or `srun` writes into every job's output that it cannot be
+    if can_bind:  # otherwise `srun` writes into every job's output that it cannot bind
         srun.append("--cpu-bind=none")
     srun += ["--kill-on-bad-exit=0", "--no-kill", "--wait=0", "--input=all", "--unbuffered"]
     path = f"export PYTHONPATH={shlex.quote(config.python_path)}\n" if config.python_path else ""
     if path:
-        keeper = ["sh", "-c", FOLLOWED, "keeper", *keeper]
+        agent = ["sh", "-c", RESOLVE_PYTHONPATH, "keeper", *agent]
     return (
         "#!/bin/sh\n"
-        f"# Shoal attempt {summons.attempt_id}, incarnation {summons.incarnation}\n"
+        f"# Shoal attempt {launch_request.attempt_id}, replacement {launch_request.replacement}\n"
         "umask 077\n"
         "unset SLURM_EXPORT_ENV\n"
         f"{path}"
-        f"exec {shlex.join([*srun, *keeper])} <<'{END}'\n"
-        f"{told}\n"
+        f"exec {shlex.join([*srun, *agent])} <<'{END}'\n"
+        f"{encoded}\n"
         f"{END}\n"
     )

@@ -1,6 +1,6 @@
-"""What slurmrestd answers, as values: one reader for all versions. Pure; unknown fields are passed over.
+"""Parses replies of slurmrestd of all versions with one reader. Pure; unknown fields are ignored.
 
-Where an older one says a word or a number, a newer one says a list of words, or whether the number is set.
+Where an older version has a word or a number, a newer one has a list of words, or a flag for a set number.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from collections.abc import Iterable
 
 import msgspec
 
-from shoal.engines.slurm.associations import Association
 from shoal.engines.slurm.nodes import RawNode
-from shoal.engines.slurm.partitions import Partition
-from shoal.engines.slurm.states import Job
+from shoal.engines.slurm.partitions import Association, Partition
+from shoal.engines.slurm.states import SlurmJob
 
 NO_VALUE = 0xFFFFFFFE
-"""And above: Slurm's numbers for what was not set, and for no limit."""
+"""From this number on: Slurm's numbers for "not set" and "no limit"."""
 VERSION = re.compile(rb"/slurm\\?/(v0\.0\.[0-9]+)\\?/")
 
 
@@ -31,15 +30,15 @@ Number = float | _Number | None
 Words = str | list[str] | None
 
 
-class Complaint(msgspec.Struct):
+class RestError(msgspec.Struct):
     """One of `errors`."""
 
     description: str | None = None
     error: str | None = None
 
     def __str__(self) -> str:
-        said = dict.fromkeys(part for part in (self.error, self.description) if part)
-        return ": ".join(said)
+        parts = dict.fromkeys(part for part in (self.error, self.description) if part)
+        return ": ".join(parts)
 
 
 class _Verdict(msgspec.Struct):
@@ -48,7 +47,7 @@ class _Verdict(msgspec.Struct):
 
 
 class _Cancelled(msgspec.Struct):
-    """Of one job, where the answer as a whole is no error."""
+    """The result for one job, in a reply that as a whole is no error."""
 
     error: _Verdict = msgspec.field(default_factory=_Verdict)
 
@@ -90,7 +89,7 @@ class _NodeLine(msgspec.Struct):
     effective_cpus: int = 0
     real_memory: int = 1
     specialized_memory: int = 0
-    """v0.0.38 does not say it."""
+    """v0.0.38 does not report it."""
     temporary_disk: int = 0
     gres: str | None = None
     boot_time: Number = None
@@ -98,7 +97,7 @@ class _NodeLine(msgspec.Struct):
 
 
 class _List(msgspec.Struct):
-    """Of names, as one text; empty: all, or none."""
+    """A list of names as one text; empty: all, or none."""
 
     allowed: str | None = None
     deny: str | None = None
@@ -118,7 +117,7 @@ class _State(msgspec.Struct):
 
 
 class _PartitionLine(msgspec.Struct):
-    """What v0.0.38 says in single fields v0.0.42 says in the structures behind them."""
+    """v0.0.38 has single fields; v0.0.42 has the structures after them."""
 
     name: str
     state: Words = None
@@ -156,10 +155,10 @@ class _AssociationLine(msgspec.Struct):
     default: _Default | None = None
 
 
-class Reply(msgspec.Struct):
-    """Any answer. What was not asked for is empty."""
+class RestReply(msgspec.Struct):
+    """Any reply. Fields of other requests are empty."""
 
-    errors: list[Complaint] = []
+    errors: list[RestError] = []
     meta: _Meta | None = None
     job_id: int = 0
     jobs: list[_JobLine] = []
@@ -170,9 +169,9 @@ class Reply(msgspec.Struct):
     pings: list[_Ping] = []
 
     @property
-    def said(self) -> str:
-        verdicts = [one.error.string for one in self.status if one.error.code]
-        return "; ".join(said for said in (*map(str, self.errors), *verdicts) if said)
+    def error_text(self) -> str:
+        verdicts = [entry.error.string for entry in self.status if entry.error.code]
+        return "; ".join(text for text in (*map(str, self.errors), *verdicts) if text)
 
     @property
     def release(self) -> str:
@@ -180,7 +179,7 @@ class Reply(msgspec.Struct):
 
     @property
     def cluster(self) -> str:
-        """Older versions do not name it."""
+        """Older versions do not report it."""
         return self._named.cluster
 
     @property
@@ -189,52 +188,54 @@ class Reply(msgspec.Struct):
 
     @property
     def _named(self) -> _Named:
-        found = [one for one in (self.meta.old, self.meta.new) if one] if self.meta else []
-        return found[0] if found else _Named()
+        named = [part for part in (self.meta.old, self.meta.new) if part] if self.meta else []
+        return named[0] if named else _Named()
 
 
-def parse_reply(text: bytes) -> Reply | None:
-    """None: this is no answer of slurmrestd's."""
+def parse_reply(text: bytes) -> RestReply | None:
+    """Parse a reply. None: it is no reply of slurmrestd."""
     try:
-        return msgspec.json.decode(text, type=Reply)
+        return msgspec.json.decode(text, type=RestReply)
     except (ValueError, RecursionError):
         return None
 
 
 def versions_in(description: bytes) -> list[str]:
-    """Those that `/openapi/v3` describes, the newest first."""
-    found = {match.decode() for match in VERSION.findall(description)}
-    return sorted(found, key=lambda version: int(version.rpartition(".")[2]), reverse=True)
+    """Return the versions that `/openapi/v3` describes, newest first."""
+    versions = {match.decode() for match in VERSION.findall(description)}
+    return sorted(versions, key=lambda version: int(version.rpartition(".")[2]), reverse=True)
 
 
-def jobs_in(reply: Reply, user: str, *, is_past: bool = False) -> list[Job]:
-    """Those of this user: anybody may give a job the name of one of ours."""
-    found = []
+def jobs_in(reply: RestReply, user: str, *, is_past: bool = False) -> list[SlurmJob]:
+    """Return the jobs of this user, because any user may give a job the name of one of ours."""
+    jobs = []
     for line in reply.jobs:
         if (line.user_name or line.user) == user:
-            said = line.job_state if line.state is None else line.state.get("current")
-            found.append(
-                Job(
+            state = line.job_state if line.state is None else line.state.get("current")
+            jobs.append(
+                SlurmJob(
                     job_id=str(line.job_id),
-                    state=next(iter(_words(said)), ""),
+                    state=next(iter(_split_words(state)), ""),
                     name=line.name or "",
                     start=_moment(line.start_time),
                     reason=line.state_reason or "",
                     is_past=is_past,
                 )
             )
-    return found
+    return jobs
 
 
-def nodes_in(reply: Reply) -> list[RawNode]:
+def nodes_in(reply: RestReply) -> list[RawNode]:
     return [
         RawNode(
             name=line.name,
             address=line.address or line.name,
-            states=frozenset(word.upper() for word in (*_words(line.state), *_words(line.state_flags))),
+            states=frozenset(
+                word.upper() for word in (*_split_words(line.state), *_split_words(line.state_flags))
+            ),
             reason=line.reason or "",
-            features=tuple(_words(line.active_features)),
-            partitions=tuple(_words(line.partitions)),
+            features=tuple(_split_words(line.active_features)),
+            partitions=tuple(_split_words(line.partitions)),
             cpus=float(line.effective_cpus or line.cpus),
             memory_mb=max(line.real_memory - line.specialized_memory, 1),
             disk_mb=line.temporary_disk,
@@ -246,15 +247,15 @@ def nodes_in(reply: Reply) -> list[RawNode]:
     ]
 
 
-def partitions_in(reply: Reply) -> list[Partition]:
+def partitions_in(reply: RestReply) -> list[Partition]:
     return [_newer(line) if line.partition is not None else _older(line) for line in reply.partitions]
 
 
 def _older(line: _PartitionLine) -> Partition:
-    flags = set(_words(line.flags))
+    flags = set(_split_words(line.flags))
     return Partition(
         name=line.name,
-        state=next(iter(_words(line.state)), "UP"),
+        state=next(iter(_split_words(line.state)), "UP"),
         is_default="default" in flags,
         is_hidden="hidden" in flags,
         is_root_only="root_only" in flags,
@@ -273,17 +274,17 @@ def _older(line: _PartitionLine) -> Partition:
 
 
 def _newer(line: _PartitionLine) -> Partition:
-    least, most, by_itself = (one or _Limits() for one in (line.minimums, line.maximums, line.defaults))
+    least, most, by_itself = (limits or _Limits() for limits in (line.minimums, line.maximums, line.defaults))
     accounts, groups = line.accounts or _List(), line.groups or _List()
     qos = line.qos if isinstance(line.qos, _List) else _List()
     return Partition(
         name=line.name,
-        state=next(iter(_words(line.partition.state if line.partition else None)), "UP"),
+        state=next(iter(_split_words(line.partition.state if line.partition else None)), "UP"),
         tier=line.priority.tier if line.priority else 1,
         min_nodes=int(_value(least.nodes) or 0),
         max_nodes=_finite(most.nodes),
         max_minutes=_finite(most.time),
-        has_default_time=_is_said(by_itself.time),
+        has_default_time=_is_limit_set(by_itself.time),
         groups=_names(groups.allowed),
         accounts=_names(accounts.allowed),
         denied_accounts=_names(accounts.deny),
@@ -292,13 +293,13 @@ def _newer(line: _PartitionLine) -> Partition:
     )
 
 
-def associations_in(reply: Reply, user: str) -> list[Association]:
+def associations_in(reply: RestReply, user: str) -> list[Association]:
     return [
         Association(
             account=line.account,
             is_default=bool(line.is_default),
             partition=line.partition or "",
-            qos=tuple(_words(line.qos)),
+            qos=tuple(_split_words(line.qos)),
             default_qos=(line.default.qos if line.default else None) or "",
         )
         for line in reply.associations
@@ -306,26 +307,26 @@ def associations_in(reply: Reply, user: str) -> list[Association]:
     ]
 
 
-def _names(said: str | None) -> tuple[str, ...]:
+def _names(text: str | None) -> tuple[str, ...]:
     """Empty: all."""
-    return () if said == "ALL" else tuple(_words(said))
+    return () if text == "ALL" else tuple(_split_words(text))
 
 
 def _finite(number: Number) -> int | None:
-    """None: there is no limit. An older version says that with -1, or with its largest number."""
+    """Return the number; None: no limit. An older version spells that as -1, or as its largest number."""
     if isinstance(number, _Number):
         return int(number.number) if number.set and not number.infinite else None
     return int(number) if number is not None and 0 <= number < NO_VALUE else None
 
 
-def _is_said(number: Number) -> bool:
+def _is_limit_set(number: Number) -> bool:
     return isinstance(number, _Number) and (number.set or number.infinite)
 
 
-def _words(said: Words) -> Iterable[str]:
-    if isinstance(said, str):
-        return [word for word in said.split(",") if word]
-    return said or []
+def _split_words(value: Words) -> Iterable[str]:
+    if isinstance(value, str):
+        return [word for word in value.split(",") if word]
+    return value or []
 
 
 def _value(number: Number) -> float | None:
@@ -335,6 +336,6 @@ def _value(number: Number) -> float | None:
 
 
 def _moment(number: Number) -> str:
-    """As `squeue` prints it, in UTC."""
+    """Return the time as `squeue` prints it, in UTC."""
     at = _value(number)
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at)) if at else ""

@@ -1,11 +1,12 @@
-"""What Slurm's words for a job mean to us. Pure.
+"""What Slurm's job states mean to Shoal. Pure.
 
-Slurm has no fence: NODE_FAIL means that slurmctld stopped hearing from slurmd, whose tasks may run on. So no
-word of its own ends a share. That a job is over is evidence only together with a node that answers, for a
-while: its slurmd has by then told what runs there and been told to end what should not. And only where Slurm
-knows all that runs there, by control groups: else what a rank had started may outlive the job. And only on a
-node that is not drained: that is how Slurm says that it could not kill something, and it says it of no other.
-And only at the address that the node had: another machine of its name knows nothing of the one before.
+Slurm has no fence: NODE_FAIL means that slurmctld stopped hearing from slurmd, whose tasks may still run.
+So no state of Slurm's alone ends a task. The end of a job is evidence only under five conditions:
+- Its node has responded for a while. By then slurmd has reported what runs there and been told what to end.
+- Slurm tracks processes by control groups. Otherwise a process that a rank started may outlive the job.
+- The task has stayed in its control group.
+- The node is not drained. That is how Slurm says that it could not kill a process, and it says it only once.
+- The node has its old address. Another machine of its name knows nothing of the one before.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import time
 
 import msgspec
 
-from shoal.engines.glimpses import NO_TRACE, Glimpse, Stage
+from shoal.engines.remote.cluster_observation import NO_TRACE, ClusterObservation, ClusterTaskState
 
 QUEUED = frozenset(
     {
@@ -30,20 +31,21 @@ QUEUED = frozenset(
 RUNNING = frozenset({"RUNNING", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT"})
 SUSPENDED = frozenset({"SUSPENDED", "STOPPED"})
 OVER = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "DEADLINE", "OUT_OF_MEMORY", "PREEMPTED"})
-BELIEFS = frozenset({"NODE_FAIL", "BOOT_FAIL", "REVOKED"})
-"""Over for this Slurm, which has not looked. REVOKED: another cluster of a federation has the job, whose
-nodes it knows nothing of."""
+UNCONFIRMED_ENDS = frozenset({"NODE_FAIL", "BOOT_FAIL", "REVOKED"})
+"""Over for this Slurm, which has not looked. REVOKED: another cluster of a federation has the job, and
+Slurm knows nothing of that cluster's nodes."""
 SETTLE_S = 30.0
-"""How long a node must have answered since its job was over, beyond Slurm's KillWait, before that is
+"""How long a node must have responded after its job's end, beyond Slurm's KillWait, before that end is
 evidence."""
-HANDED = Glimpse(
-    stage=Stage.QUEUED, raw="sbatch was run for it a moment ago; squeue has not been asked since"
+JUST_SUBMITTED = ClusterObservation(
+    state=ClusterTaskState.QUEUED, raw="sbatch was run for it a moment ago; squeue has not been asked since"
 )
-RESTARTED = Glimpse(raw="Slurm has no trace of it; the node was restarted since", is_over=True)
-"""Of a share whose job `squeue` has forgotten: nothing outlives a restart, whoever remembers it."""
+RESTARTED = ClusterObservation(raw="Slurm has no trace of it; the node was restarted since", is_over=True)
+"""The observation of a task whose job `squeue` has forgotten, after a restart of its node: nothing outlives
+that."""
 
 
-AWAY = (
+UNREACHABLE_MESSAGES = (
     "unable to contact slurm controller",
     "socket timed out",
     "zero bytes were transmitted",
@@ -57,14 +59,14 @@ AWAY = (
     "protocol authentication error",
     "unspecified error",
 )
-"""In the words of somebody who could not ask slurmctld, or did not hear its answer."""
-BARRED = ("reqnodenotavail", "nodes required for job are down", "nodedown", "badconstraints")
-"""In Slurm's reasons why a job waits: for nodes that it names, and that may take no work."""
+"""Messages of commands that could not ask slurmctld or did not get its reply."""
+BLOCKED_REASONS = ("reqnodenotavail", "nodes required for job are down", "nodedown", "badconstraints")
+"""Parts of Slurm's reasons of jobs that wait for the nodes they name, which may take no work."""
 IN_TURN = ("", "none", "resources", "priority")
-"""Its reasons for one that waits as others do: whether its nodes take work Slurm has not looked, or does not
-say. What was held, or waits for a limit, waits for that wherever it is to run."""
+"""Slurm's reasons of jobs that wait as others do: Slurm has not checked whether their nodes take work, or
+does not say. A job that is held or waits for a limit would wait for that on any node."""
 ABOUT_NODES = "node configuration is not available"
-FOR_EVER = (
+PERMANENT_MESSAGES = (
     ABOUT_NODES,
     "time limit is invalid",
     "memory specification can not be satisfied",
@@ -77,16 +79,16 @@ FOR_EVER = (
     "unrecognized option",
     "invalid numeric value",
 )
-"""In the words of who refuses a job: about the request itself. All else may pass: a partition that is
-drained, associations that are not loaded yet, a node that has just gone, limits on jobs of ours."""
+"""Parts of messages that refuse the request itself. All other refusals may pass: a partition that is
+drained, associations that are not loaded, a node that has just gone, limits on our jobs."""
 
 
 FAR_S = 30 * 86400.0
-"""An estimate further away goes by nothing but the year that Slurm gives a job ahead which has no limit."""
+"""An estimate further away comes only from the year that Slurm assumes for a job ahead without a limit."""
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """As Slurm lists it, or as its accounting remembers it."""
+class SlurmJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A job as Slurm lists it, or as its accounting remembers it."""
 
     job_id: str
     state: str
@@ -97,62 +99,62 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """In UTC."""
     reason: str = ""
     is_past: bool = False
-    """From the accounting: what lists jobs has forgotten it."""
+    """From accounting: `squeue` has forgotten the job."""
 
     @property
     def is_active(self) -> bool:
-        return self.state not in OVER | BELIEFS
+        return self.state not in OVER | UNCONFIRMED_ENDS
 
 
-def stage_of(state: str) -> Stage:
-    """Where a job in this state is; a word nobody here knows is UNKNOWN."""
-    for stage, words in (
-        (Stage.QUEUED, QUEUED),
-        (Stage.RUNNING, RUNNING),
-        (Stage.SUSPENDED, SUSPENDED),
-        (Stage.ENDED, OVER | BELIEFS),
+def task_state_of(state: str) -> ClusterTaskState:
+    """Return where a job in this state is; UNKNOWN for a state that is not in our lists."""
+    for task_state, names in (
+        (ClusterTaskState.QUEUED, QUEUED),
+        (ClusterTaskState.RUNNING, RUNNING),
+        (ClusterTaskState.SUSPENDED, SUSPENDED),
+        (ClusterTaskState.ENDED, OVER | UNCONFIRMED_ENDS),
     ):
-        if state in words:
-            return stage
-    return Stage.UNKNOWN
+        if state in names:
+            return task_state
+    return ClusterTaskState.UNKNOWN
 
 
-def is_away(said: str) -> bool:
-    """Whether these words of Slurm's mean that nobody was asked: nothing is known then."""
-    return any(words in said.lower() for words in AWAY)
+def is_unreachable(message: str) -> bool:
+    """Return whether this message means that slurmctld was not asked, so nothing is known."""
+    return any(part in message.lower() for part in UNREACHABLE_MESSAGES)
 
 
-def is_for_ever(said: str) -> bool:
-    """Whether a job that was refused in these words will always be."""
-    return any(words in said.lower() for words in FOR_EVER)
+def is_permanent(message: str) -> bool:
+    """Return whether a job that was refused with this message always will be."""
+    return any(part in message.lower() for part in PERMANENT_MESSAGES)
 
 
-def is_about_nodes(said: str) -> bool:
-    """Whether it was refused because of nodes that it names: others may have what it asks for."""
-    return ABOUT_NODES in said.lower()
+def is_about_nodes(message: str) -> bool:
+    """Return whether it was refused because of the nodes that it names: other nodes may suit it."""
+    return ABOUT_NODES in message.lower()
 
 
-def is_barred(job: Job) -> bool:
-    """Whether it waits, in Slurm's words, for nodes that it names and that may take no work."""
-    return job.state == "PENDING" and any(words in job.reason.lower() for words in BARRED)
+def is_blocked(job: SlurmJob) -> bool:
+    """Return whether it waits, as Slurm says, for nodes that it names and that may take no work."""
+    return job.state == "PENDING" and any(part in job.reason.lower() for part in BLOCKED_REASONS)
 
 
-def is_in_turn(job: Job) -> bool:
-    """Whether it waits for nothing that it would not wait for elsewhere, too."""
-    return job.state == "PENDING" and (job.reason.lower() in IN_TURN or is_barred(job))
+def is_in_turn(job: SlurmJob) -> bool:
+    """Return whether it would wait in the same way on other nodes."""
+    return job.state == "PENDING" and (job.reason.lower() in IN_TURN or is_blocked(job))
 
 
-def is_to_begin(job: Job) -> bool:
-    """Whether Slurm has given it its nodes: keepers are there by now, or on their way."""
-    return job.state == "CONFIGURING" or stage_of(job.state) is Stage.RUNNING
+def is_to_begin(job: SlurmJob) -> bool:
+    """Return whether Slurm has given it its nodes: its node agents are there or on their way."""
+    return job.state == "CONFIGURING" or task_state_of(job.state) is ClusterTaskState.RUNNING
 
 
-def words(job: Job, now: float) -> str:
-    """Slurm's own reason and estimate, as `squeue` says them, at this hour of the wall clock."""
+def describe_job(job: SlurmJob, now: float) -> str:
+    """Return Slurm's own reason and estimate, as `squeue` shows them at this time."""
     if job.is_past:
         return f"Slurm's accounting has job {job.job_id} as {job.state}"
     reason = f" ({job.reason})" if job.reason not in ("", "None") else ""
-    start = _expected(job.start, now) if stage_of(job.state) is Stage.QUEUED else ""
+    start = _expected(job.start, now) if task_state_of(job.state) is ClusterTaskState.QUEUED else ""
     return f"Slurm job {job.job_id} is {job.state}{reason}{start}"
 
 
@@ -164,43 +166,44 @@ def _expected(start: str, now: float) -> str:
     return f", Slurm expects it to start at {start} UTC"
 
 
-def glimpse(
-    job: Job,
+def job_observation(
+    job: SlurmJob,
     *,
     is_settled: bool,
     rebooted: bool,
     now: float,
-    shut: str = "",
-    mute: str = "",
+    unusable: str = "",
+    unresponsive: str = "",
     unkilled: str = "",
     is_clear: bool = False,
-) -> Glimpse:
-    """`is_settled`: the share's node has answered for long enough since the job was over.
+) -> ClusterObservation:
+    """Return the observation of a task from its Slurm job.
 
-    `now`: the wall clock's. `rebooted`: the node was started anew after the share had begun.
-    `shut`: why it takes no work, in words.
-    `mute`: that it has not answered for so long that nothing begins there, in words, whatever Slurm says.
-    `unkilled`: that something did not die there, in words. It may be of this job, over or not: a step of it
-    may have been given up on one node while others of it run. `is_clear`: Slurm would say so, and does not.
+    `is_settled`: the task's node has responded for long enough since the job was over. `now`: of the wall
+    clock. `rebooted`: the node was restarted after the task had begun. `unusable`: why the node takes no
+    work, in words. `unresponsive`: that it has not responded for so long that nothing begins there,
+    whatever Slurm says, in words. `unkilled`: that a process did not die there, in words. It may belong to
+    this job, over or not, because one step of it may have been given up on one node while others run.
+    `is_clear`: Slurm would report such a process, and reports none.
     """
     is_doubtful = bool(unkilled) and not rebooted
-    told = f"{words(job, now)}; the node was restarted since" if rebooted else words(job, now)
-    stranded = (shut or mute) if is_in_turn(job) else mute if is_to_begin(job) else ""
-    return Glimpse(
-        stage=stage_of(job.state),
-        raw=f"{told}; {unkilled}" if is_doubtful else told,
+    text = f"{describe_job(job, now)}; the node was restarted since" if rebooted else describe_job(job, now)
+    stranded = (unusable or unresponsive) if is_in_turn(job) else unresponsive if is_to_begin(job) else ""
+    return ClusterObservation(
+        state=task_state_of(job.state),
+        raw=f"{text}; {unkilled}" if is_doubtful else text,
         is_over=rebooted or (job.state in OVER and is_settled and not unkilled),
         is_left=is_doubtful and job.state in OVER,
         is_doubtful=is_doubtful,
         is_clear=is_clear,
-        stranded=stranded,
+        stranded_reason=stranded,
     )
 
 
-def forgotten(*, rebooted: bool, unkilled: str, is_clear: bool) -> Glimpse:
-    """Of a share whose job Slurm has no trace of."""
+def forgotten_observation(*, rebooted: bool, unkilled: str, is_clear: bool) -> ClusterObservation:
+    """Return the observation of a task whose job Slurm has no trace of."""
     if rebooted:
         return RESTARTED
     if unkilled:
-        return Glimpse(raw=f"Slurm has no trace of it; {unkilled}", is_doubtful=True)
+        return ClusterObservation(raw=f"Slurm has no trace of it; {unkilled}", is_doubtful=True)
     return msgspec.structs.replace(NO_TRACE, is_clear=is_clear)

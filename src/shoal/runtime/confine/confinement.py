@@ -1,7 +1,7 @@
-"""All that holds one share's processes together and apart from the rest, behind one door.
+"""All limits and isolation of one task's processes, behind one interface.
 
-A confinement named by the order is required: what cannot be had is an error. Without names it is the best
-this machine offers, and `words` says what that is.
+If the task spec names confinements, they are required, and a missing one is an error. Otherwise the task gets
+the best that this machine offers, and `mechanisms` lists it.
 """
 
 from __future__ import annotations
@@ -12,130 +12,144 @@ import stat
 from collections.abc import Callable
 
 from shoal.errors import ShoalError
-from shoal.runtime import checkpoint_folder, kernel, listening, spool, tree
-from shoal.runtime.caches import ProjectCache
-from shoal.runtime.confine import cgroup, cgroup1, cgroup2, firewall, rlimits, view
+from shoal.runtime.confine import firewall, resource_limits, sandbox_view
 from shoal.runtime.confine.detect import candidates, find_bubblewrap
 from shoal.runtime.confine.mounts import Mounts
-from shoal.runtime.confine.programs import job_path, programs
+from shoal.runtime.confine.resource_limits import ObservedCpuTime
 from shoal.runtime.confine.sandbox import Sandbox, SandboxFailed
-from shoal.runtime.confine.seen_work import SeenWork
-from shoal.wire import Order
+from shoal.runtime.confine.sandbox_view import job_path, readable_directories
+from shoal.runtime.files import checkpoint_storage, spool
+from shoal.runtime.files.caches import ProjectCache
+from shoal.runtime.process import kernel, tree
+from shoal.runtime.replica import listeners
+from shoal.wire import TaskSpec
 
 FULL_WEIGHT = 100
 JOB_OOM_SCORE = "500"
-"""When the whole machine runs out of memory, ranks go before supervisors and the control plane."""
+"""When the whole machine runs out of memory, the kernel kills ranks before supervisors and the control
+plane."""
 
 
 class CannotConfine(ShoalError):
-    """The order names a confinement that this machine does not offer."""
+    """The task spec names a confinement that this machine does not offer."""
 
     code = "runtime.confinement"
 
 
 class Confinement:
-    """One share's limits and walls. `prepare` once, `enter` in every child, `kill` at the end."""
+    """One task's limits and isolation. Call `prepare` once, `enter` in every child, and `kill` at the end."""
 
     def __init__(
-        self, order: Order, share: spool.Share, node_path: str, at: spool.Share | None = None
+        self,
+        task_spec: TaskSpec,
+        task: spool.SpoolTask,
+        node_path: str,
+        prepared: spool.SpoolTask | None = None,
     ) -> None:
-        """`at`: where the directories lie that will be the share's own, before it is there; then `settle`."""
-        self._order = order
-        self._share = share
-        self._at = at if at is not None else share
-        stays = order.stays_in_cgroup
-        self.words = candidates(stays=stays) if order.confinement is None else order.confinement
-        self.uid = order.uid if "uid" in self.words else None
-        self.path = job_path(node_path, self.uid) if "bubblewrap" in self.words else node_path
+        """`prepared`: where a standby makes the task's directories before the task exists; then `adopt`."""
+        self._task_spec = task_spec
+        self._task = task
+        self._at = prepared if prepared is not None else task
+        stays = task_spec.stays_in_cgroup
+        self.mechanisms = candidates(stays=stays) if task_spec.confinement is None else task_spec.confinement
+        self.uid = task_spec.uid if "uid" in self.mechanisms else None
+        self.path = job_path(node_path, self.uid) if "bubblewrap" in self.mechanisms else node_path
         self.sandbox: Sandbox | None = None
-        self._groups = self._choose_groups()
-        self._seen_work = SeenWork()
+        self._cgroups = self._choose_groups()
+        self._observed_cpu = ObservedCpuTime()
         self._is_work_counted: bool | None = None
-        """By the kernel; None: nobody has asked yet."""
+        """Whether the kernel counts CPU time. None: not checked yet."""
         self._oom_kills_before = 0
-        self.memory_limit = order.limits.memory_bytes
-        self._home = os.path.realpath(share.home)
-        self._keep = programs(self.path, self.uid, self._home) if "bubblewrap" in self.words else ()
-        self.cache = ProjectCache(order, self._home, self.uid)
-        self._mounts = Mounts(order, self.uid, self._home, self._keep, self.cache.directory)
-        self._has_own_network = order.probe is not None and order.probe.has_own_network
+        self.memory_limit = task_spec.limits.memory_bytes
+        self._home = os.path.realpath(task.home)
+        self._keep = (
+            readable_directories(self.path, self.uid, self._home) if "bubblewrap" in self.mechanisms else ()
+        )
+        self.cache = ProjectCache(task_spec, self._home, self.uid)
+        self._mounts = Mounts(task_spec, self.uid, self._home, self._keep, self.cache.directory)
+        self._has_own_network = task_spec.probe is not None and task_spec.probe.has_own_network
 
     @property
     def cgroups(self) -> tuple[str, ...]:
-        return self._groups.paths if self._groups is not None else ()
+        return self._cgroups.paths if self._cgroups is not None else ()
 
     def prepare(self) -> None:
-        """Make the cgroups, write down where they are, start the sandbox. Raises `ShoalError`, `OSError`."""
-        if self._order.uid is not None and self.uid is None and self._order.confinement is None:
+        """Make the cgroups, record their paths, start the sandbox. Raises `ShoalError`, `OSError`."""
+        if self._task_spec.uid is not None and self.uid is None and self._task_spec.confinement is None:
             raise CannotConfine(
-                f"the job must run as user {self._order.uid}, and user {os.geteuid()} cannot start it so",
+                f"the job must run as user {self._task_spec.uid}, and user {os.geteuid()} cannot start it so",
                 hint="run `shoal up` as root, or without users of their own for projects",
             )
         self._close_network()
-        if "bubblewrap" in self.words:
+        if "bubblewrap" in self.mechanisms:
             self._start_sandbox()
-        if self._groups is not None:
-            spool.write_cgroups(self._at, self._groups.paths)
-            self._groups.make(self._order)
+        if self._cgroups is not None:
+            spool.write_cgroups(self._at, self._cgroups.paths)
+            self._cgroups.make(self._task_spec)
         if self.sandbox is not None:
             self._wait_for_sandbox(self.sandbox)
         if self.sandbox is None:
             self._check_without_sandbox()
 
     def _close_network(self) -> None:
-        """Keep other projects away. `FirewallFailed`: this node was said to do that, and does not."""
-        if self.uid is None or "nftables" not in self.words:
+        """Close the network to other projects. `FirewallFailed`: the spec requires that, and it failed."""
+        if self.uid is None or "nftables" not in self.mechanisms:
             return
         try:
             firewall.close(self.uid)
         except firewall.FirewallFailed:
-            if self._order.confinement is not None:
+            if self._task_spec.confinement is not None:
                 raise
-            self.words = tuple(word for word in self.words if word != "nftables")
+            self.mechanisms = tuple(word for word in self.mechanisms if word != "nftables")
 
     @property
-    def walled_uid(self) -> int | None:
-        """The job's user, where the kernel keeps those of other projects off its ports; None: it does not."""
-        return self.uid if "nftables" in self.words else None
+    def firewalled_uid(self) -> int | None:
+        """The job's user, if the kernel keeps other projects off its ports, else None."""
+        return self.uid if "nftables" in self.mechanisms else None
 
-    def settle(self, order: Order) -> None:
-        """The share is there, and ours: its directories take their places, its limits hold."""
-        at, self._at, self._order = self._at, self._share, order
-        spool.write_cgroups(self._share, self.cgroups)
+    def adopt(self, task_spec: TaskSpec) -> None:
+        """Turn a prepared confinement into the task's: move the directories and set the limits."""
+        at, self._at, self._task_spec = self._at, self._task, task_spec
+        spool.write_cgroups(self._task, self.cgroups)
         os.unlink(
             at.cgroups
-        )  # what runs in them is the share's now: whoever buries that place must not kill it
-        os.rename(at.work, self._share.work)
-        os.rename(at.scratch, self._share.scratch)
-        os.rename(at.stand_ins, self._share.stand_ins)
-        if order.limits.memory_bytes is not None:
-            self.limit_memory(order.limits.memory_bytes)
-        self.weigh(FULL_WEIGHT)
+        )  # their processes belong to the task now, so reaping the slot must not kill them
+        os.rename(at.work, self._task.work)
+        os.rename(at.scratch, self._task.scratch)
+        os.rename(at.stand_ins, self._task.stand_ins)
+        if task_spec.limits.memory_bytes is not None:
+            self.limit_memory(task_spec.limits.memory_bytes)
+        self.set_cpu_weight(FULL_WEIGHT)
 
     def limit_memory(self, memory_bytes: int) -> None:
-        """Of all its processes together. `OSError`: they use more."""
-        if self._groups is not None:
-            self._groups.limit_memory(memory_bytes)
+        """Limit the memory of all processes together. `OSError`: they already use more."""
+        if self._cgroups is not None:
+            self._cgroups.limit_memory(memory_bytes)
         self.memory_limit = memory_bytes
 
-    def weigh(self, hundredths: int) -> None:
-        """How much of the processors it gets where others want them too."""
-        if self._groups is not None:
-            self._groups.weigh(hundredths)
+    def set_cpu_weight(self, hundredths: int) -> None:
+        """Set the share of the CPUs that the task gets when other tasks want them, too."""
+        if self._cgroups is not None:
+            self._cgroups.set_cpu_weight(hundredths)
 
     def _wait_for_sandbox(self, sandbox: Sandbox) -> None:
         try:
             sandbox.wait_ready()
         except SandboxFailed:
-            # Never where what the job asked for may be what failed: it must not choose its own walls.
-            if self._order.confinement is not None or self._order.mounts or self._order.checkpoint_path:
+            # If a request of the job may have caused the failure, the job must not run without the sandbox:
+            # it would choose its own isolation.
+            if (
+                self._task_spec.confinement is not None
+                or self._task_spec.mounts
+                or self._task_spec.checkpoint_path
+            ):
                 raise
             if self._has_own_network:
                 raise
-            # The program is there and may not be used, which `shoal nodes` has said all along.
+            # bubblewrap is installed but not permitted. `shoal nodes` shows that.
             self.sandbox = None
             self._mounts.close()
-            self.words = tuple(word for word in self.words if word != "bubblewrap")
+            self.mechanisms = tuple(word for word in self.mechanisms if word != "bubblewrap")
 
     def _check_without_sandbox(self) -> None:
         if self._has_own_network:
@@ -143,20 +157,20 @@ class Confinement:
                 "a network of its own needs bubblewrap, which is not in use on this node",
                 hint="apt install bubblewrap, or leave out `network: private`",
             )
-        if any(mount.source != mount.target for mount in self._order.mounts):
+        if any(mount.source != mount.target for mount in self._task_spec.mounts):
             raise CannotConfine(
                 "mounts need bubblewrap, which is not in use on this node", hint="shoal doctor"
             )
-        self._open_way(self._share.work, "work")
+        self._open_path(self._task.work, "work")
         if self.cache.directory is not None:
-            self._open_way(self.cache.directory, "cache")
-        if self._order.model_dir is not None:
-            self._open_way(self._order.model_dir, "model")
-            os.close(checkpoint_folder.open_directory(self._order.model_dir))
-        socket_folder = listening.own_folder(self._order, self._home)
+            self._open_path(self.cache.directory, "cache")
+        if self._task_spec.model_dir is not None:
+            self._open_path(self._task_spec.model_dir, "model")
+            os.close(checkpoint_storage.open_directory(self._task_spec.model_dir))
+        socket_folder = listeners.program_socket_folder(self._task_spec, self._home)
         if socket_folder is not None:
-            self._open_way(socket_folder, "socket's")
-        directory, path = self._order.checkpoint_dir, self._order.checkpoint_path
+            self._open_path(socket_folder, "socket's")
+        directory, path = self._task_spec.checkpoint_dir, self._task_spec.checkpoint_path
         if directory is None:
             return
         if path is not None and path.startswith("/"):
@@ -164,29 +178,28 @@ class Confinement:
                 f"checkpoints at `{path}` need bubblewrap, which is not in use on this node",
                 hint="give `checkpoint` a path without a leading `/`",
             )
-        self._open_way(directory, "checkpoint")
-        os.close(checkpoint_folder.open_directory(directory))
+        self._open_path(directory, "checkpoint")
+        os.close(checkpoint_storage.open_directory(directory))
 
     def leave_network(self) -> None:
-        """Children from now on are in the share's own network, if it has one; what prepared its place was
-        not.
-        """
+        """Start later children in the task's own network, if it has one. Earlier ones were not in it."""
         if self.sandbox is not None:
             self.sandbox.leave_network()
 
     def enter(self) -> None:
-        """In a child that was just forked: take on every limit and leave every privilege. `OSError`: the
-        child must not go on.
+        """Take on every limit and drop every privilege, in a newly forked child.
+
+        `OSError`: the child must not continue.
         """
-        if self._groups is not None:
-            for path in self._groups.paths:
-                cgroup.write(f"{path}/{self._groups.join_file}", "0")
+        if self._cgroups is not None:
+            for path in self._cgroups.paths:
+                resource_limits.write_cgroup_file(f"{path}/{self._cgroups.join_file}", "0")
         with contextlib.suppress(OSError):
-            cgroup.write("/proc/self/oom_score_adj", JOB_OOM_SCORE)
-        if "rlimits" in self.words:
-            rlimits.apply_limits(self._order, is_own_user=self.uid is not None)
-        if "affinity" in self.words:
-            rlimits.pin(self._order)
+            resource_limits.write_cgroup_file("/proc/self/oom_score_adj", JOB_OOM_SCORE)
+        if "rlimits" in self.mechanisms:
+            resource_limits.apply_rlimits(self._task_spec, is_own_user=self.uid is not None)
+        if "affinity" in self.mechanisms:
+            resource_limits.pin_cpus(self._task_spec)
         kernel.leave_keyring()
         supervisor: int | None = os.getppid()
         if self.sandbox is not None:
@@ -195,7 +208,7 @@ class Confinement:
             self._mounts.check()
             kernel.drop_capabilities()
         if self.uid is not None:
-            gid = firewall.open_gid(self.uid) if self._order.has_open_network else self.uid
+            gid = firewall.open_gid(self.uid) if self._task_spec.has_open_network else self.uid
             os.setgroups([])
             os.setresgid(gid, gid, gid)
             os.setresuid(self.uid, self.uid, self.uid)
@@ -203,7 +216,7 @@ class Confinement:
         kernel.die_with_parent(supervisor)
 
     def kill(self, *, reap: Callable[[], object], timeout_s: float) -> bool:
-        """Kill every process of the share. False: some did not die in time. Repeat until True.
+        """Kill every process of the task. False: some did not die in time. Repeat until True.
 
         `reap` collects this process's dead children, without which a sandbox cannot end.
         """
@@ -211,120 +224,131 @@ class Confinement:
             self.sandbox.kill()
         for path in self.cgroups:
             tree.unthrottle(path)
-        return tree.kill_until_gone(self._processes, timeout_s=timeout_s, between=reap)
+        return tree.kill_until_gone(self._processes, timeout_s=timeout_s, after_round=reap)
 
     def _processes(self) -> set[int]:
-        found = tree.pids_in(self.cgroups)
+        pids = tree.pids_in_cgroups(self.cgroups)
         if self.sandbox is not None and not self.sandbox.is_gone():
-            found.add(os.getpid())  # never signalled, but says: not yet
+            pids.add(os.getpid())  # never signalled; it keeps the set from being empty
         if self.sandbox is None and not self.cgroups:
-            found |= tree.descendants(os.getpid())
-        return found
+            pids |= tree.descendants(os.getpid())
+        return pids
 
-    def has_memory_for(self, share: float) -> bool:
-        """Whether the share could use so much more than it does, by the factor, and stay within its limit."""
+    def has_memory_for(self, fraction: float) -> bool:
+        """Whether the task's memory could grow by this fraction and stay within its limit."""
         limit, used = self.memory_limit, self.memory_bytes()
-        return limit is None or (used is not None and used * (1 + share) <= limit)
+        return limit is None or (used is not None and used * (1 + fraction) <= limit)
 
     def processes(self) -> set[int]:
-        """Every process of the share that can be seen now."""
-        return tree.pids_in(self.cgroups) if self.cgroups else tree.descendants(os.getpid())
+        """Return every visible process of the task."""
+        return tree.pids_in_cgroups(self.cgroups) if self.cgroups else tree.descendants(os.getpid())
 
     def begin_ranks(self) -> None:
-        """What the kernel killed for memory until now was not a rank."""
+        """Note that no out-of-memory kill until now has hit a rank."""
         self._oom_kills_before = self._oom_kills()
 
     def has_run_out_of_memory(self, *, was_killed: bool) -> bool:
-        """Whether the kernel killed something in here for memory since the ranks began. Without cgroups of
-        its own the share is in one of its cluster's, perhaps with others: then only of a rank that
-        `was_killed`.
+        """Whether the kernel has killed a process of the task for memory since the ranks began.
+
+        Without cgroups of its own the task is in a cgroup of its cluster, perhaps with other tasks. Then the
+        kernel's count is believed only if a rank `was_killed`.
         """
-        return (was_killed or self._groups is not None) and self._oom_kills() > self._oom_kills_before
+        return (was_killed or self._cgroups is not None) and self._oom_kills() > self._oom_kills_before
 
     def _oom_kills(self) -> int:
-        return self._groups.oom_kills() if self._groups is not None else cgroup.oom_kills(cgroup.here())
+        return (
+            self._cgroups.oom_kills()
+            if self._cgroups is not None
+            else resource_limits.oom_kills(resource_limits.hierarchies_here())
+        )
 
     def cpu_seconds(self) -> float | None:
-        """CPU time used by the whole share, where the kernel counts it."""
-        return self._groups.cpu_seconds() if self._groups is not None else None
+        """CPU time of the whole task, or None if the kernel does not count it."""
+        return self._cgroups.cpu_seconds() if self._cgroups is not None else None
 
     def work_seconds(self) -> float | None:
-        """The same, or as far as it is seen where the kernel does not: to tell the idle from the busy.
+        """CPU time as in `cpu_seconds`, or an observed lower bound, to tell idle ranks from busy ones.
 
-        None: not to be read just now. Of two counters only one is ever read: each has a zero of its own.
+        None: it cannot be read now. Only one of the two counters is ever used, because they start at
+        different values.
         """
         counted_s = self.cpu_seconds()
         if self._is_work_counted is None:
             self._is_work_counted = counted_s is not None
-        return counted_s if self._is_work_counted else self._seen_work.seconds()
+        return counted_s if self._is_work_counted else self._observed_cpu.seconds()
 
     def memory_bytes(self) -> int | None:
-        """What cannot be taken back from the share's processes, where the kernel counts it."""
-        return self._groups.memory_bytes() if self._groups is not None else None
+        """Memory of the task that cannot be reclaimed, or None if the kernel does not count it."""
+        return self._cgroups.memory_bytes() if self._cgroups is not None else None
 
     def remove(self) -> None:
-        """Remove the empty cgroups; one that stays busy is left for `spool.kill_leftovers`."""
+        """Remove the empty cgroups. `spool.kill_leftovers` removes one that stays busy."""
         tree.remove_cgroups(self.cgroups)
 
-    def _choose_groups(self) -> cgroup1.CgroupV1 | cgroup2.CgroupV2 | None:
-        own = "" if self._at is self._share else f".{os.getpid()}"
-        name = f"{self._order.attempt_id}.{self._order.node}{own}"
-        found = cgroup.here()
-        if "cgroup2" in self.words:
-            base = cgroup2.usable_base(found, stays=self._order.stays_in_cgroup)
+    def _choose_groups(self) -> resource_limits.CgroupV1 | resource_limits.CgroupV2 | None:
+        suffix = "" if self._at is self._task else f".{os.getpid()}"
+        name = f"{self._task_spec.attempt_id}.{self._task_spec.node}{suffix}"
+        hierarchies = resource_limits.hierarchies_here()
+        if "cgroup2" in self.mechanisms:
+            base = resource_limits.usable_v2_base(hierarchies, stays=self._task_spec.stays_in_cgroup)
             if base is None:
                 raise CannotConfine("cgroup version 2 with cpu, memory and pids is not delegated to us here")
-            return cgroup2.CgroupV2(base, name)
-        if "cgroup1" in self.words:
-            bases = cgroup1.usable_bases(found)
+            return resource_limits.CgroupV2(base, name)
+        if "cgroup1" in self.mechanisms:
+            bases = resource_limits.usable_v1_bases(hierarchies)
             if bases is None:
                 raise CannotConfine("cgroup version 1 with cpu, memory and pids is not writable here")
-            return cgroup1.CgroupV1(bases, name)
+            return resource_limits.CgroupV1(bases, name)
         return None
 
     def _start_sandbox(self) -> None:
         program = find_bubblewrap()
         if program is None:
             raise SandboxFailed("there is no `bwrap` on this node", hint="apt install bubblewrap")
-        arguments = view.view_arguments(
+        arguments = sandbox_view.view_arguments(
             uid=self.uid,
             home=self._home,
-            work=self._share.work,
+            work=self._task.work,
             work_source=self._at.work,
             scratch=self._at.scratch,
-            stand_ins=self._share.stand_ins,
+            stand_ins=self._task.stand_ins,
             stand_ins_source=self._at.stand_ins,
             keep=self._keep,
-            gpu_devices=gpu_devices(self._order),
+            gpu_devices=gpu_devices(self._task_spec),
             mounts=self._mounts.open(),
         )
         self.sandbox = Sandbox(program, arguments, has_own_network=self._has_own_network)
 
-    def _open_way(self, wanted: str, what: str) -> None:
-        """Let the job's user pass through SHOAL_HOME to what is its own; it can list and read nothing there.
+    def _open_path(self, wanted: str, purpose: str) -> None:
+        """Let the job's user pass through SHOAL_HOME to its own directory, without listing or reading others.
 
-        Directories above SHOAL_HOME are not ours to open.
+        Shoal does not change the mode of directories above SHOAL_HOME.
         """
         path = wanted
         while path != "/" and self.uid is not None:
             path = os.path.dirname(path)
-            if view.may_enter(path, self.uid):
+            if sandbox_view.may_enter(path, self.uid):
                 continue
-            if not view.is_within(path, self._home):
+            if not sandbox_view.is_within(path, self._home):
                 raise CannotConfine(
-                    f"the job's user {self.uid} cannot pass through `{path}` to its {what} directory",
+                    f"the job's user {self.uid} cannot pass through `{path}` to its {purpose} directory",
                     hint="apt install bubblewrap, or choose another SHOAL_HOME, such as /var/lib/shoal",
                 )
             os.chmod(path, stat.S_IMODE(os.stat(path).st_mode) | stat.S_IXOTH)
 
 
-def gpu_devices(order: Order) -> tuple[str, ...]:
-    """Device files of the given GPUs, with the shared ones NVIDIA's driver needs. Where the cluster chose
-    them, those of all: which of them can be opened is for its own cgroup to say.
+def gpu_devices(task_spec: TaskSpec) -> tuple[str, ...]:
+    """Return the device files of the task's GPUs and the shared ones that NVIDIA's driver needs.
+
+    If the cluster chose the GPUs, return those of all GPUs: the cluster's own cgroup restricts them.
     """
-    if not order.gpu_ids or order.are_gpus_simulated:
+    if not task_spec.gpu_ids or task_spec.are_gpus_simulated:
         return ()
     shared = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset", "nvidia-caps")
-    minors = cgroup1.gpu_minors(os.listdir("/dev")) if order.are_gpus_chosen_there else order.gpu_minors
+    minors = (
+        resource_limits.gpu_minors(os.listdir("/dev"))
+        if task_spec.are_gpus_chosen_by_cluster
+        else task_spec.gpu_minors
+    )
     names = (*(f"nvidia{minor}" for minor in minors), *shared)
     return tuple(path for path in (f"/dev/{name}" for name in names) if os.path.exists(path))

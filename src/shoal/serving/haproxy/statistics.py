@@ -1,4 +1,4 @@
-"""What HAProxy counts, as a `Report`: `show stat` is read, and sums outlive workers and servers. Pure."""
+"""Turn `show stat` of HAProxy into a `ServingReport`; the sums outlive workers and servers. Pure."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
-from shoal.serving.table import Count, Health, Replica, Report
+from shoal.serving.table import ReleaseCounters, ReplicaConfig, ReplicaHealth, ServingReport
 
 ANSWERED = ("hrsp_1xx", "hrsp_2xx", "hrsp_3xx", "hrsp_4xx", "hrsp_5xx", "hrsp_other")
 
 
-class Row(msgspec.Struct, frozen=True):
-    """A line of `show stat`: a server, or all of a backend (`server` is `BACKEND`).
+class StatRow(msgspec.Struct, frozen=True):
+    """A line of `show stat`: a server, or a whole backend (`server` is `BACKEND`).
 
-    An answer that never came, or made no sense (`eresp`), is a request and an error.
+    A reply that never came, or made no sense (`eresp`), counts as a request and an error.
     """
 
     backend: str
@@ -27,11 +27,11 @@ class Row(msgspec.Struct, frozen=True):
     status: str
 
 
-def parse_stat(told: str) -> list[Row]:
-    """Lines of services alone: their names have a colon in them."""
-    rows = csv.DictReader(told.removeprefix("# ").splitlines())
+def parse_stat(text: str) -> list[StatRow]:
+    """Return the lines of services, whose names have a colon in them."""
+    rows = csv.DictReader(text.removeprefix("# ").splitlines())
     return [
-        Row(
+        StatRow(
             row["pxname"],
             row["svname"],
             int(row["scur"] or 0),
@@ -45,19 +45,23 @@ def parse_stat(told: str) -> list[Row]:
     ]
 
 
-class Sums:
-    """Counters since this data plane started, whatever HAProxy's workers and servers came and went."""
+class StatTotals:
+    """Counters since this data plane started, across all of HAProxy's workers and servers."""
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[int, str, str], Row] = {}
-        self._counts: dict[tuple[str, int], Count] = {}
+        self._seen: dict[tuple[int, str, str], StatRow] = {}
+        self._counts: dict[tuple[str, int], ReleaseCounters] = {}
 
     def take(
-        self, rows: Mapping[int, list[Row]], replicas: Mapping[str, Replica], empty: Collection[str] = ()
+        self,
+        rows: Mapping[int, list[StatRow]],
+        replicas: Mapping[str, ReplicaConfig],
+        empty: Collection[str] = (),
     ) -> None:
-        """`rows` by worker, `replicas` by `backend/server`, also those that are leaving.
+        """Add counters. `rows` are by worker; `replicas` by `backend/server`, including those that are
+        leaving.
 
-        Who is turned away by a backend that is `empty` counts as waiting: that is what has a replica started.
+        A request turned away by an `empty` backend counts as waiting, because that makes a replica start.
         """
         fresh = {(pid, row.backend, row.server): row for pid, listed in rows.items() for row in listed}
         for count in self._counts.values():
@@ -65,7 +69,7 @@ class Sums:
         for key, row in fresh.items():
             before = self._seen.get(key)
             replica = replicas.get(f"{row.backend}/{row.server}")
-            # Of a backend those that may go anywhere, of a server those that wait for it (affinity).
+            # A backend counts requests that may go to any server; with affinity, a server counts its own.
             self._count(row.backend, 0).queued += row.queued
             if row.server == "BACKEND":
                 if row.backend in empty:
@@ -78,29 +82,29 @@ class Sums:
         self._seen = fresh
 
     @property
-    def names(self) -> set[str]:
-        """Of servers that some worker still has."""
+    def server_names(self) -> set[str]:
+        """Servers that some worker still has."""
         return {f"{row.backend}/{row.server}" for row in self._seen.values()}
 
-    def report(self, process_id: str, version: int, replicas: Mapping[str, Replica]) -> Report:
+    def report(self, process_id: str, version: int, replicas: Mapping[str, ReplicaConfig]) -> ServingReport:
         rows = self._seen.values()
         names = {row.backend for row in rows}
-        return Report(
+        return ServingReport(
             process_id=process_id,
             version=version,
             counts=tuple(count for (name, _), count in self._counts.items() if name in names),
             health=tuple(_health(replica, name, rows) for name, replica in replicas.items()),
         )
 
-    def _count(self, backend: str, release: int) -> Count:
+    def _count(self, backend: str, release: int) -> ReleaseCounters:
         project, _, name = backend.partition(":")
-        made = Count(project=project, name=name, release=release)
-        return self._counts.setdefault((backend, release), made)
+        fresh_counters = ReleaseCounters(project=project, name=name, release=release)
+        return self._counts.setdefault((backend, release), fresh_counters)
 
 
-def _health(replica: Replica, name: str, rows: Iterable[Row]) -> Health:
+def _health(replica: ReplicaConfig, name: str, rows: Iterable[StatRow]) -> ReplicaHealth:
     mine = [row for row in rows if f"{row.backend}/{row.server}" == name]
-    return Health(
+    return ReplicaHealth(
         replica_id=replica.replica_id,
         is_ejected=any(row.status.startswith("DOWN") for row in mine),
         in_flight=sum(row.in_flight for row in mine),

@@ -1,6 +1,6 @@
-"""Events as facts for a planner: who waits, holds, ended; nodes, projects; and the decisions made of them.
+"""Events as facts for a planner: attempts that wait, hold and end; nodes, projects; and recorded decisions.
 
-Reads nothing but the log. An event of a kind that no planner is told of is no fact.
+Reads only the log. An event of a kind that planners never see becomes no fact.
 """
 
 from __future__ import annotations
@@ -10,131 +10,130 @@ from typing import Any
 
 import msgspec
 
-from shoal.control.snapshot import candidate, node_view
-from shoal.control.tree import project_view
-from shoal.model.attempt import Allocation, Attempt, NodeShare
+from shoal.control.memory.planner_input import candidate, node_view
+from shoal.control.project_tree import project_view
+from shoal.model.attempt import Allocation, Attempt, NodeTask
 from shoal.model.from_spec import request_of
-from shoal.model.job import ArrayPlace, Dependency, Job, JobOutcome
-from shoal.model.node import Node, NodeFacts, NodeState
+from shoal.model.job import ArrayElement, Dependency, Job, JobOutcome
+from shoal.model.node import Node, NodeFacts, NodeState, Window
 from shoal.model.people import Project
-from shoal.model.window import Window
-from shoal.scheduler import Candidate, Eviction, NodeView, Policy, Start
-from shoal.scheduler.devices import ProjectView
-from shoal.scheduler.fair import Usage
+from shoal.scheduler import Candidate, Eviction, NodeInfo, PlannedStart, Policy
+from shoal.scheduler.facts.amounts import ProjectInfo
+from shoal.scheduler.order.fair_share import Usage
 from shoal.spec import JobSpec
 
 Event = Mapping[str, Any]
-"""As the API and `shoal events --json` give it."""
+"""An event as the API and `shoal events --json` print it."""
 
 
-class Queued(msgspec.Struct, frozen=True):
-    """An attempt waits. What it comes after may not have ended yet."""
+class QueuedFact(msgspec.Struct, frozen=True):
+    """An attempt waits. The jobs that it depends on may still be open."""
 
     candidate: Candidate
     after: tuple[Dependency, ...]
     backoff_s: float
 
 
-class Placed(msgspec.Struct, frozen=True):
+class PlacementFact(msgspec.Struct, frozen=True):
     attempt_id: str
     allocation: Allocation
     at: float
 
 
-class Moved(msgspec.Struct, frozen=True):
-    """A share of it was lost with its node, and goes on at another."""
+class TaskMoveFact(msgspec.Struct, frozen=True):
+    """One of its tasks was lost with its node, and continues on another node."""
 
     attempt_id: str
     lost: str
-    share: NodeShare
+    task: NodeTask
 
 
-class Leaving(msgspec.Struct, frozen=True):
+class StopFact(msgspec.Struct, frozen=True):
     """An attempt that holds resources was asked to stop."""
 
     attempt_id: str
     grows_to: int | None = None
 
 
-class Over(msgspec.Struct, frozen=True):
-    """An attempt waits or holds nothing any more."""
+class AttemptEndFact(msgspec.Struct, frozen=True):
+    """An attempt no longer waits or holds anything."""
 
     attempt_id: str
     at: float
 
 
-class JobOver(msgspec.Struct, frozen=True):
+class JobEndFact(msgspec.Struct, frozen=True):
     job_id: str
     outcome: JobOutcome
 
 
-class NodeIs(msgspec.Struct, frozen=True):
-    view: NodeView
+class NodeFact(msgspec.Struct, frozen=True):
+    view: NodeInfo
     at: float
     is_lost: bool
-    """It does not answer, or was declared dead: nobody closed it on purpose."""
+    """The node does not answer, or was declared dead. It was not closed on purpose."""
 
 
-class NodeGone(msgspec.Struct, frozen=True):
+class NodeRemovalFact(msgspec.Struct, frozen=True):
     name: str
     at: float
 
 
-class ProjectsAre(msgspec.Struct, frozen=True):
-    views: tuple[ProjectView, ...]
+class ProjectsFact(msgspec.Struct, frozen=True):
+    views: tuple[ProjectInfo, ...]
 
 
-class WindowsAre(msgspec.Struct, frozen=True):
+class WindowsFact(msgspec.Struct, frozen=True):
     windows: tuple[Window, ...]
     at: float
 
 
-class PolicyIs(msgspec.Struct, frozen=True):
+class PolicyFact(msgspec.Struct, frozen=True):
     policy: Policy
 
 
-class Decision(msgspec.Struct, frozen=True):
-    """A plan that started or stopped somebody, as it is recorded."""
+class RecordedDecision(msgspec.Struct, frozen=True):
+    """A recorded plan that started or stopped at least one attempt."""
 
     seq: int
     at: float
     seen: int
-    """Made of the log up to this event."""
-    starts: tuple[Start, ...]
+    """The plan saw the log up to this event."""
+    starts: tuple[PlannedStart, ...]
     placed: tuple[str, ...]
-    """The starts that were still possible when it was written down."""
+    """The starts that were still possible when the plan was written."""
     evictions: tuple[Eviction, ...]
     saved: dict[str, float]
-    """Checkpoints heard of since the last one that stopped somebody."""
+    """Checkpoints reported since the last decision that stopped an attempt."""
     is_all_saved: bool
-    """No others were known, whatever was recorded before."""
+    """No other checkpoints were known, whatever was recorded before."""
     usages: tuple[Usage, ...]
-    """What all projects had that had any, where that may have decided; else nothing."""
+    """The use of all projects that had any, if it may have decided; else empty."""
     resting: frozenset[str]
     stamps: dict[str, tuple[float | None, float | None, float | None]]
-    """Of attempts that were stamped since the last one: expected run time, when it is due, its score."""
+    """Stamps of attempts since the last decision: expected run time, when it is due, its score."""
     replaces: tuple[str, str] | None = None
-    """The attempt and the node whose share its only start takes the place of; None: it is a whole plan."""
+    """The attempt, and the node whose task its only start replaces. None: it is a whole plan."""
 
 
 Fact = (
-    Queued
-    | Placed
-    | Moved
-    | Leaving
-    | Over
-    | JobOver
-    | NodeIs
-    | NodeGone
-    | ProjectsAre
-    | WindowsAre
-    | PolicyIs
-    | Decision
+    QueuedFact
+    | PlacementFact
+    | TaskMoveFact
+    | StopFact
+    | AttemptEndFact
+    | JobEndFact
+    | NodeFact
+    | NodeRemovalFact
+    | ProjectsFact
+    | WindowsFact
+    | PolicyFact
+    | RecordedDecision
 )
 
 
 def facts_of(events: Iterable[Event]) -> Iterator[tuple[int, Fact]]:
-    """The facts and the number of the event each comes from, in the order of the log."""
+    """The facts in the order of the log, each with the number of its event."""
     reader = _Reader()
     for event in events:
         read = READERS.get(str(event["kind"]))
@@ -144,17 +143,17 @@ def facts_of(events: Iterable[Event]) -> Iterator[tuple[int, Fact]]:
 
 
 class _Reader:
-    """What later events leave out because an earlier one said it."""
+    """Remembers what later events leave out because an earlier one contained it."""
 
     def __init__(self) -> None:
         self._specs: dict[str, str] = {}
-        """By array: its first element has the spec of all."""
+        """By array: its first element has the spec of all elements."""
         self._jobs: dict[str, Job] = {}
         self._nodes: dict[str, Node] = {}
         self._projects: dict[str, Project] = {}
         self._windows: dict[str, Window] = {}
         self._parts: list[dict[str, Any]] = []
-        """Of the decision that is told next."""
+        """Parts of the decision that comes next."""
 
     def submitted(self, event: Event) -> Fact:
         data, project = event["data"], str(event["project"])
@@ -165,7 +164,7 @@ class _Reader:
         spec = JobSpec.model_validate_json(text)
         array = None
         if array_id is not None and spec.array is not None:
-            array = ArrayPlace(array_id=array_id, index=0, size=0, at_once=spec.array.at_once)
+            array = ArrayElement(array_id=array_id, index=0, size=0, at_once=spec.array.at_once)
         job = Job(
             job_id=str(event["job_id"]),
             project=project,
@@ -198,11 +197,11 @@ class _Reader:
         return self._queued(job, event, data.get("backoff_s", 0.0))
 
     def evicted(self, event: Event) -> None:
-        """Those who wait again after it count it."""
+        """Count an eviction. The attempts that wait again after it carry the count."""
         job = self._jobs[str(event["job_id"])]
         self._jobs[job.job_id] = msgspec.structs.replace(job, evictions=job.evictions + 1)
 
-    def _queued(self, job: Job, event: Event, backoff_s: float) -> Queued:
+    def _queued(self, job: Job, event: Event, backoff_s: float) -> QueuedFact:
         attempt = Attempt(
             attempt_id=str(event["attempt_id"]),
             job_id=job.job_id,
@@ -211,93 +210,93 @@ class _Reader:
             queued_at=event["at"],
             backoff_s=backoff_s,
         )
-        return Queued(candidate(job, attempt), job.after, backoff_s)
+        return QueuedFact(candidate(job, attempt), job.after, backoff_s)
 
     def placed(self, event: Event) -> Fact:
         allocation = msgspec.convert(event["data"]["event"]["allocation"], Allocation)
-        return Placed(str(event["attempt_id"]), allocation, event["at"])
+        return PlacementFact(str(event["attempt_id"]), allocation, event["at"])
 
     def moved(self, event: Event) -> Fact | None:
-        told = event["data"]["event"]
-        share = told.get("share")
-        if share is None or share["node"] == told["failure"]["node"]:
+        change = event["data"]["event"]
+        task = change.get("task")
+        if task is None or task["node"] == change["failure"]["node"]:
             return None
-        where = msgspec.convert(share, NodeShare)
-        return Moved(str(event["attempt_id"]), told["failure"]["node"], where)
+        where = msgspec.convert(task, NodeTask)
+        return TaskMoveFact(str(event["attempt_id"]), change["failure"]["node"], where)
 
     def leaving(self, event: Event) -> Fact:
-        asked = event["data"].get("event") or {}
-        return Leaving(str(event["attempt_id"]), asked.get("grows_to"))
+        stop = event["data"].get("event") or {}
+        return StopFact(str(event["attempt_id"]), stop.get("grows_to"))
 
     def over(self, event: Event) -> Fact:
-        return Over(str(event["attempt_id"]), event["at"])
+        return AttemptEndFact(str(event["attempt_id"]), event["at"])
 
     def job_over(self, event: Event) -> Fact:
-        return JobOver(str(event["job_id"]), JobOutcome(event["data"]["outcome"]))
+        return JobEndFact(str(event["job_id"]), JobOutcome(event["data"]["outcome"]))
 
     def node_facts(self, event: Event) -> Fact:
         facts = msgspec.convert(event["data"], NodeFacts)
-        known = self._nodes.get(facts.name)
-        node = msgspec.structs.replace(known, facts=facts) if known else Node(facts=facts, engine="")
+        before = self._nodes.get(facts.name)
+        node = msgspec.structs.replace(before, facts=facts) if before else Node(facts=facts, engine="")
         return self._node(node, event)
 
     def node_state(self, event: Event) -> Fact | None:
-        known = self._nodes.get(str(event["node"]))
-        if known is None:
+        node = self._nodes.get(str(event["node"]))
+        if node is None:
             return None
-        return self._node(msgspec.structs.replace(known, state=NodeState(event["data"]["to"])), event)
+        return self._node(msgspec.structs.replace(node, state=NodeState(event["data"]["to"])), event)
 
     def node_alive(self, event: Event) -> Fact | None:
-        known = self._nodes.get(str(event["node"]))
-        if known is None:
+        node = self._nodes.get(str(event["node"]))
+        if node is None:
             return None
-        facts = msgspec.structs.replace(known.facts, is_alive=event["kind"] == "node.answers")
-        return self._node(msgspec.structs.replace(known, facts=facts), event)
+        facts = msgspec.structs.replace(node.facts, is_alive=event["kind"] == "node.answers")
+        return self._node(msgspec.structs.replace(node, facts=facts), event)
 
     def node_busy(self, event: Event) -> Fact | None:
-        known = self._nodes.get(str(event["node"]))
-        if known is None:
+        node = self._nodes.get(str(event["node"]))
+        if node is None:
             return None
-        facts = msgspec.structs.replace(known.facts, is_busy=event["kind"] == "node.busy")
-        return self._node(msgspec.structs.replace(known, facts=facts), event)
+        facts = msgspec.structs.replace(node.facts, is_busy=event["kind"] == "node.busy")
+        return self._node(msgspec.structs.replace(node, facts=facts), event)
 
     def node_listed(self, event: Event) -> Fact | None:
-        known = self._nodes.get(str(event["node"]))
-        if known is None:
+        node = self._nodes.get(str(event["node"]))
+        if node is None:
             return None
-        return self._node(msgspec.structs.replace(known, is_gone=event["kind"] == "node.gone"), event)
+        return self._node(msgspec.structs.replace(node, is_gone=event["kind"] == "node.gone"), event)
 
     def node_removed(self, event: Event) -> Fact:
         self._nodes.pop(str(event["node"]), None)
-        return NodeGone(str(event["node"]), event["at"])
+        return NodeRemovalFact(str(event["node"]), event["at"])
 
-    def _node(self, node: Node, event: Event) -> NodeIs | NodeGone:
+    def _node(self, node: Node, event: Event) -> NodeFact | NodeRemovalFact:
         self._nodes[node.name] = node
         if node.is_gone:
-            return NodeGone(node.name, event["at"])
+            return NodeRemovalFact(node.name, event["at"])
         is_lost = not node.facts.answers or node.state is NodeState.DEAD
-        return NodeIs(node_view(node), event["at"], is_lost)
+        return NodeFact(node_view(node), event["at"], is_lost)
 
     def project(self, event: Event) -> Fact:
         data = dict(event["data"])
         name = data.pop("project")
-        known = self._projects.get(name) or Project(name=name, uid=0)
-        fields = {**msgspec.to_builtins(known), **data}
+        project = self._projects.get(name) or Project(name=name, uid=0)
+        fields = {**msgspec.to_builtins(project), **data}
         self._projects[name] = msgspec.convert(fields, Project)
-        return ProjectsAre(tuple(project_view(one) for one in self._projects.values()))
+        return ProjectsFact(tuple(project_view(project) for project in self._projects.values()))
 
     def window(self, event: Event) -> Fact:
         window = msgspec.convert(event["data"], Window)
         if event["kind"] == "window.added":
-            # Whoever declares one throws away those that are over, and a clock may be set back after that.
-            kept = {key: one for key, one in self._windows.items() if one.until_at > event["at"]}
+            # Declaring a window discards those that are over, and a clock may be set back after that.
+            kept = {key: window for key, window in self._windows.items() if window.until_at > event["at"]}
             self._windows = {**kept, window.window_id: window}
         else:
             self._windows.pop(window.window_id, None)
-        return WindowsAre(tuple(self._windows.values()), event["at"])
+        return WindowsFact(tuple(self._windows.values()), event["at"])
 
     def policy(self, event: Event) -> Fact:
-        return PolicyIs(msgspec.convert(event["data"], Policy))
+        return PolicyFact(msgspec.convert(event["data"], Policy))
 
     def part(self, event: Event) -> None:
         self._parts.append(event["data"])
@@ -305,14 +304,14 @@ class _Reader:
     def decision(self, event: Event) -> Fact | None:
         data = event["data"]
         if self._parts:
-            data, self._parts = _together([*self._parts, data]), []
+            data, self._parts = _joined_parts([*self._parts, data]), []
         if "stamps" not in data:
             return None  # older than decisions that can be made again
-        return Decision(
+        return RecordedDecision(
             seq=int(event["seq"]),
             at=event["at"],
             seen=data["seen"],
-            starts=msgspec.convert(data["starts"], tuple[Start, ...]),
+            starts=msgspec.convert(data["starts"], tuple[PlannedStart, ...]),
             placed=tuple(data["placed"]),
             evictions=msgspec.convert(data.get("evictions", ()), tuple[Eviction, ...]),
             saved=data.get("saved", {}),
@@ -324,8 +323,8 @@ class _Reader:
         )
 
 
-def _together(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """A decision whose lists and mappings were split."""
+def _joined_parts(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Join a decision whose lists and mappings were split."""
     whole = dict(parts[-1])
     for key, last in parts[-1].items():
         if isinstance(last, list):

@@ -1,4 +1,4 @@
-"""Make recorded decisions again: the production planner, told what the log says it was told.
+"""Make recorded decisions again: the production planner gets the facts that the log recorded.
 
 A decision reproduces when the same attempts start in the same order on the same nodes and devices.
 """
@@ -10,66 +10,68 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from shoal.control.snapshot import broken, unmet
+from shoal.control.memory.planner_input import broken_dependency, unmet_dependencies
 from shoal.model.job import JobOutcome
-from shoal.scheduler import Eviction, Holding, Planner, Policy, Start, replacement
-from shoal.scheduler.book import holding_of
+from shoal.scheduler import Eviction, Holding, PlannedStart, Planner, Policy, replacement
+from shoal.scheduler.facts.cluster_state import holding_of
 from shoal.sim.history.facts import (
-    Decision,
+    AttemptEndFact,
     Fact,
-    JobOver,
-    Leaving,
-    Moved,
-    NodeGone,
-    NodeIs,
-    Over,
-    Placed,
-    PolicyIs,
-    ProjectsAre,
-    Queued,
-    WindowsAre,
+    JobEndFact,
+    NodeFact,
+    NodeRemovalFact,
+    PlacementFact,
+    PolicyFact,
+    ProjectsFact,
+    QueuedFact,
+    RecordedDecision,
+    StopFact,
+    TaskMoveFact,
+    WindowsFact,
 )
 
 
-class Verdict(msgspec.Struct, frozen=True):
-    decision: Decision
-    starts: tuple[Start, ...]
+class ReplayVerdict(msgspec.Struct, frozen=True):
+    decision: RecordedDecision
+    starts: tuple[PlannedStart, ...]
     """What the planner starts now, from the same facts."""
     evictions: tuple[Eviction, ...]
-    """And whom it asks to stop."""
+    """The attempts that the planner asks to stop."""
 
     @property
     def is_equal(self) -> bool:
         return (self.starts, self.evictions) == (self.decision.starts, self.decision.evictions)
 
 
-class Replay:
-    """A planner that lives through a log. Between decisions it stands as the cluster's own stood."""
+class DecisionReplay:
+    """A planner that follows a log. Between decisions it has the state of the cluster's own planner."""
 
     def __init__(self, policy: Policy | None = None) -> None:
         self.planner = Planner(policy or Policy())
         self._is_policy_given = policy is not None
-        self._waiting: dict[str, Queued] = {}
+        self._waiting: dict[str, QueuedFact] = {}
         """By attempt."""
         self._held: dict[str, Holding] = {}
         self._outcomes: dict[str, JobOutcome | None] = {}
         self._dependents: dict[str, set[str]] = {}
-        """Attempts, by the job they wait for."""
+        """Waiting attempts, by the job they depend on."""
 
-    def verdicts(self, facts: Iterable[tuple[int, Fact]]) -> Iterator[Verdict]:
-        """One for each decision, in order. Facts recorded after what a decision had seen come after it."""
+    def verdicts(self, facts: Iterable[tuple[int, Fact]]) -> Iterator[ReplayVerdict]:
+        """One verdict for each decision, in order. Facts recorded after a decision's view of the log are
+        applied after it.
+        """
         unseen: deque[tuple[int, Fact]] = deque()
         for seq, fact in facts:
-            if not isinstance(fact, Decision):
+            if not isinstance(fact, RecordedDecision):
                 unseen.append((seq, fact))
                 continue
             while unseen and unseen[0][0] <= fact.seen:
-                self.tell(unseen.popleft()[1])
+                self.apply(unseen.popleft()[1])
             yield self._decide(fact)
         for _, fact in unseen:
-            self.tell(fact)
+            self.apply(fact)
 
-    def _decide(self, decision: Decision) -> Verdict:
+    def _decide(self, decision: RecordedDecision) -> ReplayVerdict:
         if decision.replaces is not None:
             return self._replace(decision, *decision.replaces)
         for attempt_id, (expected_s, due_at, score) in decision.stamps.items():
@@ -84,58 +86,58 @@ class Replay:
         self.planner.correct_usage(decision.usages)
         made = self.planner.plan(decision.at)
         for start in made.starts:
-            self.planner.undo(start.attempt_id)  # the log tells what became of it
-        return Verdict(decision, made.starts, made.evictions)
+            self.planner.undo(start.attempt_id)  # the log has the result of the start
+        return ReplayVerdict(decision, made.starts, made.evictions)
 
-    def _replace(self, decision: Decision, attempt_id: str, lost: str) -> Verdict:
-        share = replacement(self.planner.snapshot(), self.planner.policy, attempt_id, lost, decision.at)
-        starts = () if share is None else (Start(attempt_id=attempt_id, allocation=(share,)),)
-        return Verdict(decision, starts, ())
+    def _replace(self, decision: RecordedDecision, attempt_id: str, lost: str) -> ReplayVerdict:
+        task = replacement(self.planner.snapshot(), self.planner.policy, attempt_id, lost, decision.at)
+        starts = () if task is None else (PlannedStart(attempt_id=attempt_id, allocation=(task,)),)
+        return ReplayVerdict(decision, starts, ())
 
-    def tell(self, fact: Fact) -> None:
+    def apply(self, fact: Fact) -> None:
         planner = self.planner
         match fact:
-            case Queued(candidate=candidate, after=after):
+            case QueuedFact(candidate=candidate, after=after):
                 self._waiting[candidate.attempt_id] = fact
-                self._ended(candidate.job_id, None)  # one that is tried again has not ended any more
+                self._ended(candidate.job_id, None)  # a job that is tried again has not ended
                 for dep in after:
                     self._dependents.setdefault(dep.job_id, set()).add(candidate.attempt_id)
                 self._judge(candidate.attempt_id)
-            case Placed():
+            case PlacementFact():
                 candidate = self._waiting.pop(fact.attempt_id).candidate
                 held = self._held[fact.attempt_id] = holding_of(candidate, fact.allocation, fact.at)
                 planner.hold(held)
-            case Moved():
+            case TaskMoveFact():
                 held = self._held[fact.attempt_id]
-                shares = tuple(fact.share if one.node == fact.lost else one for one in held.allocation)
-                held = self._held[fact.attempt_id] = msgspec.structs.replace(held, allocation=shares)
+                tasks = tuple(fact.task if task.node == fact.lost else task for task in held.allocation)
+                held = self._held[fact.attempt_id] = msgspec.structs.replace(held, allocation=tasks)
                 planner.hold(held)
-            case Leaving():
+            case StopFact():
                 held = self._held[fact.attempt_id]
-                planner.hold(msgspec.structs.replace(held, is_leaving=True, grows_to=fact.grows_to))
-            case Over():
+                planner.hold(msgspec.structs.replace(held, is_stopping=True, grows_to=fact.grows_to))
+            case AttemptEndFact():
                 self._waiting.pop(fact.attempt_id, None)
                 self._held.pop(fact.attempt_id, None)
                 planner.drop(fact.attempt_id)
                 planner.release(fact.attempt_id, fact.at)
-            case JobOver():
+            case JobEndFact():
                 self._ended(fact.job_id, fact.outcome)
-            case NodeIs():
+            case NodeFact():
                 planner.set_node(fact.view)
-            case NodeGone():
+            case NodeRemovalFact():
                 planner.drop_node(fact.name)
-            case ProjectsAre():
+            case ProjectsFact():
                 planner.set_projects(fact.views)
-            case WindowsAre():
+            case WindowsFact():
                 planner.set_windows(fact.windows)
-            case PolicyIs():
+            case PolicyFact():
                 if not self._is_policy_given:
                     self.planner = Planner.of(planner.snapshot(), fact.policy)
-            case Decision():
+            case RecordedDecision():
                 pass
 
     def _ended(self, job_id: str, outcome: JobOutcome | None) -> None:
-        """Those who wait for it may start, or may not any more."""
+        """Jobs that depend on it may start, or never can."""
         self._outcomes[job_id] = outcome
         for attempt_id in sorted(self._dependents.get(job_id, ())):
             self._judge(attempt_id)
@@ -152,12 +154,16 @@ class Replay:
             self._judge(attempt_id)
 
     def _judge(self, attempt_id: str, *, is_resting: bool | None = None) -> None:
-        """Tell the planner of one that waits, if it may start."""
+        """Pass a waiting attempt to the planner, if it may start."""
         queued = self._waiting.get(attempt_id)
         if queued is None:
             return
         is_resting = queued.backoff_s > 0 if is_resting is None else is_resting
-        if is_resting or broken(queued.after, self._outcomes) or unmet(queued.after, self._outcomes):
+        if (
+            is_resting
+            or broken_dependency(queued.after, self._outcomes)
+            or unmet_dependencies(queued.after, self._outcomes)
+        ):
             self.planner.drop(attempt_id)
         else:
             self.planner.add(queued.candidate)

@@ -1,5 +1,6 @@
 """Published policies, kept to show that the simulator is right: `make yardsticks` compares them with their
 papers.
 
-One idea a file. None of them is offered to users.
+Users cannot choose them. `backfilling` and `virtual_clusters` decide for `sim.loop`; `pod_packing` and
+`fragmentation` fill nodes without time.
 """

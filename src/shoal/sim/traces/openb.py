@@ -1,6 +1,6 @@
 """Alibaba's GPU-sharing cluster of 2023: a list of nodes, and lists of pods that may ask for a part of a GPU.
 
-https://github.com/alibaba/clusterdata (cluster-trace-gpu-v2023) says what the columns mean.
+https://github.com/alibaba/clusterdata (cluster-trace-gpu-v2023) defines the columns.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from pathlib import Path
 
 import msgspec
 
-from shoal.sim.traces.job import TraceError, malformed
-from shoal.sim.traces.text import open_text
+from shoal.sim.traces.trace import TraceError, malformed, open_text
 
 MILLI = 1000
-"""Parts of one GPU."""
+"""Thousandths in one GPU."""
 
 
 class GpuNode(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,9 +33,9 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
     memory_mib: int
     num_gpus: int = 0
     gpu_milli: int = 0
-    """Of each of its GPUs; 1000 whenever there are several."""
+    """Thousandths of each of its GPUs; 1000 if there are several."""
     models: tuple[str, ...] = ()
-    """Any of these; all when empty."""
+    """Accepted models; all if empty."""
 
     @property
     def total_gpu_milli(self) -> int:

@@ -1,7 +1,7 @@
-"""The Standard Workload Format: 18 columns a job, -1 for unknown, facts about the machine in `;` comments.
+"""The Standard Workload Format: 18 columns per job, -1 for unknown, facts about the machine in `;` comments.
 
-https://www.cs.huji.ac.il/labs/parallel/workload/swf.html says what the columns mean. What to make of a job
-that is incomplete is not in the format, so it is in `SwfRules`.
+https://www.cs.huji.ac.il/labs/parallel/workload/swf.html defines the columns. The format does not define what
+to do with an incomplete job, so `SwfRules` does.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from shoal.sim.traces.job import TraceJob, malformed
-from shoal.sim.traces.text import open_text
+from shoal.sim.traces.trace import TraceJob, malformed, open_text
 
 NUM_FIELDS = 18
 # Columns, counted from 0.
@@ -25,12 +24,12 @@ USER, GROUP, EXECUTABLE, QUEUE = 11, 12, 13, 14
 class Size(StrEnum):
     """Which of the two processor columns counts."""
 
-    ALLOCATED = "allocated"  # requested where nothing was allocated
+    ALLOCATED = "allocated"  # the requested number if none was allocated
     LARGEST = "largest"  # the larger of the two
 
 
 class MissingLimit(StrEnum):
-    """What a job without a requested time is taken to have asked for."""
+    """The limit of a job without a requested time."""
 
     NONE = "none"
     RUN = "run"
@@ -40,15 +39,17 @@ class SwfRules(msgspec.Struct, frozen=True, kw_only=True):
     size: Size = Size.ALLOCATED
     missing_limit: MissingLimit = MissingLimit.NONE
     is_limit_raised_to_run: bool = False
-    """Logs let jobs overrun a little; a simulated scheduler that plans by limits must never see that."""
+    """Logs let jobs overrun a little. A simulated scheduler that plans by limits must never see that."""
     is_empty_run_dropped: bool = True
     """Jobs of 0 s: cancelled while they waited, or rounded down."""
     is_sizeless_dropped: bool = True
-    """Jobs that name no processors in either column; kept, they are given one."""
+    """Jobs without processors in either column. If they are kept, they get one."""
 
 
 def read_header(path: Path) -> dict[str, str]:
-    """The facts before the first job (`MaxProcs`, `UnixStartTime`, ...), lines of a repeated key joined."""
+    """The facts before the first job (`MaxProcs`, `UnixStartTime`, ...). Lines of a repeated
+    key are joined.
+    """
     facts: dict[str, str] = {}
     with open_text(path) as lines:
         for line in lines:
@@ -65,7 +66,7 @@ def read_header(path: Path) -> dict[str, str]:
 def read_swf(
     path: Path, rules: SwfRules | None = None, *, dropped: Counter[str] | None = None
 ) -> Iterator[TraceJob]:
-    """The jobs in the order of the file. `dropped` counts by reason what the rules left out."""
+    """The jobs in the order of the file. `dropped` counts, by reason, the jobs that the rules left out."""
     rules = rules or SwfRules()
     dropped = Counter() if dropped is None else dropped
     with open_text(path) as lines:
@@ -88,7 +89,7 @@ def read_swf(
 
 
 def _job(fields: list[str], rules: SwfRules) -> TraceJob | str:
-    """The job, or why the rules drop it."""
+    """The job, or the reason why the rules drop it."""
     run_s = _number(fields[RUN])
     if run_s <= 0 and rules.is_empty_run_dropped:
         return "no run time"
@@ -105,10 +106,10 @@ def _job(fields: list[str], rules: SwfRules) -> TraceJob | str:
         run_s=run_s,
         limit_s=_limit(_number(fields[LIMIT]), run_s, rules),
         num_processors=size,
-        user=_known(fields[USER]),
-        group=_known(fields[GROUP]),
-        name=_known(fields[EXECUTABLE]),
-        queue=_known(fields[QUEUE]),
+        user=_text_or_none(fields[USER]),
+        group=_text_or_none(fields[GROUP]),
+        name=_text_or_none(fields[EXECUTABLE]),
+        queue=_text_or_none(fields[QUEUE]),
     )
 
 
@@ -119,12 +120,12 @@ def _limit(limit_s: float, run_s: float, rules: SwfRules) -> float | None:
 
 
 def _number(text: str) -> float:
-    """Whole seconds stay whole: sums of them are exact."""
+    """Whole seconds stay whole, so that sums of them are exact."""
     try:
         return int(text)
     except ValueError:
         return float(text)
 
 
-def _known(text: str) -> str | None:
+def _text_or_none(text: str) -> str | None:
     return None if text == "-1" else text

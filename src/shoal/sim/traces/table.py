@@ -1,7 +1,7 @@
 """Traces as CSV with a header line: Philly, Microsoft ITP, and any table that uses Shoal's own column names.
 
-`SHOAL` documents those names. A table may also be a tar file of several, one for each cluster: then the name
-of the file inside is the job's project.
+`SHOAL` documents those names. A table may also be a tar file of several tables, one per cluster. The name of
+the file inside is then the job's project.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ from typing import Any, TextIO
 
 import msgspec
 
-from shoal.sim.traces.job import TraceError, TraceJob, malformed
-from shoal.sim.traces.text import open_text, tables_in
+from shoal.sim.traces.trace import TraceError, TraceJob, malformed, open_text, tables_in
 
 
 class Columns(msgspec.Struct, frozen=True, kw_only=True):
-    """The table's name for each field of `TraceJob`; None where it has no such column."""
+    """The table's name for each field of `TraceJob`. None if it has no such column."""
 
     submitted_at: str
     """Seconds, or `2017-10-09 07:01:55`, read as UTC."""
     run_s: str
     job_id: str | None = None
-    """Without one, the number of the line is the id."""
+    """Without an id, the number of the line is the id."""
     limit_s: str | None = None
     num_processors: str | None = None
     num_gpus: str | None = None
@@ -43,13 +42,13 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True):
 
 REQUIRED = frozenset({"submitted_at", "run_s"})
 SHOAL = Columns(**{field: field for field in Columns.__struct_fields__})
-"""`submitted_at` and `run_s` must be there; every other column may be missing, and a cell may be empty."""
+"""`submitted_at` and `run_s` are required. Every other column may be missing, and a cell may be empty."""
 PHILLY = Columns(submitted_at="timestamp", run_s="duration", num_gpus="num_gpus", project="cluster")
 ITP = Columns(job_id="job_id", submitted_at="submission_time", run_s="duration", num_gpus="num_gpu")
 
 
 def read_table(path: Path, columns: Columns = SHOAL) -> Iterator[TraceJob]:
-    """The jobs in the order of the file or files; a trace need not be in order of time."""
+    """The jobs in the order of the file or files. A trace need not be in order of time."""
     if path.is_file() and tarfile.is_tarfile(path):
         for name, lines in tables_in(path):
             yield from _jobs(f"{path}/{name}.csv", lines, columns, project=name)
@@ -82,20 +81,20 @@ def _jobs(where: str, lines: TextIO, columns: Columns, project: str | None) -> I
 
 
 def _readers(where: str, header: list[str], columns: Columns) -> list[tuple[str, int, Callable[[str], Any]]]:
-    """For each field of a job that this table has: where it stands, and how to read it."""
+    """For each job field in this table: its column, and a function that reads it."""
     places = {name.strip(): place for place, name in enumerate(header)}
-    found = []
+    readers = []
     for field in Columns.__struct_fields__:
         name = getattr(columns, field)
         if name in places:
-            found.append((field, places[name], READ.get(field, str)))
+            readers.append((field, places[name], READ.get(field, str)))
         elif field in REQUIRED or (name is not None and columns is not SHOAL):
             raise TraceError(f"{where}:1: no column `{name}`; there are {', '.join(header) or 'none'}")
-    return found
+    return readers
 
 
 def _seconds(text: str) -> float:
-    """Whole seconds stay whole. Nothing lasts less than no time, or for ever."""
+    """Whole seconds stay whole. No duration is negative or infinite."""
     value = float(text)
     if not 0 <= value < math.inf:
         raise ValueError

@@ -1,6 +1,7 @@
-"""Bring a database's tables to this version, from whichever older version it is.
+"""Bring a database's tables from any older version to this one.
 
-Migrations are Alembic's and are never edited once released; they do not import the rest of the store.
+`migrate` runs Alembic's revisions in `versions/`, in order, inside the caller's transaction. A revision is
+never edited once released, and imports nothing else of the store.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ def migrate(connection: Connection) -> None:
     current = MigrationContext.configure(connection).get_current_revision()
     if current == script.get_current_head():
         return
-    if current is not None and current not in {known.revision for known in script.walk_revisions()}:
+    if current is not None and current not in {
+        script_revision.revision for script_revision in script.walk_revisions()
+    }:
         raise StateError(
             f"this database was written by a newer Shoal (its revision is {current})",
             hint="pip install --upgrade shoal",

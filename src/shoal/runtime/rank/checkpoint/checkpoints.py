@@ -17,18 +17,23 @@ from weakref import WeakSet
 import torch
 
 from shoal.errors import ShoalError, StateError
-from shoal.runtime.arguments import check_parts, whole
-from shoal.runtime.rank.checkpoint.flight import Flight, Stage
-from shoal.runtime.rank.checkpoint.manifest import Fence, Name
-from shoal.runtime.rank.checkpoint.owners import divide
-from shoal.runtime.rank.checkpoint.pace import Pace
-from shoal.runtime.rank.checkpoint.parts import capture, optimizers_of, replicated_bytes, settle
+from shoal.runtime.rank.arguments import check_parts, whole_number
+from shoal.runtime.rank.checkpoint.background_save import BackgroundSave, CheckpointStage
+from shoal.runtime.rank.checkpoint.manifest import CheckpointName, Fence
+from shoal.runtime.rank.checkpoint.parts import (
+    assign_owners,
+    capture,
+    copy_buffers,
+    optimizers_of,
+    replicated_bytes,
+)
+from shoal.runtime.rank.checkpoint.peer_memory import PeerMemoryStore
 from shoal.runtime.rank.checkpoint.peers import Peers
-from shoal.runtime.rank.checkpoint.reading import find, read
-from shoal.runtime.rank.checkpoint.spread import Spread
+from shoal.runtime.rank.checkpoint.reading import fill_parts, find_newest
+from shoal.runtime.rank.checkpoint.schedule import SaveSchedule
 from shoal.runtime.rank.checkpoint.tiers import Tiers
-from shoal.runtime.rank.checkpoint.writing import Writing
-from shoal.runtime.rank.state import Stateful
+from shoal.runtime.rank.checkpoint.writing import CheckpointWrite
+from shoal.runtime.rank.training_state import Stateful
 
 LEFT_S = 1.0
 """How long the last save of a group that broke may take to notice it; then it is left alone."""
@@ -52,14 +57,14 @@ class Checkpoints:
         memory: bool = False,
         url: str | None = None,
     ) -> None:
-        keep = whole("keep", keep, 1)
-        self._pace = Pace(None if every is None else whole("every", every, 1))
+        keep = whole_number("keep", keep, 1)
+        self._pace = SaveSchedule(None if every is None else whole_number("every", every, 1))
         self._tiers = Tiers(directory, keep=keep, is_in_memory=memory, url=url)
         self._peers: Peers | None = None
         self._fence = Fence()
         self._owners: dict[str, int] | None = None
-        self._stage: Stage | None = None
-        self._flight: Flight | None = None
+        self._stage: CheckpointStage | None = None
+        self._flight: BackgroundSave | None = None
         self._guarded: WeakSet[torch.optim.Optimizer] = WeakSet()
         self._saved: int | None = None
         self.stalled_s = 0.0
@@ -74,11 +79,11 @@ class Checkpoints:
         check_parts(parts)
         self.wait()
         peers = self._join()
-        found = find(peers, self._tiers, self._fence)
-        if found is None:
+        newest = find_newest(peers, self._tiers, self._fence)
+        if newest is None:
             self._pace.begin(0, 0.0)
             return None
-        manifest = read(peers, parts, found)
+        manifest = fill_parts(peers, parts, newest)
         self._pace.begin(manifest.step, manifest.run_s)
         return manifest.step
 
@@ -104,27 +109,29 @@ class Checkpoints:
         before. `StateError`: a later attempt has taken over.
         """
         check_parts(parts)
-        step = whole("step", step, 0)
-        asked = time.monotonic()
+        step = whole_number("step", step, 0)
+        called_at = time.monotonic()
         self.wait()
         began = time.monotonic()
         peers = self._join()
         state = capture(parts)
         if self._owners is None:
-            self._owners = divide(peers.all(replicated_bytes(parts, state)))
+            self._owners = assign_owners(peers.gather(replicated_bytes(parts, state)))
         owners, rank = self._owners, peers.rank
-        own = settle(parts, {key: one for key, one in state.items() if owners.get(key, rank) == rank})
+        own_state = copy_buffers(
+            parts, {key: one for key, one in state.items() if owners.get(key, rank) == rank}
+        )
         for optimizer in set(optimizers_of(parts)) - set(self._guarded):
             optimizer.register_step_pre_hook(self._before_step)
             self._guarded.add(optimizer)
-        self._pace.set_due(peers.from_first(lambda: self._pace.next(step)))
-        name, decision = Name(self._fence, step), self._pace.decision
-        writing = Writing(peers, self._tiers, name, run_s=self._pace.run_s, decision=decision)
-        self._stage = self._stage or Stage()
-        self._flight = Flight(step, self._stage, own, writing.land)
+        self._pace.set_due(peers.from_rank_zero(lambda: self._pace.plan_next(step)))
+        name, decision = CheckpointName(self._fence, step), self._pace.decision
+        writing = CheckpointWrite(peers, self._tiers, name, run_s=self._pace.run_s, decision=decision)
+        self._stage = self._stage or CheckpointStage()
+        self._flight = BackgroundSave(step, self._stage, own_state, writing.run)
         now = time.monotonic()
         self._pace.cost_s = now - began
-        self.stalled_s += now - asked
+        self.stalled_s += now - called_at
 
     def staged(self) -> None:
         """Return when the tensors of the save under way are copied and may be changed."""
@@ -177,12 +184,14 @@ class Checkpoints:
             return self._peers
         peers = self._peers = Peers()
         self._owners = None
-        told = peers.from_first(self._claim)
-        if isinstance(told, ShoalError):
+        claim = peers.from_rank_zero(self._claim)
+        if isinstance(claim, ShoalError):
             self._peers = None
-            raise told
-        self._fence = told
-        if self._tiers.is_spread and (problem := Spread(self._tiers.first, peers).claim(told)):
+            raise claim
+        self._fence = claim
+        if self._tiers.is_in_peer_memory and (
+            problem := PeerMemoryStore(self._tiers.first, peers).claim(claim)
+        ):
             self._peers = None
             raise StateError(f"checkpoints cannot be kept in memory: {problem}")
         return peers
@@ -191,7 +200,7 @@ class Checkpoints:
         epoch = os.environ.get("SHOAL_EPOCH")
         generation = int(os.environ.get("SHOAL_GENERATION", "0"))
         try:
-            return self._tiers.claim(Fence(epoch=int(epoch), generation=generation) if epoch else None)
+            return self._tiers.claim(Fence(epoch=int(epoch), rendezvous_round=generation) if epoch else None)
         except ShoalError as error:
             return error
         except OSError as error:

@@ -8,20 +8,18 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from shoal.errors import SpecError
-from shoal.runtime import shared_memory
-from shoal.runtime.rank.checkpoint.folder import Folder
-from shoal.runtime.rank.checkpoint.manifest import Fence, Name
-from shoal.runtime.rank.checkpoint.objects import open_objects
-from shoal.runtime.rank.checkpoint.place import Place
-from shoal.runtime.rank.checkpoint.status import MEMORY
+from shoal.runtime.files import checkpoint_storage
+from shoal.runtime.rank.checkpoint.bucket_store import open_bucket
+from shoal.runtime.rank.checkpoint.folder_store import CheckpointStore, FolderStore
+from shoal.runtime.rank.checkpoint.manifest import MEMORY, CheckpointName, Fence
 
-SPREAD = -1
+PEER_MEMORY = -1
 """The place of what is in the memory of several nodes."""
 
 
-class Candidate(msgspec.Struct, frozen=True):
+class CheckpointCandidate(msgspec.Struct, frozen=True):
     place: int
-    name: Name
+    name: CheckpointName
 
 
 class Tiers:
@@ -34,16 +32,16 @@ class Tiers:
                 "no directory for checkpoints: the job has none and the program names none",
                 hint="add `checkpoint: {}` to the job, or Checkpoints(directory=...)",
             )
-        self._directory = Folder(directory, keep=keep)
-        self.places: list[Place] = [self._directory]
+        self._directory = FolderStore(directory, keep=keep)
+        self.places: list[CheckpointStore] = [self._directory]
         self.first = self._directory
         """Where a save is written; from there it is copied to the others."""
-        self.is_spread = False
+        self.is_in_peer_memory = False
         """Whether that is the memory of several nodes, of which none has all of it: no `Place`."""
         if is_in_memory:
-            self.first = Folder(_memory_folder(), keep=1)
-            self.is_spread = not is_on_one_node()
-            if not self.is_spread:
+            self.first = FolderStore(_memory_folder(), keep=1)
+            self.is_in_peer_memory = not is_on_one_node()
+            if not self.is_in_peer_memory:
                 self.places.insert(0, self.first)
         if url is not None:
             self.places.append(_place_at(url, keep=keep))
@@ -52,7 +50,7 @@ class Tiers:
     def directory(self) -> str:
         return self._directory.title
 
-    def word(self, place: Place) -> str:
+    def label(self, place: CheckpointStore) -> str:
         """How people are told of it."""
         if place is self._directory:
             return "directory"
@@ -66,30 +64,40 @@ class Tiers:
             place.claim(fence)
         return fence
 
-    def candidates(self, spread: Sequence[Name] = ()) -> list[Candidate]:
+    def candidates(self, in_peer_memory: Sequence[CheckpointName] = ()) -> list[CheckpointCandidate]:
         """What is committed anywhere: newest first, and of the same one the fastest place first.
 
         `spread`: what is in the memory of nodes.
         """
-        found = [Candidate(place, name) for place, one in enumerate(self.places) for name in one.names()]
-        return sorted([*(Candidate(SPREAD, name) for name in spread), *found], key=_newest)
+        candidates = [
+            CheckpointCandidate(place, name) for place, one in enumerate(self.places) for name in one.names()
+        ]
+        return sorted(
+            [*(CheckpointCandidate(PEER_MEMORY, name) for name in in_peer_memory), *candidates],
+            key=_newest_first,
+        )
 
-    def copies(self) -> Iterator[Place]:
+    def copies(self) -> Iterator[CheckpointStore]:
         return (place for place in self.places if place is not self.first)
 
-    def folder_for(self, place: Place) -> Folder:
+    def folder_for(self, place: CheckpointStore) -> FolderStore:
         """Where what comes from this place is read: there, or in the directory that it is fetched into."""
-        return place if isinstance(place, Folder) else self._directory
+        return place if isinstance(place, FolderStore) else self._directory
 
 
-def _place_at(url: str, *, keep: int) -> Place:
+def _place_at(url: str, *, keep: int) -> CheckpointStore:
     """A file system has no conditional put, but it has locks."""
     path = url.removeprefix("file://")
-    return open_objects(url, keep=keep) if path == url else Folder(path, keep=keep)
+    return open_bucket(url, keep=keep) if path == url else FolderStore(path, keep=keep)
 
 
-def _newest(one: Candidate) -> tuple[int, int, int, int]:
-    return (-one.name.fence.epoch, -one.name.fence.generation, -one.name.step, one.place)
+def _newest_first(candidate: CheckpointCandidate) -> tuple[int, int, int, int]:
+    return (
+        -candidate.name.fence.epoch,
+        -candidate.name.fence.rendezvous_round,
+        -candidate.name.step,
+        candidate.place,
+    )
 
 
 def is_on_one_node() -> bool:
@@ -99,11 +107,11 @@ def is_on_one_node() -> bool:
 
 
 def _memory_folder() -> str:
-    """Made for this user alone: a folder of somebody else's that has the name is refused."""
+    """Make a folder for this user alone. An existing folder of another user is refused."""
     run = os.environ.get("SHOAL_ATTEMPT_ID") or os.environ.get("TORCHELASTIC_RUN_ID") or f"{os.getsid(0)}"
-    path = shared_memory.folder(os.getuid(), run, os.environ.get("SHOAL_NODE", ""))
+    path = checkpoint_storage.memory_folder(os.getuid(), run, os.environ.get("SHOAL_NODE", ""))
     os.makedirs(path, mode=0o700, exist_ok=True)
-    found = os.lstat(path)
-    if found.st_uid != os.getuid() or os.path.islink(path):
+    facts = os.lstat(path)
+    if facts.st_uid != os.getuid() or os.path.islink(path):
         raise SpecError(f"{path} is not this user's folder; remove it, or do not ask for memory")
     return path

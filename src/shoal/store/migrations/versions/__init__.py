@@ -1,1 +1,1 @@
-"""One file a revision, in order of their numbers."""
+"""One file per revision, in order of their numbers."""

@@ -1,4 +1,4 @@
-"""What jobs measure while they run."""
+"""Metrics that jobs report while they run."""
 
 from __future__ import annotations
 

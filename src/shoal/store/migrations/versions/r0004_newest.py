@@ -1,4 +1,4 @@
-"""Which value of a curve was said last: after a restart it is not the one with the highest step."""
+"""The newest value of a curve. After a restart it is not the value with the highest step."""
 
 from __future__ import annotations
 

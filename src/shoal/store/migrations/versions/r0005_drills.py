@@ -1,4 +1,4 @@
-"""Events of drills are few among many: find them without a walk over the others."""
+"""An index of drill events, which are few among many, so that finding them does not walk over the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which token a token was made with, and the one service that it opens."""
+"""The token that a token was made with, and the one service that it opens."""
 
 from __future__ import annotations
 

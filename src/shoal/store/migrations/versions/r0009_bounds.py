@@ -1,4 +1,4 @@
-"""What is under way with arrays, in several transactions; and what was done on one day, to bound it."""
+"""Array operations that span several transactions, and daily counters that limit them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The elements of an array by their number: how far a stop has come, and an index."""
+"""The elements of an array by number: how far a stop has come, and an index."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An index of the ends of attempts: what each project used lately is read from them alone."""
+"""An index of the ends of attempts. The recent use of each project is read from them alone."""
 
 from __future__ import annotations
 

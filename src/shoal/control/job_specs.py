@@ -1,0 +1,170 @@
+"""Frozen specs and what follows from them, above all the task specs of an attempt. Pure: parsed once, read
+many times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import msgspec
+
+from shoal.engines.base import Engine, SupportsCheckpointDir
+from shoal.model.attempt import Attempt, EndReason
+from shoal.model.from_spec import log_rules_of, mounts_of, request_of, retry_of
+from shoal.model.job import Job, ResourceRequest, RetryPolicy
+from shoal.model.node import Node
+from shoal.spec import JobSpec
+from shoal.wire import GpuHandle, LeftBehind, TaskLimits, TaskSpec
+
+
+class FrozenSpec(msgspec.Struct, frozen=True):
+    """A spec as it will be recorded. Equal submissions may share one."""
+
+    spec: JobSpec
+    text: str
+    """Its canonical JSON."""
+    request: ResourceRequest
+    retry: RetryPolicy
+
+
+def freeze(spec: JobSpec | FrozenSpec) -> FrozenSpec:
+    """Freeze the spec. A frozen spec is returned as it is."""
+    if isinstance(spec, FrozenSpec):
+        return spec
+    return FrozenSpec(spec, spec.canonical_json(), request_of(spec), retry_of(spec))
+
+
+def spec_of(job: Job) -> JobSpec:
+    """Return the job's spec. It is frozen, so sharing one object is safe."""
+    return _parsed(job.spec_json)
+
+
+@lru_cache(maxsize=4096)
+def _parsed(spec_json: str) -> JobSpec:
+    return JobSpec.model_validate_json(spec_json)
+
+
+def checkpoint_dir(job: Job, home: Path) -> str | None:
+    """Return the directory for the job's checkpoints and its shared folder, or None if the job asks for
+    neither.
+    """
+    spec = spec_of(job)
+    has_directory = spec.checkpoint is not None or spec.shared
+    return str(home / "checkpoints" / job.job_id) if has_directory else None
+
+
+def checkpoint_dir_on(engine: Engine, job: Job, home: Path, attempts: Sequence[Attempt] = ()) -> str | None:
+    """Return the directory as the nodes of this engine see it. Return None also if the last of `attempts`
+    that was handed over ran on another engine, because no record says where that engine kept its directory.
+    """
+    native_id = next((attempt.native_id for attempt in reversed(attempts) if attempt.native_id), "")
+    if ":" in native_id and not native_id.startswith(f"{engine.name}:"):
+        return None
+    directory = checkpoint_dir(job, home)
+    if directory is None or not isinstance(engine, SupportsCheckpointDir):
+        return directory
+    return engine.checkpoint_dir(job.job_id)
+
+
+def _model_dir(job: Job, home: Path) -> str | None:
+    return str(home / "checkpoints" / job.replica.model) if job.replica and job.replica.model else None
+
+
+def max_restarts(job: Job) -> int:
+    """Return how many of the job's retries may be spent without a new attempt."""
+    is_retried = job.retry.in_place and {EndReason.EXIT, EndReason.SIGNAL} <= job.retry.on
+    return max(0, job.retry.max_retries - job.failures) if is_retried else 0
+
+
+def _has_standby(job: Job, attempt: Attempt) -> bool:
+    """Whether the attempt has standbys. A standby prepares a copy of the working folder, so a job whose nodes
+    share one folder has none.
+    """
+    spec = spec_of(job)
+    return spec.retry.standby and len(attempt.allocation) > 1 and max_restarts(job) > 0 and not spec.shared
+
+
+def task_specs_for(
+    job: Job,
+    attempt: Attempt,
+    nodes: Mapping[str, Node],
+    *,
+    uid: int,
+    home: Path,
+    mount_roots: tuple[Path, ...],
+    control_urls: tuple[str, ...],
+    renew_s: float,
+    left_behind: LeftBehind | None = None,
+    cache_max_bytes: int = 0,
+) -> tuple[TaskSpec, ...]:
+    """Return one task spec for each node of the allocation, in rank order. `home` is where checkpoints are
+    kept.
+    """
+    spec = spec_of(job)
+    directory = checkpoint_dir(job, home)
+    return tuple(
+        TaskSpec(
+            attempt_id=attempt.attempt_id,
+            epoch=attempt.epoch,
+            job_id=job.job_id,
+            job_number=job.number,
+            job_name=job.name,
+            project=job.project,
+            owner=job.owner_name,
+            node=task.node,
+            node_rank=node_rank,
+            nodes=attempt.node_names,
+            ranks_per_node=job.request.ranks_per_node,
+            gpu_ids=task.gpu_ids,
+            gpus=_handles(task.gpu_ids, nodes[task.node]),
+            gpu_milli=task.gpu_milli,
+            are_gpus_simulated=nodes[task.node].facts.is_simulated,
+            run=spec.run,
+            setup=spec.setup,
+            env=dict(spec.env),
+            mounts=mounts_of(spec),
+            mount_roots=tuple(map(str, mount_roots)) if spec.mounts else None,
+            archive_digest=job.archive_digest,
+            left_behind=left_behind,
+            cache_max_bytes=cache_max_bytes,
+            has_shared_folder=spec.shared,
+            limits=TaskLimits(cpus=task.cpus, memory_bytes=task.memory_bytes),
+            require=dict(job.request.require),
+            log_rules=log_rules_of(spec),
+            time_limit_s=spec.time_limit,
+            replacement=attempt.replacement_on(task.node),
+            max_restarts=max_restarts(job),
+            has_standby=_has_standby(job, attempt),
+            grace_s=spec.grace,
+            fence_s=spec.fence,
+            renew_s=renew_s,
+            control_url=control_urls[0] if control_urls else None,
+            control_urls=control_urls if len(control_urls) > 1 else (),
+            array_index=job.array.index if job.array else None,
+            array_size=job.array.size if job.array else None,
+            checkpoint_dir=directory,
+            checkpoint_path=spec.checkpoint.path if spec.checkpoint is not None else None,
+            checkpoint_interval_s=spec.checkpoint.interval if spec.checkpoint is not None else None,
+            model_dir=_model_dir(job, home),
+            has_open_network=spec.network == "open",
+            may_split_world=spec.world == "any",
+            probe=job.replica.probe if job.replica else None,
+            uid=uid,
+        )
+        for node_rank, task in enumerate(attempt.allocation)
+    )
+
+
+def _handles(gpu_ids: tuple[int, ...], node: Node) -> tuple[GpuHandle, ...]:
+    """Return each device with the names that its node reported. A device missing from the report has its
+    index alone.
+    """
+    gpus = {gpu.index: gpu for gpu in node.facts.gpus}
+    return tuple(
+        GpuHandle(index=index, minor=gpus[index].minor, uuid=gpus[index].uuid)
+        if index in gpus
+        else GpuHandle(index=index)
+        for index in gpu_ids
+    )
