@@ -43,7 +43,7 @@ def pareto(source: random.Random) -> float:
 
 
 @dataclass
-class Asked:
+class SimulatedRequest:
     """A request of the simulation, with what `LiveService` needs of one."""
 
     at: float
@@ -85,21 +85,21 @@ class World:
             project="p", name="s", replicas=replicas, cap=self.cap, queue_count=NO_CAP, queue_bytes=NO_CAP
         )
         self.service = LiveService(spec)
-        self.lines: dict[str, deque[Asked]] = {
+        self.lines: dict[str, deque[SimulatedRequest]] = {
             ratios_by_policy.replica_id: deque() for ratios_by_policy in replicas
         }
         self.running = dict.fromkeys(self.lines, 0)
-        self.ends: list[tuple[float, int, Asked]] = []
+        self.ends: list[tuple[float, int, SimulatedRequest]] = []
         self._order = itertools.count()
 
-    def arrive(self, request: Asked, replica: LiveReplica) -> None:
+    def arrive(self, request: SimulatedRequest, replica: LiveReplica) -> None:
         name = replica.spec.replica_id
         if self.running[name] < self.slots:
             self._begin(request, name)
         else:
             self.lines[name].append(request)
 
-    def _begin(self, request: Asked, name: str) -> None:
+    def _begin(self, request: SimulatedRequest, name: str) -> None:
         self.running[name] += 1
         self.waits.append((request.account.name, self.now - request.at, request.lasts))
         heapq.heappush(self.ends, (self.now + request.lasts, next(self._order), request))
@@ -116,7 +116,7 @@ class World:
         self.service.pump()
 
 
-Place = Callable[[World, Asked], None]
+Place = Callable[[World, SimulatedRequest], None]
 
 
 def at_random(source: random.Random) -> Place:
@@ -126,13 +126,13 @@ def at_random(source: random.Random) -> Place:
 def in_turn() -> Place:
     turns = itertools.count()
 
-    def place(world: World, request: Asked) -> None:
+    def place(world: World, request: SimulatedRequest) -> None:
         request.bind(list(world.service.replicas.values())[next(turns) % REPLICAS])
 
     return place
 
 
-def balanced(world: World, request: Asked) -> None:
+def balanced(world: World, request: SimulatedRequest) -> None:
     """Place requests as the data plane does."""
     replica = None if world.service.waiting.count else world.service.pick()
     if replica is not None:
@@ -146,7 +146,7 @@ def run(world: World, place: Place, arrivals: Iterator[tuple[float, float, str]]
         while world.ends and world.ends[0][0] <= at:
             world.end_one()
         world.now = at
-        place(world, Asked(at, lasts, world.service.account(caller), world))
+        place(world, SimulatedRequest(at, lasts, world.service.account(caller), world))
     while world.ends:
         world.end_one()
 

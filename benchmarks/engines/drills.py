@@ -230,7 +230,7 @@ def _ray_train_run(root: Path, lab: RayLab) -> Iterator[Path]:
     except BenchmarkError as error:
         driver_lines = (root / "driver.log").read_text(errors="replace").strip().splitlines()
         raise BenchmarkError(
-            f"{error}; the driver last said: {driver_lines[-1] if driver_lines else 'nothing'}"
+            f"{error}; last line of the driver: {driver_lines[-1] if driver_lines else 'nothing'}"
         ) from error
     finally:
         os.killpg(driver.pid, signal.SIGKILL)

@@ -49,7 +49,7 @@ LOGS = (
 )
 
 
-class _Asked(NamedTuple):
+class _PendingPrediction(NamedTuple):
     at: float
     span: StartSpan
     given: Interval
@@ -60,7 +60,7 @@ class Tally:
     """The results of the questions."""
 
     calibration: Calibration = field(default_factory=Calibration)
-    pending: dict[str, _Asked] = field(default_factory=dict)
+    pending: dict[str, _PendingPrediction] = field(default_factory=dict)
     waits: list[float] = field(default_factory=list)
     widths: list[float] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
@@ -166,7 +166,7 @@ class Replay:
                 continue
             firm_at = firm_starts(snapshot, made.promises, now).get(attempt_id)
             given = clamp_to_promise(tally.calibration.interval(span), firm_at, now)
-            tally.pending[attempt_id] = _Asked(now, span, given)
+            tally.pending[attempt_id] = _PendingPrediction(now, span, given)
 
 
 def row(log: Log, tally: Tally) -> list[str]:
