@@ -163,7 +163,7 @@ async def open_plane(home: Path, case: Case) -> AsyncIterator[tuple[ControlPlane
         settings=settings,
         key=os.urandom(32),
     )
-    core.control_urls = ("http://fake",)
+    core.leadership.control_urls = ("http://fake",)
     try:
         async with ControlPlane.running(core) as plane, anyio.create_task_group() as tasks:
             await _make_projects(plane, case)
@@ -175,7 +175,7 @@ async def open_plane(home: Path, case: Case) -> AsyncIterator[tuple[ControlPlane
 
 
 async def _make_projects(plane: ControlPlane, case: Case) -> None:
-    await plane.core.store.write(lambda tx: tx.people.add_user(USER))
+    await plane.core.records.store.write(lambda tx: tx.people.add_user(USER))
     for cohort in range(case.cohorts):
         limit = DeviceAmounts(cpus=case.cohort_cpus)
         await plane.create_project(ANA, f"cohort-{cohort}", {"limit": limit})
@@ -230,7 +230,7 @@ async def drive(home: Path, case: Case) -> Result:
 
 
 async def _num_succeeded(plane: ControlPlane) -> int:
-    counts = await plane.core.store.read(lambda tx: tx.jobs.count_by_status())
+    counts = await plane.core.records.store.read(lambda tx: tx.jobs.count_by_status())
     return counts.get("succeeded", 0)
 
 

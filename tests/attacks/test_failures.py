@@ -40,7 +40,7 @@ def test_a_broken_store_is_a_problem_document_without_insides(
     async def broken(*_: Any, **__: Any) -> Any:
         raise error
 
-    store = world.plane.core.store
+    store = world.plane.core.records.store
     monkeypatch.setattr(store, "read", broken)
     monkeypatch.setattr(store, "write", broken)
     got = world.call(
@@ -61,7 +61,7 @@ def test_no_token_reaches_the_log(world: ApiWorld, monkeypatch: pytest.MonkeyPat
         raise RuntimeError(f"while serving {world.tokens['operator']}")
 
     world.call("GET", "/v1/me", role="operator")
-    monkeypatch.setattr(world.plane.core.store, "read", broken)
+    monkeypatch.setattr(world.plane.core.records.store, "read", broken)
     failed = world.call("GET", "/v1/nodes", role="operator").json()["request_id"]
     logged = log_file.read_text()
     assert failed in logged

@@ -122,7 +122,7 @@ def test_wrong_tokens_and_refused_reads_are_counted(world: ApiWorld) -> None:
 def test_counted_refusals_are_written_when_the_control_plane_ends(tmp_path: Path) -> None:
     with open_world(tmp_path, is_durable=True) as world:
         world.call("GET", f"/v1/jobs/{world.jobs['speech']}", role="member")
-        clock, url = world.plane.core.clock, world.plane.settings.store_url
+        clock, url = world.plane.core.records.clock, world.plane.settings.store_url
 
     async def read() -> list[Any]:
         store = open_store(url, clock=clock)
@@ -146,9 +146,9 @@ async def test_refusals_that_cannot_be_written_now_are_written_later(
         core = plane.core
         core.refusals.count(ANA, "GET /v1/users 403", "/v1/users")
         with monkeypatch.context() as patched:
-            patched.setattr(core.store, "write", away)
-            await write_refusals(core, is_all=True)
+            patched.setattr(core.records.store, "write", away)
+            await write_refusals(core.records, core.refusals, is_all=True)
         core.refusals.count(ANA, "GET /v1/users 403", "/v1/users")
-        await write_refusals(core, is_all=True)
-        (event,) = await core.store.read(lambda tx: tx.events.page(0))
+        await write_refusals(core.records, core.refusals, is_all=True)
+        (event,) = await core.records.store.read(lambda tx: tx.events.page(0))
         assert event.data["count"] == 2

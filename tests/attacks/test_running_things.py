@@ -41,7 +41,7 @@ def renew(
 def is_stale(world: ApiWorld, fields: dict[str, Any], answered: AsgiReply) -> bool:
     """Whether the control plane itself said so, and proved it."""
     request, answer = msgspec.convert(fields, Renewal), msgspec.convert(answered.json(), RenewalReply)
-    key = proof_key(world.plane.core.key, request.attempt_id, request.node)
+    key = proof_key(world.plane.core.sealing.key, request.attempt_id, request.node)
     assert is_proven(key, request, answer)
     return answer.is_stale
 
@@ -69,7 +69,7 @@ def test_a_job_cannot_submit_stop_or_make_tokens(world: ApiWorld) -> None:
 
 def test_a_jobs_token_dies_with_its_attempt(world: ApiWorld) -> None:
     job_id, attempt = running(world)
-    token = job_token(world.plane.core.key, attempt.attempt_id)
+    token = job_token(world.plane.core.sealing.key, attempt.attempt_id)
     assert world.call("GET", "/v1/self", token=token).status == 200
     assert world.call("POST", f"/v1/jobs/{job_id}/stop", role="member", data={}).status == 200
     world.until_state(job_id, AttemptState.ENDED)
@@ -152,7 +152,7 @@ def test_every_answer_to_a_supervisor_is_proven_for_its_nonce_alone(world: ApiWo
     answered = renew(world, attempt, data)
     assert not is_stale(world, data, answered)
     answer = msgspec.convert(answered.json(), RenewalReply)
-    key = proof_key(world.plane.core.key, attempt.attempt_id, attempt.node_names[0])
+    key = proof_key(world.plane.core.sealing.key, attempt.attempt_id, attempt.node_names[0])
     for other in ({"nonce": "second"}, {"nonce": "first", "epoch": attempt.epoch + 1}):
         assert not is_proven(key, msgspec.convert(renewal(attempt, **other), Renewal), answer)
 

@@ -127,7 +127,7 @@ def prepare(world: ApiWorld) -> None:
         assert answer.status < 300, answer.body
         return answer.json()
 
-    world.portal.call(declare_policy, world.plane.core)
+    world.portal.call(declare_policy, world.plane.core.records, world.plane.core.planning.planner)
     for name in ("closed", "left"):
         call("POST", "/v1/users", name=name)
     call("PATCH", "/v1/users/closed", is_active=False)

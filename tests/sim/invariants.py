@@ -74,9 +74,9 @@ class InvariantChecker:
         """What is kept in memory, once it is up to date, is what a new control plane would read."""
         core = self.world.core
         now: StoreChanges = run_now(self.world.disk.inner.read(lambda tx: read_changes(tx, None)))
-        if core.queue.seen_seq != now.seen_seq or core.planner.has_unconfirmed:
+        if core.planning.queue.seen_seq != now.seen_seq or core.planning.planner.has_unconfirmed:
             return
-        planner = Planner(core.planner.policy)
+        planner = Planner(core.planning.planner.policy)
         fresh = JobQueue(planner, core.backoff, Stamps())
         at = self.world.clock.now()
         PlannerNodes().update(planner, now.nodes)
@@ -84,8 +84,8 @@ class InvariantChecker:
         planner.set_windows(now.windows)
         fresh.apply(now)
         fresh.wake(at)
-        core.queue.wake(at)
-        kept, read = core.planner.snapshot(), planner.snapshot()
+        core.planning.queue.wake(at)
+        kept, read = core.planning.planner.snapshot(), planner.snapshot()
         plain = [[_unstamped(one) for one in seen.candidates] for seen in (kept, read)]
         assert plain[0] == plain[1], "the planner forgot or kept a candidate"
         held = [[_unsaved(one) for one in seen.holdings] for seen in (kept, read)]
@@ -93,10 +93,12 @@ class InvariantChecker:
         assert kept.nodes == read.nodes, "the planner knows a node otherwise than it is"
         assert kept.projects == read.projects, "the planner knows a project otherwise than it is"
         assert kept.windows == read.windows, "the planner forgot or kept a window"
-        assert sorted(core.queue.doomed) == sorted(fresh.doomed), "the queue is wrong about who is doomed"
-        if core.planner.is_settled and not any(one.not_before for one in read.candidates):
+        assert sorted(core.planning.queue.doomed) == sorted(fresh.doomed), (
+            "the queue is wrong about who is doomed"
+        )
+        if core.planning.planner.is_settled and not any(one.not_before for one in read.candidates):
             # As of its own date: a clock that jumped back takes patience away from who had lost it.
-            missed = plan(kept, core.planner.policy, core.planner.planned_at).starts
+            missed = plan(kept, core.planning.planner.policy, core.planning.planner.planned_at).starts
             assert not missed, f"could start and nobody looks: {missed}"
 
     def _nothing_lost(self, pairs: Pairs) -> None:

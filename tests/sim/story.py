@@ -214,7 +214,9 @@ def _checkpoint_saves(world: SimWorld) -> None:
         if world.dice.random() < 0.5:
             seconds = world.dice.choice([0, 5, 30])
             world.log(f"{attempt.attempt_id} has saved {seconds} s ago")
-            world.core.checkpoint_times.note_checkpoint(attempt.attempt_id, world.clock.now() - seconds)
+            world.core.running.checkpoint_times.note_checkpoint(
+                attempt.attempt_id, world.clock.now() - seconds
+            )
 
 
 def _disk(world: SimWorld) -> None:
@@ -302,7 +304,9 @@ def _peace(world: SimWorld, auditor: InvariantChecker) -> None:
 def _decide_again(world: SimWorld) -> None:
     """Every decision of this life follows from the log alone."""
     events = run_now(world.disk.inner.read(lambda tx: tx.events.page(0, EventFilter(), 1 << 30)))
-    for verdict in DecisionReplay(world.core.planner.policy).verdicts(facts_of(msgspec.to_builtins(events))):
+    for verdict in DecisionReplay(world.core.planning.planner.policy).verdicts(
+        facts_of(msgspec.to_builtins(events))
+    ):
         world.log(f"decision {verdict.decision.seq} made again")
         assert verdict.is_equal, f"decided {verdict.decision}; from the same facts now {verdict.starts}"
 

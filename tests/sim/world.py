@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 from shoal.control.actor import Actor
 from shoal.control.commands.jobs import retry_job, stop_job
@@ -32,7 +34,11 @@ from tests.support.planes.bench import place_and_launch
 
 ANA = Actor(kind="user", id="usr_ana", name="ana")
 USER = User(user_id="usr_ana", name="ana")
-LOOPS = {"place": place_and_launch, "watch": watch, "heal": heal}
+LOOPS: dict[str, Callable[[Core], Coroutine[Any, Any, object]]] = {
+    "place": place_and_launch,
+    "watch": lambda core: watch(core.upkeep, core.inputs, core.services),
+    "heal": lambda core: heal(core.upkeep),
+}
 
 
 class SimWorld:
@@ -80,8 +86,8 @@ class SimWorld:
             random=self.dice.randbytes,
             policy=self.policy,
         )
-        self.core.control_urls = ("http://simulated",)
-        self.core.single_flight = SimSingleFlight()
+        self.core.leadership.control_urls = ("http://simulated",)
+        self.core.running.single_flight = SimSingleFlight()
 
     def crash(self) -> None:
         self.log("the control plane is killed")
@@ -109,7 +115,7 @@ class SimWorld:
                 self.raise_unless(result, StoreUnavailable, SpecError)
 
         self.log(f"submit {key}: {freeze(asked.spec).text}")
-        self.driver.spawn(f"submit {key}", submit(self.core, ANA, asked, key), answered)
+        self.driver.spawn(f"submit {key}", submit(self.core.admission, ANA, asked, key), answered)
 
     def _draw_job(self, name: str) -> SubmitRequest:
         dice = self.dice
@@ -162,17 +168,25 @@ class SimWorld:
 
     def stop(self, job_id: str) -> None:
         self.log(f"stop {job_id}")
-        work = stop_job(self.core, ANA, job_id, f"stop {job_id} {self.dice.getrandbits(20)}")
+        work = stop_job(
+            self.core.records,
+            self.core.link.engine,
+            ANA,
+            job_id,
+            f"stop {job_id} {self.dice.getrandbits(20)}",
+        )
         self.driver.spawn("stop", work, lambda end: self.raise_unless(end, StoreUnavailable))
 
     def retry(self, job_id: str) -> None:
         self.log(f"retry {job_id}")
-        work = retry_job(self.core, ANA, job_id, f"retry {job_id} {self.dice.getrandbits(20)}")
+        work = retry_job(self.core.admission, ANA, job_id, f"retry {job_id} {self.dice.getrandbits(20)}")
         self.driver.spawn("retry", work, lambda end: self.raise_unless(end, StoreUnavailable, StateError))
 
     def set_node(self, name: str, state: NodeState) -> None:
         self.log(f"{state} {name}")
-        work = set_node_state(self.core, ANA, name, state, "drill", None)
+        work = set_node_state(
+            self.core.records, self.core.running, self.core.link.outages, ANA, name, state, "drill", None
+        )
         self.driver.spawn("node", work, lambda end: self.raise_unless(end, StoreUnavailable, ShoalError))
 
     def declare_window(self, name: str, in_s: float, duration_s: float) -> None:
@@ -183,12 +197,12 @@ class SimWorld:
             from_at=self.clock.now() + in_s,
             duration_s=duration_s,
         )
-        work = declare_window(self.core, ANA, asked, None)
+        work = declare_window(self.core.records, ANA, asked, None)
         self.driver.spawn("window", work, lambda end: self.raise_unless(end, StoreUnavailable, ShoalError))
 
     def cancel_window(self, window_id: str) -> None:
         self.log(f"cancel {window_id}")
-        work = cancel_window(self.core, ANA, window_id, None)
+        work = cancel_window(self.core.records, ANA, window_id, None)
         self.driver.spawn("window", work, lambda end: self.raise_unless(end, StoreUnavailable, ShoalError))
 
     # What the control plane does by itself.
@@ -216,7 +230,9 @@ class SimWorld:
             else:
                 self.raise_unless(answer, StoreUnavailable)
 
-        self.driver.spawn("renew", renew(self.core, sent.renewal), answered)
+        self.driver.spawn(
+            "renew", renew(self.core.upkeep, self.core.inputs, self.core.services, sent.renewal), answered
+        )
 
     def raise_unless(self, result: object, *allowed: type[Exception]) -> None:
         if isinstance(result, Exception) and not isinstance(result, allowed):

@@ -56,7 +56,9 @@ async def test_only_a_sqlite_database_is_copied_on_request(
 
     @contextlib.asynccontextmanager
     async def opened(_: Settings) -> AsyncIterator[Any]:
-        yield SimpleNamespace(core=SimpleNamespace(store=ThreadedStore.__new__(ThreadedStore)))
+        yield SimpleNamespace(
+            core=SimpleNamespace(records=SimpleNamespace(store=ThreadedStore.__new__(ThreadedStore)))
+        )
 
     def begins(name: str) -> Callable[..., Awaitable[None]]:
         async def begin(*_: object, **__: object) -> None:

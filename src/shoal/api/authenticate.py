@@ -67,7 +67,7 @@ class Authenticator:
         """The caller that presents this token. Raises `Unauthenticated`, the same for every reason."""
         if len(text) > MAX_TOKEN_LENGTH:
             self._refuse()
-        signed = parse_signed(self._core.key, text)
+        signed = parse_signed(self._core.sealing.key, text)
         if signed is not None:
             return await self._signed(signed)
         presented = parse_user_token(text)
@@ -76,11 +76,11 @@ class Authenticator:
         # Remembered by digest, so a dump of this process holds no more tokens than it must.
         digest = hashlib.sha256(text.encode()).digest()
         remembered = self._remembered.get(digest)
-        if remembered is None or self._core.clock.monotonic() - remembered.at > KEPT_S:
+        if remembered is None or self._core.records.clock.monotonic() - remembered.at > KEPT_S:
             remembered = await self._load(presented, digest)
         if (
             remembered.caller.expires_at is not None
-            and remembered.caller.expires_at <= self._core.clock.now()
+            and remembered.caller.expires_at <= self._core.records.clock.now()
         ):
             self._refuse()
         return remembered
@@ -88,11 +88,11 @@ class Authenticator:
     async def project(self, name: str) -> Project | None:
         """The project, as it was at most `KEPT_S` ago."""
         kept = self._projects.get(name)
-        now = self._core.clock.monotonic()
+        now = self._core.records.clock.monotonic()
         if kept is not None and now - kept[1] <= KEPT_S:
             return kept[0]
         generation = self._generation
-        project = await self._core.store.read(lambda tx: tx.people.get_project(name))
+        project = await self._core.records.store.read(lambda tx: tx.people.get_project(name))
         if project is not None and generation == self._generation and len(self._projects) < MAX_KEPT:
             self._projects[name] = (project, now)
         return project
@@ -100,14 +100,14 @@ class Authenticator:
     async def _load(self, presented: UserTokenText, digest: bytes) -> AuthenticatedCaller:
         # Before the read: a change that commits during the read bumps the generation, and the result is not
         # kept.
-        generation, now = self._generation, self._core.clock.monotonic()
+        generation, now = self._generation, self._core.records.clock.monotonic()
 
         def load(tx: Tx) -> tuple[User, Caller, int] | None:
             token = tx.tokens.get(presented.token_id)
             caller = load_caller(tx, token) if presented.matches(token) else None
             return (*caller, tx.people.generation()) if caller is not None else None
 
-        loaded = await self._core.store.read(load)
+        loaded = await self._core.records.store.read(load)
         self._remembered.pop(digest, None)
         if loaded is None:
             self._refuse()
@@ -161,7 +161,7 @@ class Authenticator:
                 owner=job.owner,
             )
 
-        task_caller = await self._core.store.read(load)
+        task_caller = await self._core.records.store.read(load)
         if task_caller is None:
             self._refuse()
         return AuthenticatedCaller(caller=task_caller, user=None, at=0.0)

@@ -40,7 +40,7 @@ class ApiServices:
         self.plane = plane
         self.authenticator = Authenticator(plane)
         self.denials = Denials(plane)
-        self.started_at = plane.core.clock.now()
+        self.started_at = plane.core.records.clock.now()
         self.submissions = SubmissionCache()
         self.slots = StreamSlots(limits.max_streams, limits.max_streams_per_actor)
 
@@ -96,7 +96,7 @@ class Call:
         """
         rights, core = self.rights, self.plane.core
         if rights is not None:
-            await core.store.read(lambda tx: rights.check(tx, core.clock.now()))
+            await core.records.store.read(lambda tx: rights.check(tx, core.records.clock.now()))
 
     def enter(self, permission: Permission) -> None:
         """Note the route. Refuse here what can be refused before the request is read."""

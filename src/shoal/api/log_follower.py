@@ -65,7 +65,7 @@ async def follow(call: Call, wanted: LogFollowRequest) -> AsyncIterator[bytes]:
 class _Follower:
     def __init__(self, call: Call, wanted: LogFollowRequest) -> None:
         self._core = call.plane.core
-        self._changed = call.plane.commits
+        self._changed = call.plane.core.signals.commits
         self._wanted = wanted
         self._position = wanted.position
         self._announced = wanted.position.epoch if wanted.position and wanted.is_resumed else None
@@ -73,7 +73,7 @@ class _Follower:
         """By attempt that its cluster lets wait: since when. Infinity once the reader was told."""
         self._tail = wanted.tail
         self._pause_s = SHORTEST_PAUSE_S
-        self._quiet_since = self._core.clock.monotonic()
+        self._quiet_since = self._core.records.clock.monotonic()
         self._ended_since: float | None = None
         self._news_at = self._quiet_since
 
@@ -95,12 +95,12 @@ class _Follower:
         if self._position == before and not out:
             return await self._wait(), False
         self._pause_s = SHORTEST_PAUSE_S
-        self._news_at = self._core.clock.monotonic()
+        self._news_at = self._core.records.clock.monotonic()
         return out, False
 
     async def _load(self) -> tuple[Job, list[Attempt]]:
         job_id = self._wanted.job_id
-        job, attempts = await self._core.store.read(
+        job, attempts = await self._core.records.store.read(
             lambda tx: (tx.jobs.get(job_id), tx.attempts.of_job(job_id))
         )
         assert job is not None
@@ -129,10 +129,10 @@ class _Follower:
         """Announce once that the attempt waits. The event has no position, so a reader who reconnects gets it
         again.
         """
-        waits = self._core.leases.queue_reasons(attempt.attempt_id)
-        if is_not_handed_over(self._core, attempt):
+        waits = self._core.running.leases.queue_reasons(attempt.attempt_id)
+        if is_not_handed_over(self._core.running, self._core.link.outages, attempt):
             waits = (CLUSTER_UNREACHABLE,)
-        now = self._core.clock.monotonic()
+        now = self._core.records.clock.monotonic()
         if not waits or now - self._waits_since.setdefault(attempt.epoch, now) < PLACED_S:
             return b""
         self._waits_since[attempt.epoch] = inf
@@ -141,7 +141,7 @@ class _Follower:
 
     async def _read(self, attempt: Attempt) -> tuple[JobLogPage, list[bytes]]:
         assert self._position is not None
-        engine, lines = self._core.engine, self._wanted.lines
+        engine, lines = self._core.link.engine, self._wanted.lines
         is_tail = self._tail is not None and bool(attempt.node_names)
         try:
             if is_tail and self._tail is not None:
@@ -175,7 +175,7 @@ class _Follower:
         if attempt.state is not AttemptState.ENDED:
             self._ended_since = None
             return False
-        now = self._core.clock.monotonic()
+        now = self._core.records.clock.monotonic()
         self._ended_since = now if self._ended_since is None else self._ended_since
         return page.is_complete or now - self._ended_since > LATE_LINES_S
 
@@ -204,7 +204,7 @@ class _Follower:
             "because": job.because,
         }
         ranks = len(attempt.node_names) * job.request.ranks_per_node
-        may_be_copies = attempt.reason in ENDED_WELL and self._core.worlds.of(attempt) is None
+        may_be_copies = attempt.reason in ENDED_WELL and self._core.running.worlds.of(attempt) is None
         if ranks > 1 and may_be_copies and job.replica is None and spec_of(job).world != "any":
             data["ranks_without_group"] = ranks
         written = render_written(attempt)
@@ -214,11 +214,11 @@ class _Follower:
 
     async def _wait(self) -> bytes:
         """Wait until a commit or the end of a pause. Return a comment after a long quiet time."""
-        is_still = self._core.clock.monotonic() - self._news_at > STILL_S
+        is_still = self._core.records.clock.monotonic() - self._news_at > STILL_S
         await anyio.sleep(STILL_PAUSE_S if is_still else SHORTEST_PAUSE_S)
         await self._changed.wait(self._pause_s)
         self._pause_s = min(self._pause_s * 1.5, LONGEST_PAUSE_S)
-        now = self._core.clock.monotonic()
+        now = self._core.records.clock.monotonic()
         if now - self._quiet_since < HEARTBEAT_S:
             return b""
         self._quiet_since = now

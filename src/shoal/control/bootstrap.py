@@ -17,7 +17,7 @@ import structlog
 from shoal import home_identity
 from shoal.clock import Clock
 from shoal.control.actor import SHOAL
-from shoal.control.core import Core
+from shoal.control.capabilities import Records, Sealing
 from shoal.control.project_uids import claim_block, keep_blocks
 from shoal.control.record import record_event
 from shoal.errors import HomeMissing, StateError
@@ -167,24 +167,24 @@ def register_name(home: Path) -> str:
     return f"{home_id(home)}:{identity.site_id if identity is not None else ''}"
 
 
-async def ensure_admin(core: Core, admin_name: str) -> None:
+async def ensure_admin(records: Records, sealing: Sealing, settings: Settings, admin_name: str) -> None:
     """Make the first admin if there is no user. Otherwise make another token if the home's owner asked for
     one.
 
     The token is on disk before the user exists. If a kill comes in between, the next start makes another
     token.
     """
-    users = await core.store.read(lambda tx: tx.people.users())
+    users = await records.store.read(lambda tx: tx.people.users())
     if users:
-        if home_identity.read_request(core.settings.state_dir) is None:  # else `finish_restore` does
-            await _note_uids(core)
-        await _replace_lost_token(core, admin_name, users)
+        if home_identity.read_request(settings.state_dir) is None:  # else `finish_restore` does
+            await _note_uids(records.store, settings)
+        await _replace_lost_token(records, sealing, settings, admin_name, users)
         return
-    token = _write_token(core, core.new_id("usr"), "first admin token")
-    first_uid = claim_block(core.settings.state_dir, register_name(core.settings.state_dir))
+    token = _write_token(records, sealing, settings, records.new_id("usr"), "first admin token")
+    first_uid = claim_block(settings.state_dir, register_name(settings.state_dir))
 
     def change(tx: Tx) -> None:
-        now = core.clock.now()
+        now = records.clock.now()
         user = User(user_id=token.user_id, name=admin_name, cluster_role=Role.ADMIN, created_at=now)
         tx.people.add_user(user)
         tx.people.begin_uids(first_uid)
@@ -195,43 +195,45 @@ async def ensure_admin(core: Core, admin_name: str) -> None:
         tx.tokens.add(token)
         record_event(tx, "cluster.created", now, SHOAL, data={"admin": admin_name})
 
-    await core.store.write(change)
-    _drop_token_request(core.settings.home)
+    await records.store.write(change)
+    _drop_token_request(settings.home)
 
 
-async def _note_uids(core: Core) -> None:
+async def _note_uids(store: Store, settings: Settings) -> None:
     """Note on this machine that the home at this path uses the uids of its projects."""
-    home = core.settings.state_dir
-    projects = await core.store.read(lambda tx: tx.people.projects())
+    home = settings.state_dir
+    projects = await store.read(lambda tx: tx.people.projects())
     if uids := keep_blocks([project.uid for project in projects], home, register_name(home)):
         log.warning("another home on this machine has the users of these projects", uids=uids)
 
 
-async def _replace_lost_token(core: Core, admin_name: str, users: list[User]) -> None:
+async def _replace_lost_token(
+    records: Records, sealing: Sealing, settings: Settings, admin_name: str, users: list[User]
+) -> None:
     """Make another token for an admin, preferably the one with this name. The tokens before it stay valid, so
     that a lost file of one person locks out no admin that holds a copy. This gives no new power: a process
     that may write here can also read the signing key.
     """
     admins = [user for user in users if user.is_active and user.cluster_role is Role.ADMIN]
-    if not admins or not _is_token_requested(core.settings.home):
+    if not admins or not _is_token_requested(settings.home):
         return
     admin = min(admins, key=lambda user: (user.name != admin_name, user.created_at))
-    token = _write_token(core, admin.user_id, "in place of a lost one")
+    token = _write_token(records, sealing, settings, admin.user_id, "in place of a lost one")
     data = {"user": admin.name, "token": token.token_id, "label": token.label}
 
     def change(tx: Tx) -> None:
         tx.tokens.add(token)
-        record_event(tx, "token.created", core.clock.now(), SHOAL, data=data)
+        record_event(tx, "token.created", records.clock.now(), SHOAL, data=data)
 
-    await core.store.write(change)
-    _drop_token_request(core.settings.home)
+    await records.store.write(change)
+    _drop_token_request(settings.home)
 
 
-def _write_token(core: Core, user_id: str, label: str) -> Token:
+def _write_token(records: Records, sealing: Sealing, settings: Settings, user_id: str, label: str) -> Token:
     """Return a new token. Its text is on disk for the home's owner."""
-    minted = mint_token(token_id := core.new_id("tok"), core.random)
-    write_private(first_token_path(core.settings.state_dir), minted.text.encode())
-    now = core.clock.now()
+    minted = mint_token(token_id := records.new_id("tok"), sealing.random)
+    write_private(first_token_path(settings.state_dir), minted.text.encode())
+    now = records.clock.now()
     return Token(
         token_id=token_id, user_id=user_id, secret_hash=minted.secret_hash, label=label, created_at=now
     )

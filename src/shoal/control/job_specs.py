@@ -15,6 +15,7 @@ from shoal.model.attempt import Attempt, EndReason
 from shoal.model.from_spec import log_rules_of, mounts_of, request_of, retry_of
 from shoal.model.job import Job, ResourceRequest, RetryPolicy
 from shoal.model.node import Node
+from shoal.settings import Settings
 from shoal.spec import JobSpec
 from shoal.wire import GpuHandle, LeftBehind, TaskLimits, TaskSpec
 
@@ -44,6 +45,11 @@ def spec_of(job: Job) -> JobSpec:
 @lru_cache(maxsize=4096)
 def _parsed(spec_json: str) -> JobSpec:
     return JobSpec.model_validate_json(spec_json)
+
+
+def archive_path(settings: Settings, digest: str) -> str:
+    """Return the path of a workdir snapshot. The digest was checked when it came in."""
+    return str(settings.state_dir / "archives" / f"{digest}.tar")
 
 
 def checkpoint_dir(job: Job, home: Path) -> str | None:

@@ -18,6 +18,7 @@ import msgspec
 
 from shoal.clock import Clock, SystemClock
 from shoal.control.bootstrap import chain_key, claim_database, ensure_admin, load_authority, load_signing_key
+from shoal.control.capabilities import Records
 from shoal.control.commands.policy import declare_policy, read_policy
 from shoal.control.core import Core
 from shoal.control.loops.anchor import check_anchor, drop_anchor
@@ -75,24 +76,25 @@ async def find_abandoned(store: Store, home: Path, cluster: ClusterId, term: int
     return abandoned
 
 
-async def settle_abandoned(core: Core, abandoned: list[UnfinishedAttempt], cluster: ClusterId) -> None:
+async def settle_abandoned(
+    records: Records, home: Path, abandoned: list[UnfinishedAttempt], cluster: ClusterId
+) -> None:
     """Record how those attempts ended, because the engine that is open now cannot know it. From then on this
     cluster has the work. The nodes of the other cluster belong to no engine, and `refresh_nodes` forgets them
     unless this cluster has them too.
     """
-    home = core.settings.state_dir
     recorded = read_cluster(home)
     is_moved = recorded is not None and recorded.is_other(cluster)
     ended = [outcome for attempt in abandoned for outcome in attempt.outcomes.values() if outcome is not None]
 
     def record(tx: Tx) -> None:
         for outcome in ended:
-            core.recorder.advance(tx, outcome.attempt_id, TaskEnded(outcome))
+            records.recorder.advance(tx, outcome.attempt_id, TaskEnded(outcome))
         for node in tx.nodes.all() if is_moved else ():
             tx.nodes.put(msgspec.structs.replace(node, engine=NO_ENGINE, version=node.version + 1))
 
     if ended or is_moved:
-        await core.store.write(record)
+        await records.store.write(record)
     if recorded != cluster:
         write_cluster(home, cluster)
 
@@ -176,21 +178,23 @@ async def open_core(settings: Settings) -> AsyncIterator[Core]:
             key=load_signing_key(settings.state_dir),
             policy=read_policy(settings.policy) if settings.policy else None,
         )
-        core.control_urls = urls_for_supervisors(settings)
+        core.leadership.control_urls = urls_for_supervisors(settings)
         if settings.has_other_machines:
-            core.sidecar_identities = SidecarIdentities(load_authority(settings.state_dir, clock), clock)
+            core.services.sidecar_identities = SidecarIdentities(
+                load_authority(settings.state_dir, clock), clock
+            )
         try:
-            await check_anchor(core, is_restored=request is not None)
-            await ensure_admin(core, account_name())
+            await check_anchor(core.anchors, core.records.store, is_restored=request is not None)
+            await ensure_admin(core.records, core.sealing, core.settings, account_name())
             if request is not None:
-                await settle_restored(core, request)
-            await settle_abandoned(core, abandoned, cluster)
-            await declare_policy(core)
+                await settle_restored(core.records, core.sealing, core.settings, request)
+            await settle_abandoned(core.records, settings.state_dir, abandoned, cluster)
+            await declare_policy(core.records, core.planning.planner)
             store.watch_writes(partial(_record_store_health, core.loop_health))
-            async with keep_leadership(core, store):
+            async with keep_leadership(core.records, core.leadership, core.settings, store):
                 yield core
-            if not core.deposed.is_set():
-                await drop_anchor(core)
+            if not core.leadership.deposed.is_set():
+                await drop_anchor(core.anchors, core.records.store)
         finally:
             await engine.close()
     finally:

@@ -30,7 +30,7 @@ from shoal.control.commands.tokens import TokenRevocation
 from shoal.control.commands.windows import WindowRequest
 from shoal.control.core import Core
 from shoal.control.job_specs import FrozenSpec
-from shoal.control.loops.runner import CommitNotifier, run_loops
+from shoal.control.loops.runner import run_loops
 from shoal.control.opening import open_core
 from shoal.control.record import record_event
 from shoal.control.services import commands as services
@@ -63,7 +63,6 @@ class ControlPlane:
 
     def __init__(self, core: Core) -> None:
         self.core = core
-        self.commits = CommitNotifier()
 
     @property
     def settings(self) -> Settings:
@@ -81,7 +80,7 @@ class ControlPlane:
     async def running(cls, core: Core) -> AsyncIterator[ControlPlane]:
         """Run the loops while the block lasts."""
         plane = cls(core)
-        async with run_loops(core, plane.commits):
+        async with run_loops(core):
             yield plane
 
     async def submit(
@@ -113,82 +112,88 @@ class ControlPlane:
             raw_request=raw_request,
             refusal=refusal,
         )
-        return await submit.submit(self.core, actor, request, key)
+        return await submit.submit(self.core.admission, actor, request, key)
 
     async def serve(self, actor: Actor, request: ServiceRequest, *, key: str | None = None) -> Service:
-        return await services.serve(self.core, actor, request, key)
+        return await services.serve(self.core.admission, self.core.services, actor, request, key)
 
     async def scale_service(
         self, actor: Actor, service_id: str, low: int, high: int, *, key: str | None = None
     ) -> Service:
-        return await services.scale(self.core, actor, service_id, low, high, key)
+        return await services.scale(
+            self.core.records, self.core.services, self.core.settings, actor, service_id, low, high, key
+        )
 
     async def undo_rollout(self, actor: Actor, service_id: str, *, key: str | None = None) -> Service:
-        return await services.undo_rollout(self.core, actor, service_id, key)
+        return await services.undo_rollout(self.core.records, self.core.services, actor, service_id, key)
 
     async def promote_rollout(self, actor: Actor, service_id: str, *, key: str | None = None) -> Service:
-        return await services.promote_rollout(self.core, actor, service_id, key)
+        return await services.promote_rollout(self.core.records, self.core.services, actor, service_id, key)
 
     async def stop_service(self, actor: Actor, service_id: str, *, key: str | None = None) -> Service:
-        return await services.stop(self.core, actor, service_id, key)
+        return await services.stop(self.core.records, self.core.services, actor, service_id, key)
 
     async def stop_job(self, actor: Actor, job_id: str, *, key: str | None = None) -> Job:
-        return await jobs.stop_job(self.core, actor, job_id, key)
+        return await jobs.stop_job(self.core.records, self.core.link.engine, actor, job_id, key)
 
     async def stop_array(self, actor: Actor, array_id: str, *, key: str | None = None) -> ArrayStop:
-        return await arrays.stop_array(self.core, actor, array_id, key)
+        return await arrays.stop_array(
+            self.core.records, self.core.link.engine, self.core.sealing, actor, array_id, key
+        )
 
     async def retry_job(self, actor: Actor, job_id: str, *, key: str | None = None) -> Job:
-        return await jobs.retry_job(self.core, actor, job_id, key)
+        return await jobs.retry_job(self.core.admission, actor, job_id, key)
 
     async def set_node_state(
         self, actor: Actor, name: str, state: NodeState, because: str = "", *, key: str | None = None
     ) -> nodes.NodeStateChange:
-        decided = await nodes.set_node_state(self.core, actor, name, state, because, key)
-        self.commits.wake_healer()
+        decided = await nodes.set_node_state(
+            self.core.records, self.core.running, self.core.link.outages, actor, name, state, because, key
+        )
+        self.core.signals.heal.set()
         return decided
 
     async def remove_node(self, actor: Actor, name: str, *, key: str | None = None) -> None:
-        await nodes.remove_node(self.core, actor, name, key)
+        await nodes.remove_node(self.core.records, self.core.link.outages, actor, name, key)
 
     async def declare_window(self, actor: Actor, request: WindowRequest, *, key: str | None = None) -> Window:
-        return await windows.declare_window(self.core, actor, request, key)
+        return await windows.declare_window(self.core.records, actor, request, key)
 
     async def cancel_window(self, actor: Actor, window_id: str, *, key: str | None = None) -> Window:
-        return await windows.cancel_window(self.core, actor, window_id, key)
+        return await windows.cancel_window(self.core.records, actor, window_id, key)
 
     async def start_drill(self, actor: Actor, request: DrillRequest, *, key: str | None = None) -> Drill:
-        return await drills.start_drill(self.core, actor, request, key)
+        return await drills.start_drill(self.core.records, self.core.running, actor, request, key)
 
     async def create_user(
         self, actor: Actor, name: str, cluster_role: Role | None = None, *, key: str | None = None
     ) -> User:
-        return await people.create_user(self.core, actor, name, cluster_role, key)
+        return await people.create_user(self.core.records, actor, name, cluster_role, key)
 
     async def update_user(
         self, actor: Actor, name: str, changes: dict[str, Any], *, key: str | None = None
     ) -> User:
-        return await people.update_user(self.core, actor, name, changes, key)
+        return await people.update_user(self.core.serving, actor, name, changes, key)
 
     async def create_project(
         self, actor: Actor, name: str, limits: dict[str, Any], *, key: str | None = None
     ) -> Project:
-        return await people.create_project(self.core, actor, name, limits, key)
+        return await people.create_project(self.core.records, self.core.settings, actor, name, limits, key)
 
     async def update_project(
         self, actor: Actor, name: str, limits: dict[str, Any], *, key: str | None = None
     ) -> Project:
-        return await people.update_project(self.core, actor, name, limits, key)
+        return await people.update_project(self.core.records, actor, name, limits, key)
 
     async def set_member(
         self, actor: Actor, project: str, user_name: str, role: Role, *, key: str | None = None
     ) -> Membership:
-        return await people.set_member(self.core, actor, project, user_name, role, key)
+        return await people.set_member(self.core.serving, actor, project, user_name, role, key)
 
     async def remove_member(
         self, actor: Actor, project: str, user_name: str, *, key: str | None = None
     ) -> None:
-        await people.remove_member(self.core, actor, project, user_name, key)
+        await people.remove_member(self.core.serving, actor, project, user_name, key)
 
     async def create_token(
         self,
@@ -205,38 +210,44 @@ class ControlPlane:
         request = tokens.TokenRequest(
             label=label, scope=scope, project=project, service=service, lifetime_s=lifetime_s
         )
-        return await tokens.create_token(self.core, actor, user, request, key)
+        return await tokens.create_token(self.core.serving, actor, user, request, key)
 
     async def revoke_token(
         self, actor: Actor, token_id: str, *, keep_children: bool = False, key: str | None = None
     ) -> tuple[TokenRevocation, bool]:
-        return await tokens.revoke_token(self.core, actor, token_id, key, keep_children=keep_children)
+        return await tokens.revoke_token(self.core.serving, actor, token_id, key, keep_children=keep_children)
 
     async def record_denied(self, actor: Actor, action: str, facts: dict[str, Any]) -> None:
         """Record for the audit that somebody tried something without the permission."""
-        now = self.core.clock.now()
+        now = self.core.records.clock.now()
         data = {"what": action, **facts}
-        await self.core.store.write(lambda tx: record_event(tx, "access.denied", now, actor, data=data))
+        await self.core.records.store.write(
+            lambda tx: record_event(tx, "access.denied", now, actor, data=data)
+        )
 
     async def write_refusals(self) -> None:
         """Write into the log the refusals that were only counted until now."""
-        await audit.write_refusals(self.core, is_all=True)
+        await audit.write_refusals(self.core.records, self.core.refusals, is_all=True)
 
     async def verify_audit(self) -> AuditVerdict:
         """Check that the log is what was written, and that the tables of people are what the log says."""
-        return await audit.verify_audit(self.core)
+        return await audit.verify_audit(self.core.anchors, self.core.records.store)
 
     async def renew(self, renewal: Renewal) -> RenewalReply:
-        return await renewals.renew(self.core, renewal)
+        return await renewals.renew(self.core.upkeep, self.core.inputs, self.core.services, renewal)
 
     async def assign_task(self, request: TaskSpecRequest) -> TaskAssignment:
-        return await mailbox.assign_task(self.core, request)
+        return await mailbox.assign_task(self.core.upkeep, self.core.inputs, self.core.services, request)
 
     async def archive_for(self, request: TaskSpecRequest) -> str:
-        return await mailbox.archive_for(self.core, request)
+        return await mailbox.archive_for(
+            self.core.records.store, self.core.link.engine, self.core.leadership, request
+        )
 
     async def receive_status_report(self, report: StatusReport, log_chunk: bytes) -> StatusReply:
-        return await mailbox.receive_report(self.core, report, log_chunk)
+        return await mailbox.receive_report(
+            self.core.records.store, self.core.link.engine, self.core.leadership, report, log_chunk
+        )
 
     def explain(
         self, job: Job, attempts: Sequence[Attempt], *, has_outlook: bool = False
@@ -244,7 +255,9 @@ class ControlPlane:
         """Explain why the job does not run. `attempts`: all attempts of the job, oldest first. `has_outlook`:
         the outlook, not the hint, says what would start it.
         """
-        explanation = explain.explain(self.core, job, attempts)
+        explanation = explain.explain(
+            self.core.records.clock, self.core.running, self.core.planning, self.core.link, job, attempts
+        )
         return (
             explain.without_hint(explanation, job) if explanation is not None and has_outlook else explanation
         )
@@ -253,8 +266,12 @@ class ControlPlane:
         """Predict when each of the attempts that wait will start. Takes a thread for up to about a quarter of
         a second.
         """
-        return await explain_module.predict_starts(self.core, actor, attempt_ids)
+        return await explain_module.predict_starts(
+            self.core.records.clock, self.core.planning, self.core.link.engine, actor, attempt_ids
+        )
 
     async def predict_start_with_changes(self, actor: Actor, attempt_id: str) -> Outlook | None:
         """Predict one start, with changes that would start it now. None if the attempt does not wait."""
-        return await explain_module.predict_start_with_changes(self.core, actor, attempt_id)
+        return await explain_module.predict_start_with_changes(
+            self.core.records.clock, self.core.planning, self.core.link.engine, actor, attempt_id
+        )

@@ -29,6 +29,9 @@ from shoal.store import Tx
 from shoal.wire import RuleAction
 
 Item = TypeVar("Item")
+REPORT_PATIENCE_S = 0.05
+"""While the store is busy, a report of a start lets ends and plans go first: ends make room and plans use it.
+"""
 
 
 def batched(items: Sequence[Item], size: int) -> list[Sequence[Item]]:

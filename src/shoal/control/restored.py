@@ -16,10 +16,11 @@ import msgspec
 import structlog
 
 from shoal import home_identity
+from shoal.clock import Clock
 from shoal.control.actor import SHOAL
 from shoal.control.bootstrap import SITE_ID, register_name, write_private
+from shoal.control.capabilities import Records, Sealing
 from shoal.control.commands.arrays import finish_submission
-from shoal.control.core import Core
 from shoal.control.project_uids import chown_home, claim_block, keep_blocks
 from shoal.control.record import record_event
 from shoal.engines.home_records import RESTORED_MESSAGE, Outcomes, outcomes_of
@@ -27,7 +28,8 @@ from shoal.home_identity import HomeIdentity, RestoreRequest
 from shoal.model.attempt import Attempt, EndReason
 from shoal.model.moves import StopRequested, TaskEnded
 from shoal.model.people import Project
-from shoal.store import ArrayVerb, Tx
+from shoal.settings import Settings
+from shoal.store import ArrayVerb, Store, Tx
 from shoal.wire import EndKind, TaskOutcome
 
 RESTORED_AT = "restored_at"
@@ -41,31 +43,39 @@ ENDED_BECAUSE = (
 log = structlog.get_logger()
 
 
-async def settle_restored(core: Core, request: RestoreRequest) -> None:
+async def settle_restored(
+    records: Records, sealing: Sealing, settings: Settings, request: RestoreRequest
+) -> None:
     """Record what became of open work. May be repeated until `finish_restore` makes it final."""
-    for array_id, verb in await core.store.read(lambda tx: tx.array_work.all()):
+    for array_id, verb in await records.store.read(lambda tx: tx.array_work.all()):
         if verb is ArrayVerb.SUBMIT:  # else the other elements would be recorded, and start, afterwards
-            await finish_submission(core, array_id)
+            await finish_submission(records, sealing, array_id)
     settled = 0
-    while batch := await core.store.read(partial(_open_attempts, runs_again=request.runs_again)):
-        outcomes = await anyio.to_thread.run_sync(_read_outcomes, core.settings.state_dir, batch)
-        await core.store.write(partial(_settle, core, batch, outcomes, runs_again=request.runs_again))
+    while batch := await records.store.read(partial(_open_attempts, runs_again=request.runs_again)):
+        outcomes = await anyio.to_thread.run_sync(_read_outcomes, settings.state_dir, batch)
+        await records.store.write(partial(_settle, records, batch, outcomes, runs_again=request.runs_again))
         settled += len(batch)
-    services = 0 if request.runs_again else await core.store.write(partial(_scale_services_to_zero, core))
-    await finish_restore(core, request, settled, services)
+    services = (
+        0
+        if request.runs_again
+        else await records.store.write(partial(_scale_services_to_zero, records.clock))
+    )
+    await finish_restore(records, settings, request, settled, services)
 
 
-async def finish_restore(core: Core, request: RestoreRequest, jobs: int, services: int) -> None:
+async def finish_restore(
+    records: Records, settings: Settings, request: RestoreRequest, jobs: int, services: int
+) -> None:
     """Tie home and database to each other under a new identity. This is the last step: until then a restart
     begins again.
 
     May be repeated, also after a kill between two of its steps, because the identity came with the operator's
     request.
     """
-    home = core.settings.state_dir
+    home = settings.state_dir
     before = home_identity.read_identity(home)
     new = HomeIdentity(site_id=request.site_id, directory=home_identity.identify(home))
-    moves, next_uid = await _claim_uids(core, is_heir=request.runs_again)
+    moves, next_uid = await _claim_uids(records.store, settings, is_heir=request.runs_again)
     facts: dict[str, Any] = {
         "path": str(home),
         "copied_from": before.directory.path if before is not None else None,
@@ -78,7 +88,7 @@ async def finish_restore(core: Core, request: RestoreRequest, jobs: int, service
     def change(tx: Tx) -> None:
         if tx.meta.get(SITE_ID) == new.site_id:
             return
-        now = core.clock.now()
+        now = records.clock.now()
         tx.meta.set(SITE_ID, new.site_id)
         tx.meta.set(RESTORED_AT, str(now))
         tx.people.begin_uids(next_uid)
@@ -88,13 +98,15 @@ async def finish_restore(core: Core, request: RestoreRequest, jobs: int, service
             record_event(tx, "project.updated", now, SHOAL, project=project.name, data=data)
         record_event(tx, "home.restored", now, SHOAL, data=facts)
 
-    await core.store.write(change)
+    await records.store.write(change)
     write_private(home / home_identity.FILE, home_identity.encode_record(new))
     (home / home_identity.REQUEST).unlink(missing_ok=True)
     log.warning("home.restored", **facts)
 
 
-async def _claim_uids(core: Core, *, is_heir: bool) -> tuple[list[tuple[Project, int]], int]:
+async def _claim_uids(
+    store: Store, settings: Settings, *, is_heir: bool
+) -> tuple[list[tuple[Project, int]], int]:
     """Claim a block of uids. Return the projects that get another uid, with that uid, and the first uid for
     new projects.
 
@@ -103,9 +115,9 @@ async def _claim_uids(core: Core, *, is_heir: bool) -> tuple[list[tuple[Project,
     what jobs of one project can do to each other. When this returns, the files that jobs left in this home
     belong to the new users. May be repeated, also after a kill: the block is the same one.
     """
-    home = core.settings.state_dir
+    home = settings.state_dir
     name = register_name(home)
-    projects = await core.store.read(lambda tx: tx.people.projects())
+    projects = await store.read(lambda tx: tx.people.projects())
     used = [project.uid for project in projects]
 
     def work() -> tuple[list[tuple[Project, int]], int]:
@@ -132,12 +144,12 @@ def _read_outcomes(home: Path, batch: list[Attempt]) -> dict[str, Outcomes]:
 
 
 def _settle(
-    core: Core, batch: list[Attempt], outcomes: dict[str, Outcomes], tx: Tx, *, runs_again: bool
+    records: Records, batch: list[Attempt], outcomes: dict[str, Outcomes], tx: Tx, *, runs_again: bool
 ) -> None:
     for attempt in batch:
         if not runs_again:
             stop = StopRequested(reason=EndReason.CANCELLED, by="shoal up --restored", because=ENDED_BECAUSE)
-            core.recorder.advance(tx, attempt.attempt_id, stop)
+            records.recorder.advance(tx, attempt.attempt_id, stop)
         recorded = outcomes[attempt.attempt_id]
         for node in attempt.nodes_left:
             outcome = recorded.get(node)
@@ -146,25 +158,25 @@ def _settle(
                 and outcome.epoch == attempt.epoch
                 and outcome.replacement == attempt.replacement_on(node)
             )
-            ended = outcome if outcome is not None and is_its else _lost_outcome(core, attempt, node)
-            core.recorder.advance(tx, attempt.attempt_id, TaskEnded(ended))
+            ended = outcome if outcome is not None and is_its else _lost_outcome(records.clock, attempt, node)
+            records.recorder.advance(tx, attempt.attempt_id, TaskEnded(ended))
 
 
-def _lost_outcome(core: Core, attempt: Attempt, node: str) -> TaskOutcome:
+def _lost_outcome(clock: Clock, attempt: Attempt, node: str) -> TaskOutcome:
     return TaskOutcome(
         attempt_id=attempt.attempt_id,
         epoch=attempt.epoch,
         node=node,
         kind=EndKind.LOST,
-        ended_at=core.clock.now(),
+        ended_at=clock.now(),
         message=RESTORED_MESSAGE,
         replacement=attempt.replacement_on(node),
     )
 
 
-def _scale_services_to_zero(core: Core, tx: Tx) -> int:
+def _scale_services_to_zero(clock: Clock, tx: Tx) -> int:
     """Set services to no replicas until an operator scales them up again. Their releases stay."""
-    now, resting = core.clock.now(), 0
+    now, resting = clock.now(), 0
     for service in tx.services.all():
         if service.stop_asked_by is not None or service.max_replicas == 0:
             continue

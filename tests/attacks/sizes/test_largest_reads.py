@@ -43,7 +43,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
             )
 
     with open_world(tmp_path_factory.mktemp("large"), is_durable=True) as world:
-        world.portal.call(world.plane.core.store.write, fill)
+        world.portal.call(world.plane.core.records.store.write, fill)
         yield world
 
 

@@ -15,10 +15,11 @@ import pytest
 from starlette.types import Message
 
 from shoal.api.routing import RouteDeclaration
+from shoal.control.capabilities import Records, Sealing
 from shoal.control.commands import arrays
 from shoal.control.commands import submit as submitting
-from shoal.control.core import Core
 from shoal.control.services import serving_table
+from shoal.engines.base import Engine
 from shoal.identity import Permission
 from shoal.model.people import Role
 from tests.attacks.inventory import GUARDED, Shot, aimed, title
@@ -138,7 +139,7 @@ def test_a_right_lost_on_the_way_stops_every_change(world: ApiWorld, row: RouteD
 
     async def lost() -> None:
         await lose(world, name, token_id)
-        seen.append(await world.plane.core.store.read(lambda tx: tx.events.head().seq))
+        seen.append(await world.plane.core.records.store.read(lambda tx: tx.events.head().seq))
 
     status = fire_late(world, shot, text, lost)
     assert status in (statuses if row.path != "/v1/tokens" else statuses | {403, 409}), status
@@ -182,11 +183,11 @@ def test_array_that_was_accepted_is_recorded_whole_though_its_token_is_revoked_m
     text, token_id = newcomer(world, name)
     finish = arrays.finish_submission
 
-    async def finish_after_revocation(core: Core, array_id: str) -> None:
+    async def finish_after_revocation(records: Records, sealing: Sealing, array_id: str) -> None:
         await revoke(world, name, token_id)
         if is_killed:
             raise Killed
-        await finish(core, array_id)
+        await finish(records, sealing, array_id)
 
     with monkeypatch.context() as patch:
         patch.setattr(submitting, "finish_submission", finish_after_revocation)
@@ -195,7 +196,12 @@ def test_array_that_was_accepted_is_recorded_whole_though_its_token_is_revoked_m
     assert answer.status == (500 if is_killed else 201)
     assert world.call("POST", "/v1/jobs", token=text, data=data).status == 401
     if is_killed:
-        world.portal.call(arrays.finish_arrays, world.plane.core)
+        world.portal.call(
+            arrays.finish_arrays,
+            world.plane.core.records,
+            world.plane.core.link.engine,
+            world.plane.core.sealing,
+        )
     page = world.call("GET", f"/v1/jobs?project=vision&name={name}", role="lead").json()["items"]
     assert len(page) == 7
     array_id = page[0]["array"]["id"]
@@ -215,9 +221,9 @@ def test_stop_of_an_array_that_was_accepted_ends_it_whole_though_its_token_is_re
     array_id = created.json()["jobs"][0]["array"]["id"]
     finish = arrays.finish_stop
 
-    async def finish_after_revocation(core: Core, array_id: str) -> None:
+    async def finish_after_revocation(records: Records, engine: Engine, array_id: str) -> None:
         await revoke(world, "stopper", token_id)
-        await finish(core, array_id)
+        await finish(records, engine, array_id)
 
     monkeypatch.setattr(arrays, "finish_stop", finish_after_revocation)
     assert world.call("POST", f"/v1/arrays/{array_id}/stop", token=text).status == 200

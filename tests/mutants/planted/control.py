@@ -8,7 +8,7 @@ MUTANTS = (
     Mutant(
         "watch_ignores_submissions_under_way",
         "control/loops/watch.py",
-        "being_submitted = frozenset(core.submitting)",
+        "being_submitted = frozenset(upkeep.running.submitting)",
         "being_submitted: frozenset[str] = frozenset()",
         "P2: an attempt that is being submitted counts as running",
         ("sim",),
@@ -56,15 +56,15 @@ MUTANTS = (
     Mutant(
         "fence_decided_before_its_task_is_replaced",
         "control/loops/replace.py",
-        "if fence_s is not None and not core.leases.is_still_fenced(",
-        "if fence_s is None and not core.leases.is_still_fenced(",
+        "if fence_s is not None and not upkeep.running.leases.is_still_fenced(",
+        "if fence_s is None and not upkeep.running.leases.is_still_fenced(",
         "P2: a supervisor that was told to go on since the look is not replaced",
         ("control",),
     ),
     Mutant(
         "long_silent_supervisor_answered_from_a_read",
         "control/commands/renewals.py",
-        " and not core.leases.is_overdue(*task_key):",
+        " and not running.leases.is_overdue(*task_key):",
         ":",
         "P2: a supervisor that renews while its end is being recorded is told of the end",
         ("control",),
@@ -72,7 +72,7 @@ MUTANTS = (
     Mutant(
         "long_silent_node_agent_answered_from_a_read",
         "control/commands/mailbox.py",
-        "if core.leases.is_overdue(*task_key):",
+        "if upkeep.running.leases.is_overdue(*task_key):",
         "if False:",
         "P2: a task whose end is being recorded gets no task spec",
         ("control",),
@@ -128,8 +128,10 @@ MUTANTS = (
     Mutant(
         "a_new_cluster_knows_its_nodes_after_its_first_plan",
         "control/loops/runner.py",
-        '    await _run_turn(core, "place", lambda: load_recorded_nodes(core))  # of a new',
-        "    # of a new",
+        "    # Of a new cluster, the first nodes.\n"
+        '    await _run_turn(health, "place", '
+        "lambda: load_recorded_nodes(core.records.store, core.planning))\n",
+        "",
         "P4: a job that can never fit is refused at submit, also at the very first",
         ("control",),
     ),
@@ -152,7 +154,7 @@ MUTANTS = (
     Mutant(
         "task_that_renews_on_a_node_declared_dead_is_replaced",
         "control/commands/nodes.py",
-        "return not speaking_jobs(core, tx.attempts.holding_on(name), name)",
+        "return not speaking_jobs(running, tx.attempts.holding_on(name), name)",
         "return True",
         "P2: a task that renews is not replaced, even on a node declared dead",
         ("control",),
@@ -160,7 +162,7 @@ MUTANTS = (
     Mutant(
         "tasks_of_a_dead_node_end_on_stale_facts",
         "control/loops/heal.py",
-        "if node is not None and is_still_dead(core, tx, name):",
+        "if node is not None and is_still_dead(running, link.outages, tx, name):",
         "if node is not None:",
         "P2: a supervisor that was told to go on since the look is not replaced",
         ("control",),
@@ -192,7 +194,7 @@ MUTANTS = (
     Mutant(
         "held_node_costs_a_write_at_every_look",
         "control/loops/node_refresh.py",
-        "if leaving and not leaving <= await core.store.read(_held):",
+        "if leaving and not leaving <= await records.store.read(_held):",
         "if leaving:",
         "a look that changes nothing takes no turn of the writer",
         ("control",),
@@ -208,8 +210,8 @@ MUTANTS = (
     Mutant(
         "slow_death_of_a_task_ends_its_gang",
         "control/loops/watch.py",
-        "        core.leases.task_silence_s(attempt, node) <= REPLACEMENT_PATIENCE_S\n        and not set",
-        "        core.leases.task_silence_s(attempt, node) < 0\n        and not set",
+        "        running.leases.task_silence_s(attempt, node) <= REPLACEMENT_PATIENCE_S\n        and not set",
+        "        running.leases.task_silence_s(attempt, node) < 0\n        and not set",
         "P2: no healthy kill because a peer dies slowly",
         ("control",),
     ),
@@ -224,8 +226,8 @@ MUTANTS = (
     Mutant(
         "failures_are_excused_without_end",
         "control/loops/watch.py",
-        "return any(_is_worth_waiting(core, job, attempt, name) for name in dying - {node})",
-        "return any(dying)",
+        "_is_worth_waiting(clock, running, engine, job, attempt, name) for name in dying - {node}",
+        "dying",
         "P1: a program that fails again and again ends",
         ("control",),
     ),
@@ -248,7 +250,7 @@ MUTANTS = (
     Mutant(
         "withdrawn_doubt_is_a_fence_that_passed",
         "control/loops/watch.py",
-        "    core.leases.note_alive(attempt.attempt_id, node, "
+        "    running.leases.note_alive(attempt.attempt_id, node, "
         "attempt.replacement_on(node), is_hearsay=True)\n",
         "",
         "P3: the fence counts from when a doubt was withdrawn",
@@ -266,8 +268,8 @@ MUTANTS = (
     Mutant(
         "task_spec_for_an_agent_that_has_given_up",
         "control/commands/mailbox.py",
-        "core.clock.monotonic() - asked_at >= AGENT_REPLY_S:",
-        "core.clock.monotonic() - asked_at >= 1e9:",
+        "upkeep.records.clock.monotonic() - asked_at >= AGENT_REPLY_S:",
+        "upkeep.records.clock.monotonic() - asked_at >= 1e9:",
         "P1: a task spec goes only to an agent that waits for it",
         ("control",),
     ),
@@ -282,7 +284,7 @@ MUTANTS = (
     Mutant(
         "task_spec_given_for_an_ended_attempt",
         "control/commands/mailbox.py",
-        "        await core.store.read(lambda tx: _refuse_ended(tx, task.task_spec))\n",
+        "        await upkeep.records.store.read(lambda tx: _refuse_ended(tx, task.task_spec))\n",
         "",
         "P2: nothing of an attempt begins after its end",
         ("control",),

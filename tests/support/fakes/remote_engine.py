@@ -46,7 +46,7 @@ class MailboxPlane(ControlPlane):
     """Gives orders of attempts that no store has."""
 
     async def assign_task(self, request: TaskSpecRequest) -> TaskAssignment:
-        engine = self.core.engine
+        engine = self.core.link.engine
         assert isinstance(engine, RemoteEngine)
         share = engine.mailbox.assign(request)
         key = proof_key(KEY, request.attempt_id, request.node)
@@ -105,7 +105,7 @@ class MailboxServer:
 
     def replace(self, engine: RemoteEngine) -> None:
         assert self._core is not None
-        self._core.engine = engine
+        self._core.link.engine = engine
 
 
 class ProcessEngine(RemoteEngine):

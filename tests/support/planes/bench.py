@@ -68,9 +68,9 @@ def result_in_loop(work: Coroutine[Any, Any, T]) -> T:
 
 async def place_and_launch(core: Core) -> PlacementCycle:
     """A cycle and what its loop does after it, one by one."""
-    cycle = await place(core)
+    cycle = await place(core.upkeep, core.planning)
     for attempt_id in cycle.placed:
-        await launch(core, attempt_id)
+        await launch(core.upkeep, core.inputs, attempt_id)
     return cycle
 
 
@@ -200,19 +200,19 @@ class ControlPlaneLab:
             settings=self.settings,
             key=key,
         )
-        self.core.control_urls = ("http://lab",)
+        self.core.leadership.control_urls = ("http://lab",)
         self.plane = ControlPlane(self.core)
 
     # The loops.
 
     def heal(self) -> None:
-        result_of(heal(self.core))
+        result_of(heal(self.core.upkeep))
 
     def place(self) -> float | None:
         return result_of(place_and_launch(self.core)).next_look_s
 
     def watch(self) -> None:
-        result_of(watch(self.core))
+        result_of(watch(self.core.upkeep, self.core.inputs, self.core.services))
 
     def run_loops(self) -> None:
         """Everything once, in the order a start has."""

@@ -56,9 +56,9 @@ def completed_drill(lab: ControlPlaneLab, command: DrillCommand | None, **fields
 def newest_result(lab: ControlPlaneLab, after_s: float = 0.0) -> DrillReport | None:
     """What is known of the newest drill after so long, with time for the last question."""
     lab.clock.advance(after_s)
-    result_of(watch_drills(lab.core))
+    result_of(watch_drills(lab.core.records, lab.core.running))
     lab.clock.advance(1.0)
-    result_of(watch_drills(lab.core))
+    result_of(watch_drills(lab.core.records, lab.core.running))
     wanted = EventFilter(kinds_prefix="drill.")
     return result_of(lab.store.read(lambda tx: drill_history(tx, tx.events.latest(12, wanted))))[-1].result
 

@@ -84,10 +84,11 @@ async def open_plane(
     limits: ServerLimits | None = None,
     is_durable: bool = False,
     is_running: bool = True,
+    data_plane: str = "embedded",
 ) -> AsyncIterator[ControlPlane]:
     """`is_durable`: SQLite on disk instead of memory. Not `is_running`: no loop moves anything."""
     clock = SystemClock()
-    settings = Settings(home=home, port=0, limits=limits or ServerLimits())
+    settings = Settings(home=home, port=0, limits=limits or ServerLimits(), data_plane=data_plane)
     store = open_store(settings.store_url, clock=clock) if is_durable else open_memory_store()
     cluster = FakeCluster(fake_nodes(), clock=clock, script=script)
     core = Core(
@@ -178,7 +179,7 @@ class ApiWorld:
     ) -> str:
         """The token of this body from the attempt's supervisor, on its first node if not on `node`."""
         node = node or attempt.node_names[0]
-        secret = proof_key(key or self.plane.core.key, attempt.attempt_id, node)
+        secret = proof_key(key or self.plane.core.sealing.key, attempt.attempt_id, node)
         who = Renewal(attempt_id=attempt.attempt_id, epoch=attempt.epoch, node=node, phase=TaskPhase.RUNNING)
         return sign(secret, who, body)
 
@@ -200,7 +201,7 @@ class ApiWorld:
 
     def read(self, fn: Callable[[Any], T]) -> T:
         """What the store says."""
-        return self.portal.call(self.plane.core.store.read, fn)
+        return self.portal.call(self.plane.core.records.store.read, fn)
 
     def submit(self, role: str, project: str, **spec: Any) -> str:
         """A job's id."""
@@ -269,7 +270,7 @@ def _submit_jobs(world: ApiWorld) -> None:
     world.jobs["vision"] = world.submit("member", "vision")
     world.jobs["speech"] = world.submit("stranger", "speech")
     attempt = world.until_state(world.jobs["vision"], AttemptState.RUNNING)
-    key = world.plane.core.key
+    key = world.plane.core.sealing.key
     world.tokens["data_plane"] = data_plane_token(key)
     world.tokens["ticket"] = bootstrap_token(key, attempt.attempt_id)
     world.tokens["job"] = job_token(key, attempt.attempt_id)
@@ -296,7 +297,7 @@ def _add_narrow_tokens(world: ApiWorld) -> None:
     assert world.call("DELETE", f"/v1/tokens/{parent['id']}", role="lead").status == 200
     job_id = world.submit("member", "vision")
     attempt = world.until_state(job_id, AttemptState.RUNNING)
-    world.tokens["ended_job"] = job_token(world.plane.core.key, attempt.attempt_id)
+    world.tokens["ended_job"] = job_token(world.plane.core.sealing.key, attempt.attempt_id)
     assert world.call("POST", f"/v1/jobs/{job_id}/stop", role="member", data={}).status == 200
     world.until_state(job_id, AttemptState.ENDED)
 

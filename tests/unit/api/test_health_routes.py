@@ -39,8 +39,8 @@ def test_nodes_that_their_cluster_has_closed_are_not_silent(world: ApiWorld) -> 
     facts = NodeFacts(
         name="shut", cpus=8, memory_bytes=1, disk_bytes=1, is_alive=False, closed="drained in Slurm: bad fan"
     )
-    node = Node(facts=facts, engine=core.engine.name)
-    world.portal.call(core.store.write, lambda tx: tx.nodes.put(node))
+    node = Node(facts=facts, engine=core.link.engine.name)
+    world.portal.call(core.records.store.write, lambda tx: tx.nodes.put(node))
     try:
         counts = world.call("GET", "/v1/status", role="member").json()["nodes"]
         assert (counts["silent"], counts["closed"]) == (0, 1)
@@ -48,11 +48,11 @@ def test_nodes_that_their_cluster_has_closed_are_not_silent(world: ApiWorld) -> 
         assert (reply["closed"], reply["takes_work"]) == ("drained in Slurm: bad fan", False)
         wrong = msgspec.structs.replace(facts, is_alive=True, closed="", labels={"gpu_watts": "many"})
         node = msgspec.structs.replace(node, facts=wrong, version=2)
-        world.portal.call(core.store.write, lambda tx: tx.nodes.put(node))
+        world.portal.call(core.records.store.write, lambda tx: tx.nodes.put(node))
         counts = world.call("GET", "/v1/status", role="member").json()["nodes"]
         assert (counts["silent"], counts["closed"]) == (0, 1), "as `shoal nodes` has it"
     finally:
-        world.portal.call(core.store.write, lambda tx: tx.nodes.remove("shut"))
+        world.portal.call(core.records.store.write, lambda tx: tx.nodes.remove("shut"))
 
 
 def test_unanswered_cluster_is_reported_with_its_time_and_only_operators_see_its_words(
@@ -66,7 +66,7 @@ def test_unanswered_cluster_is_reported_with_its_time_and_only_operators_see_its
         alone = world.call("GET", f"/v1/nodes/{items[0]['name']}", role="member").json()
         return [node["unanswered"] for node in (items[0], alone)]
 
-    outages = world.plane.core.outages
+    outages = world.plane.core.link.outages
     assert (told("admin"), of_nodes()) == (None, [None, None])
     outages.current = EngineOutage(since=7.0, has_answered=False, why="ssh to n1: refused")
     try:
@@ -85,9 +85,9 @@ def test_nodes_that_are_gone_are_in_no_other_count(world: ApiWorld) -> None:
 
     before, core = counts(), world.plane.core
     facts = NodeFacts(name="away", cpus=8, memory_bytes=1, disk_bytes=1, is_alive=False)
-    node = Node(facts=facts, engine=core.engine.name, state=NodeState.CORDONED, is_gone=True)
-    world.portal.call(core.store.write, lambda tx: tx.nodes.put(node))
+    node = Node(facts=facts, engine=core.link.engine.name, state=NodeState.CORDONED, is_gone=True)
+    world.portal.call(core.records.store.write, lambda tx: tx.nodes.put(node))
     try:
         assert counts() == {**before, "gone": 1}
     finally:
-        world.portal.call(core.store.write, lambda tx: tx.nodes.remove("away"))
+        world.portal.call(core.records.store.write, lambda tx: tx.nodes.remove("away"))

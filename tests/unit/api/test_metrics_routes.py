@@ -23,7 +23,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
             ),
             Samples(name="cpus_used", axis=Axis.TIME, points=(single_point(1_000, float("nan")),)),
         ]
-        store = opened.plane.core.store
+        store = opened.plane.core.records.store
         opened.portal.call(lambda: store.write(lambda tx: tx.metrics.add(job_id, 1, "node-1", samples, 5.0)))
         yield opened
 

@@ -18,9 +18,9 @@ def test_declaring_a_node_dead_lists_its_jobs_even_if_they_are_replaced_at_once(
 ) -> None:
     with open_world(tmp_path) as world:
         core = world.plane.core
-        assert isinstance(core.engine, FakeEngine)
-        core.engine.cluster.cut("node-1")
-        world.portal.call(refresh_nodes, core)
+        assert isinstance(core.link.engine, FakeEngine)
+        core.link.engine.cluster.cut("node-1")
+        world.portal.call(refresh_nodes, core.records, core.link)
         target, key = "/v1/nodes/node-1/declare-dead", [("idempotency-key", "k")]
         refused = world.call("POST", target, role="operator", data={})
         assert (refused.status, "may be alive" in refused.json()["detail"]) == (409, True)

@@ -166,7 +166,8 @@ def test_a_quiet_job_is_not_looked_at_for_every_commit_of_others(monkeypatch: py
         lab.clock.advance(seconds)
 
     monkeypatch.setattr("shoal.api.log_follower.anyio.sleep", sleep)
-    call: Any = SimpleNamespace(plane=SimpleNamespace(core=lab.core, commits=BusyCluster()))
+    monkeypatch.setattr(lab.core.signals, "commits", BusyCluster())
+    call: Any = SimpleNamespace(plane=SimpleNamespace(core=lab.core))
     follower = log_follower._Follower(call, log_follower.LogFollowRequest(job.job_id, None, False, ALL, None))
     looks: list[float] = []
     while lab.clock.monotonic() < 30:
@@ -185,13 +186,14 @@ def test_an_attempt_that_its_cluster_lets_wait_is_placed_and_has_not_started(
     monkeypatch.setattr("shoal.api.log_follower.anyio.sleep", sleep)
     lab = ControlPlaneLab(script=lambda _: Act(claim_s=60.0, run_s=None), num_nodes=1)
     job = lab.running_job(resources={"nodes": 1, "cpus": 1})
-    call: Any = SimpleNamespace(plane=SimpleNamespace(core=lab.core, commits=BusyCluster()))
+    monkeypatch.setattr(lab.core.signals, "commits", BusyCluster())
+    call: Any = SimpleNamespace(plane=SimpleNamespace(core=lab.core))
     wanted = log_follower.LogFollowRequest(job.job_id, None, is_resumed=False, lines=ALL, tail=None)
     follower = log_follower._Follower(call, wanted)
     attempt_id = lab.attempt(job).attempt_id
     assert result_of(follower.turn()) == (b"", False), "no event has named its place"
     message = "Slurm job 5 is PENDING (Resources)"
-    lab.core.leases.note_trouble(attempt_id, "n1", message, is_queued=True)
+    lab.core.running.leases.note_trouble(attempt_id, "n1", message, is_queued=True)
     assert result_of(follower.turn()) == (b"", False), "it may begin in a moment"
     lab.clock.advance(log_follower.PLACED_S)
     out, _ = result_of(follower.turn())
@@ -213,13 +215,14 @@ def test_follower_of_a_job_learns_that_its_cluster_does_not_answer(monkeypatch: 
     lab = ControlPlaneLab(num_nodes=1)
     lab.heal()
     job = lab.submit()
-    call: Any = SimpleNamespace(plane=SimpleNamespace(core=lab.core, commits=BusyCluster()))
+    monkeypatch.setattr(lab.core.signals, "commits", BusyCluster())
+    call: Any = SimpleNamespace(plane=SimpleNamespace(core=lab.core))
     wanted = log_follower.LogFollowRequest(job.job_id, None, is_resumed=False, lines=ALL, tail=None)
     follower = log_follower._Follower(call, wanted)
     sent: list[bytes] = []
 
     def hang() -> None:
-        with lab.core.outages.asking():
+        with lab.core.link.outages.asking():
             for passed_s in (0.0, LATE_S, log_follower.PLACED_S):
                 lab.clock.advance(passed_s)
                 sent.append(result_of(follower.turn())[0])
@@ -242,7 +245,8 @@ def test_an_attempt_that_ended_before_it_began_has_not_started(monkeypatch: pyte
     monkeypatch.setattr("shoal.api.log_follower.read_page", silent)
     lab = ControlPlaneLab(script=lambda _: Act(claim_s=60.0, run_s=None), num_nodes=1)
     job = lab.running_job(resources={"nodes": 1, "cpus": 1})
-    call: Any = SimpleNamespace(plane=SimpleNamespace(core=lab.core, commits=BusyCluster()))
+    monkeypatch.setattr(lab.core.signals, "commits", BusyCluster())
+    call: Any = SimpleNamespace(plane=SimpleNamespace(core=lab.core))
     wanted = log_follower.LogFollowRequest(job.job_id, None, is_resumed=False, lines=ALL, tail=None)
     follower = log_follower._Follower(call, wanted)
     assert lab.attempt(job).state is AttemptState.STARTING

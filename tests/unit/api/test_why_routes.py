@@ -75,7 +75,7 @@ def test_explanation_reveals_nothing_of_a_job_that_the_reader_may_not_see(world:
 
 
 def test_too_many_predictions_at_once_are_refused_with_a_retry(world: ApiWorld) -> None:
-    foreseen, release = world.plane.core.start_predictions, anyio.Event()
+    foreseen, release = world.plane.core.planning.predictions, anyio.Event()
 
     async def ask(who: int) -> None:
         async with foreseen.one_at_a_time(str(who)):

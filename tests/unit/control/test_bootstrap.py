@@ -57,19 +57,27 @@ def fresh_core(home: Path, store: Store) -> Core:
     )
 
 
+async def start(core: Core) -> None:
+    await ensure_admin(core.records, core.sealing, core.settings, "root")
+
+
+async def restore(core: Core, request: home_identity.RestoreRequest) -> None:
+    await settle_restored(core.records, core.sealing, core.settings, request)
+
+
 async def is_good(core: Core) -> bool:
     """Whether the token in the file is valid."""
     halves = parse_user_token(first_token_path(core.settings.home).read_text())
     assert halves is not None
-    return halves.matches(await core.store.read(lambda tx: tx.tokens.get(halves.token_id)))
+    return halves.matches(await core.records.store.read(lambda tx: tx.tokens.get(halves.token_id)))
 
 
 async def test_the_first_start_makes_an_admin_a_project_and_a_token(tmp_path: Path) -> None:
     core = fresh_core(tmp_path, open_memory_store())
-    await ensure_admin(core, "root")
-    (admin,) = await core.store.read(lambda tx: tx.people.users())
+    await ensure_admin(core.records, core.sealing, core.settings, "root")
+    (admin,) = await core.records.store.read(lambda tx: tx.people.users())
     assert (admin.name, admin.cluster_role) == ("root", Role.ADMIN)
-    membership = await core.store.read(lambda tx: tx.people.membership(admin.user_id, "default"))
+    membership = await core.records.store.read(lambda tx: tx.people.membership(admin.user_id, "default"))
     assert membership is not None
     assert await is_good(core)
     assert stat.S_IMODE(first_token_path(tmp_path).stat().st_mode) == 0o600
@@ -77,33 +85,33 @@ async def test_the_first_start_makes_an_admin_a_project_and_a_token(tmp_path: Pa
 
 async def test_the_next_start_makes_nothing_more(tmp_path: Path) -> None:
     core = fresh_core(tmp_path, open_memory_store())
-    await ensure_admin(core, "root")
+    await ensure_admin(core.records, core.sealing, core.settings, "root")
     token = first_token_path(tmp_path).read_text()
-    await ensure_admin(core, "somebody")
+    await ensure_admin(core.records, core.sealing, core.settings, "somebody")
     assert first_token_path(tmp_path).read_text() == token
-    assert len(await core.store.read(lambda tx: tx.people.users())) == 1
+    assert len(await core.records.store.read(lambda tx: tx.people.users())) == 1
 
 
 async def test_owner_of_the_home_without_a_token_gets_another(tmp_path: Path) -> None:
     core = fresh_core(tmp_path, open_memory_store())
-    await ensure_admin(core, "root")
+    await ensure_admin(core.records, core.sealing, core.settings, "root")
     first = first_token_path(tmp_path).read_text()
     first_token_path(tmp_path).unlink()
     token_request_path(tmp_path).touch()
-    await ensure_admin(core, "somebody")
+    await ensure_admin(core.records, core.sealing, core.settings, "somebody")
     assert await is_good(core)
     assert first_token_path(tmp_path).read_text() != first
-    (admin,) = await core.store.read(lambda tx: tx.people.users())
-    tokens = await core.store.read(lambda tx: tx.tokens.all())
+    (admin,) = await core.records.store.read(lambda tx: tx.people.users())
+    tokens = await core.records.store.read(lambda tx: tx.tokens.all())
     assert [(token.user_id, token.revoked_at) for token in tokens] == [(admin.user_id, None)] * 2
     (event,) = [
         event
-        for event in await core.store.read(lambda tx: tx.events.page(0, limit=100))
+        for event in await core.records.store.read(lambda tx: tx.events.page(0, limit=100))
         if event.kind == "token.created"
     ]
     assert event.data["user"] == "root"
     first_token_path(tmp_path).unlink()
-    await ensure_admin(core, "root")
+    await ensure_admin(core.records, core.sealing, core.settings, "root")
     assert not first_token_path(tmp_path).exists(), "it was asked for once"
 
 
@@ -111,12 +119,12 @@ async def test_token_request_of_another_user_is_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     core = fresh_core(tmp_path, open_memory_store())
-    await ensure_admin(core, "root")
+    await ensure_admin(core.records, core.sealing, core.settings, "root")
     first_token_path(tmp_path).unlink()
     token_request_path(tmp_path).touch()
     other = os.geteuid() + 1
     monkeypatch.setattr("shoal.control.bootstrap.os.geteuid", lambda: other)
-    await ensure_admin(core, "root")
+    await ensure_admin(core.records, core.sealing, core.settings, "root")
     assert not first_token_path(tmp_path).exists()
 
 
@@ -143,14 +151,14 @@ async def test_start_killed_between_token_file_and_commit_makes_another_token(
     disk = open_memory_store()
     killed = fresh_core(tmp_path, FailsOnce(disk))  # type: ignore[arg-type]
     with pytest.raises(StoreUnavailable):
-        await ensure_admin(killed, "root")
+        await ensure_admin(killed.records, killed.sealing, killed.settings, "root")
     orphan = first_token_path(tmp_path).read_text()
     core = fresh_core(tmp_path, disk)
     assert not await is_good(core)
-    await ensure_admin(core, "root")
+    await ensure_admin(core.records, core.sealing, core.settings, "root")
     assert await is_good(core)
     assert first_token_path(tmp_path).read_text() != orphan
-    assert len(await core.store.read(lambda tx: tx.tokens.all())) == 1
+    assert len(await core.records.store.read(lambda tx: tx.tokens.all())) == 1
 
 
 def test_the_key_is_made_once_and_only_its_owner_can_read_it(tmp_path: Path) -> None:
@@ -231,17 +239,17 @@ async def test_restore_drill_on_the_machine_of_production_leaves_its_uids_noted(
     monkeypatch.setattr(project_uids, "REGISTRY", registry)
     store = open_memory_store()
     await claim_database(store, home)
-    await ensure_admin(fresh_core(home, store), "root")
+    await start(fresh_core(home, store))
     (noted,) = registry.iterdir()
     of_production = noted.read_text()
     shutil.copytree(home, copy)
     ask_to_restore(copy)
     request = await claim_database(store, copy)
     assert request is not None
-    await ensure_admin(fresh_core(copy, store), "root")
-    await settle_restored(fresh_core(copy, store), request)
+    await start(fresh_core(copy, store))
+    await restore(fresh_core(copy, store), request)
     with capture_logs() as logs:
-        await ensure_admin(fresh_core(copy, store), "root")
+        await start(fresh_core(copy, store))
     assert logs == [], "no project of the copy has a user of production's"
     assert noted.read_text() == of_production
     of_copy = {path.read_text().splitlines()[1] for path in registry.iterdir() if path != noted}
@@ -259,15 +267,15 @@ async def test_restored_home_takes_over_the_uids_of_an_original_that_was_removed
     monkeypatch.setattr(project_uids, "REGISTRY", registry)
     store = open_memory_store()
     await claim_database(store, home)
-    await ensure_admin(fresh_core(home, store), "root")
+    await start(fresh_core(home, store))
     (noted,) = registry.iterdir()
     shutil.copytree(home, copy)
     shutil.rmtree(home)
     ask_to_restore(copy)
     request = await claim_database(store, copy)
     assert request is not None
-    await ensure_admin(fresh_core(copy, store), "root")
-    await settle_restored(fresh_core(copy, store), request)
+    await start(fresh_core(copy, store))
+    await restore(fresh_core(copy, store), request)
     assert noted.read_text().splitlines()[1] == str(copy)
 
 
@@ -316,36 +324,36 @@ async def add_events(store: Store, count: int) -> None:
 
 async def test_an_empty_log_leaves_no_anchor(tmp_path: Path) -> None:
     core = fresh_core(tmp_path, open_memory_store())
-    await drop_anchor(core)
-    assert not anchor_path(core).exists()
-    assert (await verify_audit(core)).is_intact
+    await drop_anchor(core.anchors, core.records.store)
+    assert not anchor_path(core.anchors).exists()
+    assert (await verify_audit(core.anchors, core.records.store)).is_intact
 
 
 async def test_a_log_that_grew_since_its_anchor_is_sound(tmp_path: Path) -> None:
     core = fresh_core(tmp_path, open_memory_store())
-    await add_events(core.store, 3)
-    await drop_anchor(core)
-    await add_events(core.store, 3)
-    assert (await verify_audit(core)).is_intact
+    await add_events(core.records.store, 3)
+    await drop_anchor(core.anchors, core.records.store)
+    await add_events(core.records.store, 3)
+    assert (await verify_audit(core.anchors, core.records.store)).is_intact
 
 
 async def test_an_anchor_is_written_only_when_there_is_something_new(tmp_path: Path) -> None:
     core = fresh_core(tmp_path, open_memory_store())
-    await add_events(core.store, 1)
-    await drop_anchor(core)
-    anchor_path(core).unlink()
-    await drop_anchor(core)
-    assert not anchor_path(core).exists()
+    await add_events(core.records.store, 1)
+    await drop_anchor(core.anchors, core.records.store)
+    anchor_path(core.anchors).unlink()
+    await drop_anchor(core.anchors, core.records.store)
+    assert not anchor_path(core.anchors).exists()
 
 
 async def test_log_shorter_than_its_anchor_is_refused_and_the_anchor_kept(tmp_path: Path) -> None:
     core = fresh_core(tmp_path, open_memory_store())
-    await add_events(core.store, 5)
-    await drop_anchor(core)
+    await add_events(core.records.store, 5)
+    await drop_anchor(core.anchors, core.records.store)
     restored = fresh_core(tmp_path, open_memory_store())
-    await add_events(restored.store, 3)
-    before = anchor_path(core).read_bytes()
+    await add_events(restored.records.store, 3)
+    before = anchor_path(core.anchors).read_bytes()
     with pytest.raises(StateError, match="the event log ends at entry 3"):
-        await drop_anchor(restored)
-    assert anchor_path(core).read_bytes() == before
-    assert (await verify_audit(restored)).flaw is not None
+        await drop_anchor(restored.anchors, restored.records.store)
+    assert anchor_path(core.anchors).read_bytes() == before
+    assert (await verify_audit(restored.anchors, restored.records.store)).flaw is not None

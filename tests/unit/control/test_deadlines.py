@@ -39,9 +39,9 @@ def test_job_with_a_deadline_becomes_due_in_time_and_says_when_it_must_start(lab
     lab.running_job(resources={"gpus": 4})
     waits = lab.submit(deadline="3h", time_limit="1h", resources={"gpus": 4})
     lab.place()
-    [candidate] = lab.core.planner.snapshot().candidates
+    [candidate] = lab.core.planning.planner.snapshot().candidates
     assert candidate.due_at == float(int(waits.submitted_at + HOUR))
-    explanation = lab.core.planner.explain(candidate.attempt_id, lab.clock.now())
+    explanation = lab.core.planning.planner.explain(candidate.attempt_id, lab.clock.now())
     assert explanation is not None
     assert explanation.facts["can_be_met"] is True
     assert explanation.facts["start_by"] == waits.submitted_at + 2 * HOUR

@@ -75,7 +75,7 @@ async def plane(tmp_path: Path) -> AsyncIterator[ControlPlane]:
         settings=Settings(home=tmp_path),
         key=b"k" * 32,
     )
-    await ensure_admin(core, "ana")
+    await ensure_admin(core.records, core.sealing, core.settings, "ana")
     async with ControlPlane.running(core) as plane:
         yield plane
     await store.close()
@@ -84,12 +84,12 @@ async def plane(tmp_path: Path) -> AsyncIterator[ControlPlane]:
 async def waiting(plane: ControlPlane) -> TaskSpecRequest:
     """Return the request for a task spec that waits in the mailbox."""
     core = plane.core
-    owner = (await core.store.read(lambda tx: tx.people.users()))[0]
+    owner = (await core.records.store.read(lambda tx: tx.people.users()))[0]
     spec = parse_job({"run": "true", "workdir": None, "secrets": ["PASSWORD"]})
     secrets = {"PASSWORD": "swordfish"}
     await plane.submit(SHOAL, spec, project=DEFAULT_PROJECT, owner=owner, secrets=secrets)
-    assert isinstance(core.engine, Unstarted)
-    while not (tasks := core.engine.mailbox.tasks()):  # noqa: ASYNC110 - as long as it takes
+    assert isinstance(core.link.engine, Unstarted)
+    while not (tasks := core.link.engine.mailbox.tasks()):  # noqa: ASYNC110 - as long as it takes
         await anyio.sleep(0.01)
     return TaskSpecRequest(attempt_id=tasks[0].task_spec.attempt_id, node="n1", process="first")
 
@@ -103,7 +103,7 @@ async def test_task_spec_comes_with_credentials_that_were_on_no_disk(
         request.attempt_id,
         {"PASSWORD": "swordfish"},
     )
-    assert assignment.credentials.proof_key == proof_key(plane.core.key, request.attempt_id, "n1")
+    assert assignment.credentials.proof_key == proof_key(plane.core.sealing.key, request.attempt_id, "n1")
     assert await plane.assign_task(request) == assignment
     files = [path for path in tmp_path.rglob("*") if path.is_file()]  # noqa: ASYNC240
     assert any("mailbox" in path.parts for path in files)
@@ -120,13 +120,13 @@ async def test_task_spec_is_completed_by_the_engine_when_it_is_assigned(
         return msgspec.structs.replace(task_spec, master_addr="10.0.0.9")
 
     request = await waiting(plane)
-    monkeypatch.setattr(plane.core.engine, "resolve_task_spec", away)
+    monkeypatch.setattr(plane.core.link.engine, "resolve_task_spec", away)
     with pytest.raises(EngineUnreachable):
         await plane.assign_task(request)
-    assert isinstance(plane.core.engine, Unstarted)
-    [task] = plane.core.engine.mailbox.tasks()
+    assert isinstance(plane.core.link.engine, Unstarted)
+    [task] = plane.core.link.engine.mailbox.tasks()
     assert task.is_waiting, "an agent without a reply may have given up, and no other could get the task spec"
-    monkeypatch.setattr(plane.core.engine, "resolve_task_spec", as_given)
+    monkeypatch.setattr(plane.core.link.engine, "resolve_task_spec", as_given)
     request = msgspec.structs.replace(request, process="another")
     assert (await plane.assign_task(request)).task_spec.master_addr == "10.0.0.9"
 
@@ -134,19 +134,19 @@ async def test_task_spec_is_completed_by_the_engine_when_it_is_assigned(
 async def test_task_spec_is_not_assigned_to_an_agent_that_has_stopped_waiting(
     plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    core, since = plane.core, plane.core.clock.monotonic()
+    core, since = plane.core, plane.core.records.clock.monotonic()
     request = await waiting(plane)
 
     async def late(task_spec: TaskSpec) -> TaskSpec:
-        monkeypatch.setattr(core.clock, "monotonic", lambda: since + 10 * AGENT_REPLY_S)
+        monkeypatch.setattr(core.records.clock, "monotonic", lambda: since + 10 * AGENT_REPLY_S)
         return task_spec
 
-    assert isinstance(core.engine, Unstarted)
+    assert isinstance(core.link.engine, Unstarted)
     with monkeypatch.context() as slow:
-        slow.setattr(core.engine, "resolve_task_spec", late)
+        slow.setattr(core.link.engine, "resolve_task_spec", late)
         with pytest.raises(EngineUnreachable, match="does not wait any more"):
             await plane.assign_task(request)
-    [task] = core.engine.mailbox.tasks()
+    [task] = core.link.engine.mailbox.tasks()
     assert task.is_waiting
     await plane.assign_task(request)
 
@@ -163,7 +163,7 @@ async def test_no_task_spec_for_a_second_process_another_node_or_another_replace
 
 async def test_no_task_spec_for_a_job_that_was_stopped(plane: ControlPlane) -> None:
     request = await waiting(plane)
-    [(job, _)] = await plane.core.store.read(lambda tx: tx.attempts.with_jobs([request.attempt_id]))
+    [(job, _)] = await plane.core.records.store.read(lambda tx: tx.attempts.with_jobs([request.attempt_id]))
     await plane.stop_job(SHOAL, job.job_id)
     with pytest.raises(StateError, match="has ended, or is to end"):
         await plane.assign_task(request)
@@ -174,19 +174,24 @@ async def test_no_task_spec_for_an_attempt_that_ends_while_it_is_assigned(
 ) -> None:
     request = await waiting(plane)
     core = plane.core
-    assert isinstance(core.engine, Unstarted)
-    take = core.engine.mailbox.assign
+    assert isinstance(core.link.engine, Unstarted)
+    take = core.link.engine.mailbox.assign
     gone = TaskOutcome(
-        attempt_id=request.attempt_id, epoch=1, node="n1", kind=EndKind.LOST, ended_at=core.clock.now()
+        attempt_id=request.attempt_id,
+        epoch=1,
+        node="n1",
+        kind=EndKind.LOST,
+        ended_at=core.records.clock.now(),
     )
 
     def take_while_it_ends(request: TaskSpecRequest) -> MailboxTask:
         anyio.from_thread.run(
-            core.store.write, lambda tx: core.recorder.advance(tx, request.attempt_id, TaskEnded(gone))
+            core.records.store.write,
+            lambda tx: core.records.recorder.advance(tx, request.attempt_id, TaskEnded(gone)),
         )
         return take(request)
 
-    monkeypatch.setattr(core.engine.mailbox, "assign", take_while_it_ends)
+    monkeypatch.setattr(core.link.engine.mailbox, "assign", take_while_it_ends)
     with pytest.raises(StateError, match="does not begin on n1: it has ended"):
         await plane.assign_task(request)
 
@@ -197,17 +202,21 @@ async def test_long_silent_agent_gets_no_task_spec_if_its_end_is_recorded_first(
     """A read is older than an end that is just being recorded."""
     request = await waiting(plane)
     await plane.assign_task(request)
-    core, since, write = plane.core, plane.core.clock.monotonic(), plane.core.store.write
+    core, since, write = plane.core, plane.core.records.clock.monotonic(), plane.core.records.store.write
     gone = TaskOutcome(
-        attempt_id=request.attempt_id, epoch=1, node="n1", kind=EndKind.FENCED, ended_at=core.clock.now()
+        attempt_id=request.attempt_id,
+        epoch=1,
+        node="n1",
+        kind=EndKind.FENCED,
+        ended_at=core.records.clock.now(),
     )
 
     async def after_its_end(fn: Callable[[Tx], object], *, patience_s: float = 0.0) -> object:
-        await write(lambda tx: core.recorder.advance(tx, request.attempt_id, TaskEnded(gone)))
+        await write(lambda tx: core.records.recorder.advance(tx, request.attempt_id, TaskEnded(gone)))
         return await write(fn, patience_s=patience_s)
 
-    monkeypatch.setattr(core.clock, "monotonic", lambda: since + FENCE_MARGIN_S + 1)
-    monkeypatch.setattr(core.store, "write", after_its_end)
+    monkeypatch.setattr(core.records.clock, "monotonic", lambda: since + FENCE_MARGIN_S + 1)
+    monkeypatch.setattr(core.records.store, "write", after_its_end)
     with pytest.raises(StateError, match="does not begin on n1: it has ended"):
         await plane.assign_task(request)
 
@@ -217,16 +226,16 @@ async def test_agent_of_a_job_stopped_during_assignment_has_the_task_spec_and_le
 ) -> None:
     request = await waiting(plane)
     core = plane.core
-    assert isinstance(core.engine, Unstarted)
-    [(job, _)] = await core.store.read(lambda tx: tx.attempts.with_jobs([request.attempt_id]))
-    take = core.engine.mailbox.assign
+    assert isinstance(core.link.engine, Unstarted)
+    [(job, _)] = await core.records.store.read(lambda tx: tx.attempts.with_jobs([request.attempt_id]))
+    take = core.link.engine.mailbox.assign
 
     def take_before_it_is_stopped(request: TaskSpecRequest) -> MailboxTask:
         task = take(request)
         anyio.from_thread.run(plane.stop_job, SHOAL, job.job_id)
         return task
 
-    monkeypatch.setattr(core.engine.mailbox, "assign", take_before_it_is_stopped)
+    monkeypatch.setattr(core.link.engine.mailbox, "assign", take_before_it_is_stopped)
     assignment = await plane.assign_task(request)
     report = StatusReport(
         attempt_id=request.attempt_id,
@@ -246,19 +255,19 @@ async def test_deposed_control_plane_refuses_no_agent(
     request = await waiting(plane)
     await plane.assign_task(request)
     core, second = plane.core, msgspec.structs.replace(request, process="second")
-    assert isinstance(core.engine, Unstarted)
-    take = core.engine.mailbox.assign
+    assert isinstance(core.link.engine, Unstarted)
+    take = core.link.engine.mailbox.assign
 
     async def deposed(_: object) -> None:
         raise Deposed("another leads since")
 
     def take_while_it_happens(request: TaskSpecRequest) -> MailboxTask:
-        monkeypatch.setattr(core, "term", 1)
-        monkeypatch.setattr(core.store, "read", deposed)
+        monkeypatch.setattr(core.leadership, "term", 1)
+        monkeypatch.setattr(core.records.store, "read", deposed)
         return take(request)
 
     with monkeypatch.context() as patch:
-        patch.setattr(core.engine.mailbox, "assign", take_while_it_happens)
+        patch.setattr(core.link.engine.mailbox, "assign", take_while_it_happens)
         with pytest.raises(Deposed):
             await plane.assign_task(second)
     with pytest.raises(Deposed):

@@ -45,7 +45,7 @@ class Site:
     def open(self, cluster: ClusterId, term: int = 0) -> None:
         """Open as `open_core` does."""
         left = result_of(find_abandoned(self.lab.store, self.home, cluster, term))
-        result_of(settle_abandoned(self.lab.core, left, cluster))
+        result_of(settle_abandoned(self.lab.core.records, self.lab.core.settings.state_dir, left, cluster))
 
 
 @pytest.fixture

@@ -63,7 +63,7 @@ def test_a_renewal_is_a_sign_of_life_and_costs_no_write(lab: ControlPlaneLab) ->
     events = len(lab.events())
     lab.clock.advance(15)
     assert send(lab, renewal(lab, job, phase=TaskPhase.PREPARING)) == RenewalReply()
-    assert lab.core.leases.silence_s(lab.attempt(job).attempt_id, "n1") == 0
+    assert lab.core.running.leases.silence_s(lab.attempt(job).attempt_id, "n1") == 0
     assert len(lab.events()) == events
 
 
@@ -101,11 +101,11 @@ def test_a_renewal_with_another_epoch_is_refused_and_no_sign_of_life(
     lab: ControlPlaneLab, epoch: int
 ) -> None:
     job = lab.running_job()
-    lab.core.leases.note_alive(lab.attempt(job).attempt_id, "n1")
+    lab.core.running.leases.note_alive(lab.attempt(job).attempt_id, "n1")
     lab.clock.advance(15)
     with pytest.raises(StateError, match=f"epoch {epoch} is stale; the attempt has epoch 1"):
         send(lab, renewal(lab, job, epoch=epoch, started_at=1.0))
-    assert lab.core.leases.silence_s(lab.attempt(job).attempt_id, "n1") == 15
+    assert lab.core.running.leases.silence_s(lab.attempt(job).attempt_id, "n1") == 15
     assert lab.status(job) == "starting"
 
 

@@ -57,7 +57,7 @@ def share_in(home: Path, attempt_id: str, node: str) -> spool.SpoolTask:
 async def test_open_jobs_end_and_can_be_tried_again(lab: ControlPlaneLab) -> None:
     ran, waits = lab.running_job(resources={"cpus": 8}), lab.submit(resources={"cpus": 8})
     many = [lab.submit(resources={"cpus": 8, "nodes": 2}) for _ in range(3)]
-    await settle_restored(lab.core, word(lab, runs_again=False))
+    await settle_restored(lab.core.records, lab.core.sealing, lab.core.settings, word(lab, runs_again=False))
     for job in (ran, waits, *many):
         assert lab.status(job) == "cancelled"
         assert "restored from a copy" in lab.stored_job(job).because
@@ -75,7 +75,7 @@ async def test_running_jobs_restart_and_queued_jobs_wait_if_the_original_is_gone
     lab: ControlPlaneLab,
 ) -> None:
     ran, waits = lab.running_job(resources={"cpus": 8, "nodes": 2}), lab.submit(resources={"cpus": 8})
-    await settle_restored(lab.core, word(lab, runs_again=True))
+    await settle_restored(lab.core.records, lab.core.sealing, lab.core.settings, word(lab, runs_again=True))
     assert [attempt.reason for attempt in lab.attempts(ran)] == ["lost", None]
     assert (lab.status(ran), lab.status(waits)) == ("queued", "queued")
     assert lab.stored_job(ran).failures == 0
@@ -128,9 +128,9 @@ async def test_start_after_a_kill_at_any_step_of_the_end_is_like_any_other(
     request = await claim_database(lab.store, home)
     assert request is not None
     with pytest.raises(Killed):
-        await settle_restored(lab.core, request)
+        await settle_restored(lab.core.records, lab.core.sealing, lab.core.settings, request)
     if (request := await claim_database(lab.store, home)) is not None:
-        await settle_restored(lab.core, request)
+        await settle_restored(lab.core.records, lab.core.sealing, lab.core.settings, request)
     assert await claim_database(lab.store, home) is None
     assert len(lab.events("home.restored")) == 1
     recorded = home_identity.read_identity(home)
@@ -151,8 +151,10 @@ async def test_no_element_of_a_half_recorded_array_starts_in_a_copy(
     with pytest.raises(Killed):
         lab.submit_all(array={"indices": list(range(5))})
     lab.store.meanwhile("after write", lambda: None)
-    await settle_restored(lab.core, word(lab, runs_again=runs_again))
-    await arrays.finish_arrays(lab.core)
+    await settle_restored(
+        lab.core.records, lab.core.sealing, lab.core.settings, word(lab, runs_again=runs_again)
+    )
+    await arrays.finish_arrays(lab.core.records, lab.core.link.engine, lab.core.sealing)
     jobs = lab.read(lambda tx: [job for job, _ in tx.jobs.page(JobFilter(), None, 10)])
     assert [lab.status(job) for job in jobs] == [status] * 5
 
@@ -173,7 +175,9 @@ async def test_recorded_end_in_the_copy_counts(lab: ControlPlaneLab, *, runs_aga
     )
     spool.write_outcome(task, done)
     set_aside(lab.settings.home, 2.0)
-    await settle_restored(lab.core, word(lab, runs_again=runs_again))
+    await settle_restored(
+        lab.core.records, lab.core.sealing, lab.core.settings, word(lab, runs_again=runs_again)
+    )
     assert lab.status(job) == "succeeded"
 
 
@@ -185,7 +189,7 @@ async def test_new_projects_of_a_restored_home_have_uids_that_the_original_never
         return tx.people.next_uid()
 
     first = await lab.store.write(begin)
-    await settle_restored(lab.core, word(lab, runs_again=True))
+    await settle_restored(lab.core.records, lab.core.sealing, lab.core.settings, word(lab, runs_again=True))
     of_copy = await lab.store.write(lambda tx: tx.people.next_uid())
     assert not FIRST_PROJECT_UID <= of_copy < FIRST_PROJECT_UID + BLOCK
     recorded = home_identity.read_identity(lab.settings.home)
@@ -212,10 +216,10 @@ async def test_services_keep_their_releases_and_have_no_replicas(lab: ControlPla
         tx.services.add(service)
 
     await lab.store.write(add)
-    await settle_restored(lab.core, word(lab, runs_again=False))
+    await settle_restored(lab.core.records, lab.core.sealing, lab.core.settings, word(lab, runs_again=False))
     (resting,) = lab.read(lambda tx: tx.services.all())
     assert (resting.min_replicas, resting.max_replicas, resting.replicas) == (0, 0, 0)
-    await settle_restored(lab.core, word(lab, runs_again=True))
+    await settle_restored(lab.core.records, lab.core.sealing, lab.core.settings, word(lab, runs_again=True))
     assert lab.read(lambda tx: tx.services.all()) == [resting]
 
 
@@ -287,7 +291,7 @@ async def test_projects_of_a_copy_have_other_users_than_those_of_an_original_on_
     lab: ControlPlaneLab,
 ) -> None:
     original, before = a_project_of_the_original(lab)
-    await settle_restored(lab.core, word(lab, runs_again=False))
+    await settle_restored(lab.core.records, lab.core.sealing, lab.core.settings, word(lab, runs_again=False))
     uid = uid_of_vision(lab)
     assert uid == next(blocks("x:22bb"))
     home = lab.settings.home
@@ -310,7 +314,12 @@ async def test_projects_of_a_copy_keep_their_users_where_the_original_is_gone(
     if gone == "replaced":
         original.rmdir()
         original.symlink_to(lab.settings.home)
-    await settle_restored(lab.core, word(lab, runs_again=gone == "as the operator says"))
+    await settle_restored(
+        lab.core.records,
+        lab.core.sealing,
+        lab.core.settings,
+        word(lab, runs_again=gone == "as the operator says"),
+    )
     assert uid_of_vision(lab) == before
     assert owners_below(lab.settings.home / "checkpoints") == {(before, before)}
     drill = lab.settings.home.parent / "drill"
@@ -327,8 +336,8 @@ async def test_users_of_a_copy_change_once_where_its_first_start_is_killed(
     request = word(lab, runs_again=False)
     kill_around(monkeypatch, lab.store, "write", when)
     with pytest.raises(Killed):
-        await finish_restore(lab.core, request, 0, 0)
-    await finish_restore(lab.core, request, 0, 0)
+        await finish_restore(lab.core.records, lab.core.settings, request, 0, 0)
+    await finish_restore(lab.core.records, lab.core.settings, request, 0, 0)
     uid = uid_of_vision(lab)
     assert owners_below(lab.settings.home / "checkpoints") == {(uid, uid)}
     assert uid == next(blocks("x:22bb")) != before

@@ -38,7 +38,7 @@ def test_a_priority_by_name_is_the_number_of_its_class() -> None:
     lab = ControlPlaneLab()
     job = lab.submit(priority="production")
     assert (job.priority, spec_of(job).priority) == (50, "production")
-    lab.core.planner.policy = Policy(classes=(PriorityClass(name="rush", value=7),))
+    lab.core.planning.planner.policy = Policy(classes=(PriorityClass(name="rush", value=7),))
     assert lab.submit(priority="rush").priority == 7
     with pytest.raises(SpecError) as error:
         lab.submit(priority="rusch")
@@ -470,7 +470,7 @@ def test_a_gang_stays_in_one_part_of_the_cluster_unless_it_requires_something_el
     fields: dict[str, object], within: str | None
 ) -> None:
     lab = ControlPlaneLab()
-    lab.core.engine = InParts(lab.cluster)
+    lab.core.link.engine = InParts(lab.cluster)
     job = lab.submit(**fields)
     assert (job.request.topology.within if job.request.topology else None) == within
     assert request_of(spec_of(job)) == job.request  # so that decisions can be made again from the log
@@ -488,7 +488,7 @@ class OnOtherDisks(StagedEngine):
 
 def test_checkpoints_that_the_next_attempt_would_not_find_are_refused_at_submit() -> None:
     lab = ControlPlaneLab()
-    lab.core.engine = engine = OnOtherDisks(lab.cluster)
+    lab.core.link.engine = engine = OnOtherDisks(lab.cluster)
     with pytest.raises(
         SpecError, match="job `big` keeps checkpoints, and this cluster has no dir"
     ) as refused:
@@ -517,7 +517,7 @@ def test_checkpoints_that_the_next_attempt_would_not_find_are_refused_at_submit(
 
 def test_one_folder_for_all_nodes_is_refused_where_nodes_share_no_directory() -> None:
     lab = ControlPlaneLab()
-    lab.core.engine = engine = OnOtherDisks(lab.cluster)
+    lab.core.link.engine = engine = OnOtherDisks(lab.cluster)
     with pytest.raises(SpecError, match="`big` asks for one working folder on all nodes, and") as refused:
         lab.submit(name="big", shared=True)
     assert refused.value.hint is not None

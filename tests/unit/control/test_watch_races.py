@@ -224,7 +224,7 @@ def test_attempt_without_a_record_is_left_for_a_person_to_judge() -> None:
 def test_one_attempt_that_cannot_be_judged_does_not_hide_the_others() -> None:
     lab = ControlPlaneLab(script=always(Act(run_s=1.0)))
     bad, good = lab.running_job(), lab.running_job()
-    advance = lab.core.recorder.advance
+    advance = lab.core.records.recorder.advance
     bad_id = lab.attempt(bad).attempt_id
 
     def broken(tx: Tx, attempt_id: str, event: AttemptEvent, actor: Actor = SHOAL) -> Attempt | None:
@@ -232,7 +232,7 @@ def test_one_attempt_that_cannot_be_judged_does_not_hide_the_others() -> None:
             raise Bug("the table has no such move")
         return advance(tx, attempt_id, event, actor)
 
-    lab.core.recorder.advance = broken  # type: ignore[method-assign, assignment]
+    lab.core.records.recorder.advance = broken  # type: ignore[method-assign, assignment]
     lab.clock.advance(1)
     with pytest.raises(Bug):
         lab.watch()

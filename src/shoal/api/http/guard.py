@@ -117,7 +117,7 @@ class Guard:
         core = services.plane.core
         self._app = app
         self._services = services
-        self._monotonic = core.clock.monotonic
+        self._monotonic = core.records.clock.monotonic
         self._hosts = HostCheck(core.settings)
         self._failures = Bucket(MAX_FAILURES, FAILURES_PER_S, self._monotonic)
         self._max_body = core.settings.limits.max_body_bytes

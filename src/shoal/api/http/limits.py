@@ -133,8 +133,8 @@ class Denials:
 
     def __init__(self, plane: ControlPlane) -> None:
         self._plane = plane
-        self._rate = Bucket(BURST, PER_S, plane.core.clock.monotonic)
-        self._rate_of_strangers = Bucket(STRANGERS_BURST, STRANGERS_PER_S, plane.core.clock.monotonic)
+        self._rate = Bucket(BURST, PER_S, plane.core.records.clock.monotonic)
+        self._rate_of_strangers = Bucket(STRANGERS_BURST, STRANGERS_PER_S, plane.core.records.clock.monotonic)
 
     async def note(self, scope: Scope, error: ShoalError, request_id: str) -> None:
         """Record the request if it was refused for its sender, or for what the sender may not see."""

@@ -73,5 +73,5 @@ async def _candidates(call: Call, named: str | None) -> tuple[str, ...]:
     def names(tx: Tx) -> tuple[str, ...]:
         return tuple(project.name for project in tx.people.projects())
 
-    existing = await call.plane.core.store.read(names)
+    existing = await call.plane.core.records.store.read(names)
     return tuple(name for name in existing if (visible is None or name in visible) and named in (None, name))

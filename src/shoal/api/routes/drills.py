@@ -31,7 +31,7 @@ async def list_drills(request: Request, query: Annotated[DrillQuery, Query()]) -
     projects = call.visible()
     wanted = EventFilter(projects=projects, job_id=query.job, kinds_prefix="drill.")
     # Each drill has two events, and few drills are under way.
-    store, count = call.plane.core.store, 2 * query.limit + 2
+    store, count = call.plane.core.records.store, 2 * query.limit + 2
     events = await latest_events(store, wanted, count, request.is_disconnected)
     drills = (await store.read(lambda tx: drill_history(tx, events)))[-query.limit :]
     view: cluster.DrillPageView = {"items": [render_drill(drill) for drill in drills], "next_cursor": None}

@@ -82,21 +82,21 @@ async def stream_events(request: Request, query: Annotated[EventStreamQuery, Que
             raise SpecError("Last-Event-ID is the number of an event", hint="leave it out to begin now")
         after = int(last_id)
     if after is None:
-        after = (await call.plane.core.store.read(lambda tx: tx.events.head())).seq
+        after = (await call.plane.core.records.store.read(lambda tx: tx.events.head())).seq
     return EventStream(call, _events(call, wanted, after))
 
 
 async def _events(call: Call, wanted: EventFilter, after: int) -> AsyncIterator[bytes]:
     core = call.plane.core
-    quiet_since = core.clock.monotonic()
+    quiet_since = core.records.clock.monotonic()
     yield HEARTBEAT
     while True:
-        page, after, is_done = await core.store.read(partial(_after, after, wanted))
+        page, after, is_done = await core.records.store.read(partial(_after, after, wanted))
         if page:
             yield b"".join(event("event", item, item["seq"]) for item in page)
         if is_done:
-            await call.plane.commits.wait(1.0)
-        now = core.clock.monotonic()
+            await call.plane.core.signals.commits.wait(1.0)
+        now = core.records.clock.monotonic()
         if now - quiet_since > HEARTBEAT_S:
             quiet_since = now
             yield HEARTBEAT
@@ -141,7 +141,7 @@ async def _filter(call: Call, query: EventQuery | EventStreamQuery) -> EventFilt
 async def _read(
     call: Call, request: Request, query: EventQuery | AuditQuery, wanted: EventFilter
 ) -> schema.EventPageView:
-    store, tail = call.plane.core.store, query.tail
+    store, tail = call.plane.core.records.store, query.tail
     if tail is not None:
         if query.after is not None:
             raise SpecError("`tail` and `after` exclude each other", hint="drop one of them")

@@ -56,7 +56,7 @@ async def renew_lease(request: Request, query: Annotated[NoQuery, Query()]) -> R
         reply = await call.plane.renew(renewal)
     except StaleRenewal as error:
         reply = RenewalReply(is_stale=True, should_stop=True, grace_s=0.0, because=error.message)
-    reply = prove(proof_key(call.plane.core.key, renewal.attempt_id, renewal.node), renewal, reply)
+    reply = prove(proof_key(call.plane.core.sealing.key, renewal.attempt_id, renewal.node), renewal, reply)
     view: schema.RenewalReplyView = {
         "should_stop": reply.should_stop,
         "grace_s": reply.grace_s,
@@ -82,7 +82,7 @@ async def show_self(request: Request, query: Annotated[NoQuery, Query()]) -> Res
     mine = next((a for a in attempts if a.attempt_id == call.caller.attempt_id), None)
     if mine is None:
         raise Unauthenticated("this job's attempt has ended")
-    shown = render_attempt(mine, call.plane.core.worlds.of(mine))
+    shown = render_attempt(mine, call.plane.core.running.worlds.of(mine))
     view: schema.SelfView = {"job": render_job(job, attempts[-1]), "attempt": shown}
     return json_response(view)
 
@@ -172,7 +172,8 @@ async def read_table(request: Request, query: Annotated[TableQuery, Query()]) ->
     after = max(query.after, int(tag_match[2]) if tag_match else 0)
     epoch = (tag_match[1] if tag_match else None) or ""
     table = await call.plane.core.services.wait_for_newer(after, query.wait_s, epoch)
-    check_leadership(call.plane.core)  # a deposed leader must not confirm its own table
+    # A deposed leader must not confirm its own table.
+    check_leadership(call.plane.core.records.clock, call.plane.core.leadership)
     if table is None:
         return Response(status_code=UNCHANGED)
     tag = {"etag": f'"{table.epoch}-{table.version}"'}
@@ -189,6 +190,6 @@ async def take_report(request: Request, query: Annotated[NoQuery, Query()]) -> R
         report = msgspec.convert(decode_strictly(await read_raw_json(request)), ServingReport)
     except msgspec.ValidationError as error:
         raise SpecError(f"not a serving report: {error}") from error
-    call.plane.core.services.note_report(report, call.plane.core.clock.monotonic())
+    call.plane.core.services.note_report(report, call.plane.core.records.clock.monotonic())
     view: ReportedView = {"version": call.plane.core.services.table.version}
     return json_response(view)

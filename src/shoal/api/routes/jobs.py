@@ -98,7 +98,7 @@ async def list_jobs(request: Request, query: Annotated[JobQuery, Query()]) -> Re
     if query.ref is not None:
         return json_response(await _find(call, query.ref, projects))
     before = _parse_cursor(query.cursor) if query.cursor else None
-    page = await call.plane.core.store.read(lambda tx: _page(tx, query, projects, before))
+    page = await call.plane.core.records.store.read(lambda tx: _page(tx, query, projects, before))
     shown = page[: query.limit]
     items = [render_job(job, attempt) for job, attempt in shown]
     if query.predict:
@@ -147,7 +147,7 @@ async def _find(call: Call, reference: str, projects: tuple[str, ...] | None) ->
             (named, tx.attempts.newest(named.job.job_id)) for named in resolve_reference(tx, reference, where)
         ]
 
-    job_ids = await call.plane.core.store.read(find)
+    job_ids = await call.plane.core.records.store.read(find)
     items = [render_job(named.job, attempt) for named, attempt in job_ids]
     view: schema.JobPageView = {"items": items, "next_cursor": None}
     if len(job_ids) == 1 and job_ids[0][0].array_id is not None:
@@ -162,7 +162,7 @@ async def show_job(request: Request, job_id: str, query: Annotated[NoQuery, Quer
     job, attempts = await load_job(call, job_id)
     call.allow(job.project, job_id=job.job_id)
     explanation = call.plane.explain(job, attempts) if attempts else None
-    return json_response(render_detail(job, attempts, explanation, call.plane.core.worlds.of))
+    return json_response(render_detail(job, attempts, explanation, call.plane.core.running.worlds.of))
 
 
 @routes.add("GET", "/v1/jobs/{job_id}/why", Permission.JOB_READ, answers=schema.WhyView)
@@ -180,10 +180,12 @@ async def explain_job(request: Request, job_id: str, query: Annotated[WhyQuery, 
         "explanation": render_explanation(explanation) if explanation else None,
         "sentence": explanation.sentence if explanation else _sentence(job, newest, status),
         "checkpoint": checkpoint_of(job),
-        "attempts": [render_attempt(attempt, call.plane.core.worlds.of(attempt)) for attempt in attempts],
+        "attempts": [
+            render_attempt(attempt, call.plane.core.running.worlds.of(attempt)) for attempt in attempts
+        ],
         "max_failures": job.retry.max_retries + 1,
         "checkpoint_dir": checkpoint_dir_on(
-            call.plane.core.engine, job, call.plane.settings.state_dir, attempts
+            call.plane.core.link.engine, job, call.plane.settings.state_dir, attempts
         )
         if attempts[0].allocation
         else None,
@@ -232,7 +234,7 @@ async def stop_array(request: Request, array_id: str, query: Annotated[NoQuery, 
     """Ask for the end of every element of an array that has not ended."""
     call = call_of(request)
     key = idempotency_key(request)
-    first = await call.plane.core.store.read(lambda tx: tx.jobs.first_in_array(array_id))
+    first = await call.plane.core.records.store.read(lambda tx: tx.jobs.first_in_array(array_id))
     if first is None:
         raise NotFound("no such thing, or one you may not see")
     call.allow(first.project, is_own=first.owner == call.caller.id)
@@ -252,7 +254,7 @@ async def _with_current_state(call: Call, jobs: Sequence[Job]) -> list[schema.Jo
     def load(tx: Tx) -> list[Attempt | None]:
         return [tx.attempts.newest(job.job_id) for job in jobs]
 
-    attempts = await call.plane.core.store.read(load)
+    attempts = await call.plane.core.records.store.read(load)
     return [render_job(job, attempt) for job, attempt in zip(jobs, attempts, strict=True)]
 
 
@@ -264,7 +266,7 @@ async def load_job(call: Call, job_id: str) -> tuple[Job, list[Attempt]]:
     def load(tx: Tx) -> tuple[Job | None, list[Attempt]]:
         return tx.jobs.get(job_id), sorted(tx.attempts.of_job(job_id), key=lambda attempt: attempt.epoch)
 
-    job, attempts = await call.plane.core.store.read(load)
+    job, attempts = await call.plane.core.records.store.read(load)
     if job is None:
         raise NotFound("no such thing, or one you may not see")
     return job, attempts

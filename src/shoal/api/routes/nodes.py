@@ -80,7 +80,7 @@ async def declare_node_dead(request: Request, name: str, query: Annotated[NoQuer
     """Declare that no process of ours runs there any more. Its jobs start elsewhere."""
     call = call_of(request)
     decided = await _decide(request, name, NodeState.DEAD)
-    jobs = await call.plane.core.store.read(
+    jobs = await call.plane.core.records.store.read(
         lambda tx: [tx.jobs.get(job) for job in decided.restarted_job_ids]
     )
     visible = call.visible()
@@ -119,17 +119,17 @@ async def _node_views(call: Call, name: str | None = None) -> list[schema.NodeVi
             return sorted(tx.nodes.all(), key=lambda node: node.name), tx.attempts.holding()
         return [find_node(tx, name)], tx.attempts.holding()
 
-    nodes, holding = await core.store.read(load)
+    nodes, holding = await core.records.store.read(load)
     by_node: dict[str, Holding] = defaultdict(list)
     silent: dict[str, list[Job]] = defaultdict(list)
     for job, attempt in holding:
         for node_name in attempt.node_names:
             by_node[node_name].append((job, attempt))
-        if not is_not_handed_over(core, attempt):
-            for node_name in core.leases.silent_nodes(attempt, QUIET_S):
+        if not is_not_handed_over(core.running, core.link.outages, attempt):
+            for node_name in core.running.leases.silent_nodes(attempt, QUIET_S):
                 silent[node_name].append(job)
     return [
-        render_node(node, by_node[node.name], call.visible(), core.outages.reported, silent[node.name])
+        render_node(node, by_node[node.name], call.visible(), core.link.outages.reported, silent[node.name])
         for node in nodes
     ]
 
@@ -141,8 +141,8 @@ window_routes = RouteGroup("windows")
 async def list_windows(request: Request, query: Annotated[NoQuery, Query()]) -> Response:
     """Maintenance and reservations that are not over. The earliest to begin comes first."""
     call = call_of(request)
-    now = call.plane.core.clock.now()
-    windows = await call.plane.core.store.read(lambda tx: tx.windows.open(now))
+    now = call.plane.core.records.clock.now()
+    windows = await call.plane.core.records.store.read(lambda tx: tx.windows.open(now))
     view: schema.WindowPageView = {"items": await _window_views(call, windows), "next_cursor": None}
     return json_response(view)
 
@@ -181,7 +181,7 @@ async def cancel_window(request: Request, window_id: str, query: Annotated[NoQue
 
 async def _window_views(call: Call, windows: list[Window]) -> list[schema.WindowView]:
     core, visible = call.plane.core, call.visible()
-    now = core.clock.now()
+    now = core.records.clock.now()
     if not windows:
         return []
 
@@ -194,4 +194,4 @@ async def _window_views(call: Call, windows: list[Window]) -> list[schema.Window
             for window, users in zip(windows, there, strict=True)
         ]
 
-    return await core.store.read(look)
+    return await core.records.store.read(look)

@@ -31,7 +31,7 @@ async def list_projects(request: Request, query: Annotated[NoQuery, Query()]) ->
     def load(tx: Tx) -> list[Project]:
         return [project for project in tx.people.projects() if visible is None or project.name in visible]
 
-    projects = await call.plane.core.store.read(load)
+    projects = await call.plane.core.records.store.read(load)
     view: schema.ProjectPageView = {"items": await _views(call, projects), "next_cursor": None}
     return json_response(view)
 
@@ -71,7 +71,7 @@ async def list_members(request: Request, name: str, query: Annotated[NoQuery, Qu
     call = call_of(request)
     call.allow(name)
     await call.project(name)
-    members = await call.plane.core.store.read(lambda tx: tx.people.memberships(project=name))
+    members = await call.plane.core.records.store.read(lambda tx: tx.people.memberships(project=name))
     items = [render_member(member) for member in sorted(members, key=lambda member: member.user_name)]
     view: schema.MemberPageView = {"items": items, "next_cursor": None}
     return json_response(view)
@@ -129,13 +129,13 @@ async def remove_member(
 async def _views(call: Call, projects: list[Project]) -> list[schema.ProjectView]:
     """The views of projects, with what each of them holds now."""
     core = call.plane.core
-    now, half_life_s = core.clock.now(), core.planner.policy.half_life_s
+    now, half_life_s = core.records.clock.now(), core.planning.planner.policy.half_life_s
 
     def load(tx: Tx) -> tuple[dict[str, int], dict[str, ProjectShare]]:
         counts = {project.name: tx.jobs.count_open(project.name) for project in projects}
         return counts, project_shares(tx, half_life_s, now)
 
-    counts, share = await core.store.read(load)
+    counts, share = await core.records.store.read(load)
     return [
         render_project(project, call.caller.role_in(project.name), counts[project.name], share[project.name])
         for project in projects
@@ -149,5 +149,5 @@ async def _held(call: Call, project: str, user_name: str) -> Role | None:
         user = tx.people.user_by_name(user_name)
         return tx.people.membership(user.user_id, project) if user else None
 
-    membership = await call.plane.core.store.read(load)
+    membership = await call.plane.core.records.store.read(load)
     return membership.role if membership else None

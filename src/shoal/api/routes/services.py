@@ -42,7 +42,7 @@ async def serve(request: Request, query: Annotated[NoQuery, Query()]) -> Respons
     key = idempotency_key(request)
     body, spec = await parse_body(await read_for_project(call, request), _parse_service_body)
     project = _project_for(call, body.project, spec)
-    existing = await call.plane.core.store.read(lambda tx: tx.services.by_name(project, spec.name))
+    existing = await call.plane.core.records.store.read(lambda tx: tx.services.by_name(project, spec.name))
     call.allow(project, is_own=existing is None or existing.owner == call.caller.id)
     service_request = ServiceRequest(
         spec=spec,
@@ -85,7 +85,7 @@ async def list_services(request: Request, query: Annotated[ServiceQuery, Query()
             snapshot for service in shown if (snapshot := load_snapshot(tx, service.service_id)) is not None
         ]
 
-    snapshots = await call.plane.core.store.read(look)
+    snapshots = await call.plane.core.records.store.read(look)
     view: views.ServicePageView = {
         "items": [_shown(call, snapshot) for snapshot in snapshots],
         "next_cursor": None,
@@ -104,11 +104,15 @@ async def show_service(request: Request, service_id: str, query: Annotated[NoQue
         return tx.services.releases(service_id)
 
     core = call.plane.core
-    releases = await core.store.read(load_releases)
-    load_now = core.services.load(snapshot.service, core.clock.monotonic())
+    releases = await core.records.store.read(load_releases)
+    load_now = core.services.load(snapshot.service, core.records.clock.monotonic())
     return json_response(
         views.render_service_detail(
-            snapshot, core.services.url, releases, load_now, waiting_reasons(core, snapshot)
+            snapshot,
+            core.services.url,
+            releases,
+            load_now,
+            waiting_reasons(core.records.clock, core.planning.planner, snapshot),
         )
     )
 
@@ -186,7 +190,7 @@ def _shown(call: Call, snapshot: ServiceSnapshot) -> views.ServiceView:
 
 
 async def _allowed(call: Call, service_id: str) -> Service:
-    service = await call.plane.core.store.read(lambda tx: tx.services.get(service_id))
+    service = await call.plane.core.records.store.read(lambda tx: tx.services.get(service_id))
     if service is None:
         raise NotFound("no such thing, or one you may not see")
     call.allow(service.project, is_own=service.owner == call.caller.id)
@@ -194,7 +198,7 @@ async def _allowed(call: Call, service_id: str) -> Service:
 
 
 async def _load_service(call: Call, service_id: str) -> ServiceSnapshot:
-    snapshot = await call.plane.core.store.read(lambda tx: load_snapshot(tx, service_id))
+    snapshot = await call.plane.core.records.store.read(lambda tx: load_snapshot(tx, service_id))
     if snapshot is None:
         raise NotFound("no such thing, or one you may not see")
     return snapshot

@@ -30,7 +30,7 @@ user_routes = RouteGroup("users")
 async def list_users(request: Request, query: Annotated[NoQuery, Query()]) -> Response:
     """All users, by name."""
     call = call_of(request)
-    users = await call.plane.core.store.read(lambda tx: tx.people.users())
+    users = await call.plane.core.records.store.read(lambda tx: tx.people.users())
     items = [render_user(user) for user in sorted(users, key=lambda user: user.name)]
     view: schema.UserPageView = {"items": items, "next_cursor": None}
     return json_response(view)
@@ -84,7 +84,7 @@ async def list_tokens(request: Request, query: Annotated[TokenQuery, Query()]) -
     call = call_of(request)
     owner = await _owner(call, query.user)
     call.allow(is_own=owner.user_id == call.caller.id)
-    tokens = await call.plane.core.store.read(lambda tx: _listed(tx, call, owner))
+    tokens = await call.plane.core.records.store.read(lambda tx: _listed(tx, call, owner))
     items = [render_token(token, user) for token, user in tokens]
     view: schema.TokenPageView = {"items": items, "next_cursor": None}
     return json_response(view)
@@ -133,7 +133,7 @@ async def revoke_token(request: Request, token_id: str, query: Annotated[RevokeQ
     """Revoke a token, and all tokens made with it: requests fail at once, open streams end within seconds."""
     call = call_of(request)
     key = idempotency_key(request)
-    user = await call.plane.core.store.read(lambda tx: _revocable(tx, call, token_id))
+    user = await call.plane.core.records.store.read(lambda tx: _revocable(tx, call, token_id))
     call.allow(is_own=True)
     try:
         revoked, is_confirmed = await call.plane.revoke_token(
@@ -196,4 +196,4 @@ async def _owner(call: Call, name: str | None) -> User:
         return me
     if not is_at_least(call.caller.cluster_role, Role.ADMIN):
         raise Denied("only admins see tokens of other users", hint="leave out the user")
-    return await call.plane.core.store.read(lambda tx: find_user(tx, name))
+    return await call.plane.core.records.store.read(lambda tx: find_user(tx, name))

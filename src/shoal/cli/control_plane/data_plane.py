@@ -91,7 +91,7 @@ async def _supervise_once(
     returns = is_unchanged and state.wanted_port is not None and await _is_free(settings)
     if not state.table.services or (is_unchanged and not returns):
         return child
-    token = data_plane_token(plane.core.key)
+    token = data_plane_token(plane.core.sealing.key)
     # If the port is taken meanwhile, a data plane that would return to it stays where it is.
     ports = (settings.serve_port,) if returns else (settings.serve_port, 0)
     child = await anyio.to_thread.run_sync(_start, settings, token, record, ports)

@@ -172,12 +172,12 @@ async def _lead(
         async with _opened(settings) as plane, anyio.create_task_group() as beside:
             beside.start_soon(data_plane.supervise, settings, plane)
             beside.start_soon(_watch_lead, plane, step_down)
-            if isinstance(plane.core.store, ThreadedStore) and settings.store_url.startswith(SQLITE):
-                beside.start_soon(database_copy.serve_requests, settings.home, plane.core.store)
+            if isinstance(plane.core.records.store, ThreadedStore) and settings.store_url.startswith(SQLITE):
+                beside.start_soon(database_copy.serve_requests, settings.home, plane.core.records.store)
             is_over = anyio.Event()
             if nodes is not None:
                 listen_for_nodes(nodes)
-                certify = partial(load_certificate, settings, plane.core.clock)
+                certify = partial(load_certificate, settings, plane.core.records.clock)
                 beside.start_soon(partial(serve_nodes, plane, nodes, certify, until=is_over))
             await serve(settings, plane, listener=listener, on_ready=on_ready)
             exit_within(END_S)
@@ -204,8 +204,8 @@ async def _opened(settings: Settings) -> AsyncIterator[ControlPlane]:
 
 
 async def _watch_lead(plane: ControlPlane, step_down: Callable[[], NoReturn]) -> None:
-    await plane.core.deposed.wait()
-    log.warning("control.deposed", term=plane.core.term)
+    await plane.core.leadership.deposed.wait()
+    log.warning("control.deposed", term=plane.core.leadership.term)
     step_down()
 
 

@@ -14,13 +14,15 @@ import msgspec
 import structlog
 
 from shoal.control.actor import Actor
+from shoal.control.capabilities import Records, Sealing
 from shoal.control.commands.job_records import ask_to_stop
-from shoal.control.core import Core
 from shoal.control.job_specs import spec_of
 from shoal.control.loops.watch import cancel
-from shoal.control.record import fingerprint, record_event, run_idempotent
+from shoal.control.record import AttemptRecorder, fingerprint, record_event, run_idempotent
+from shoal.engines.base import Engine
 from shoal.errors import NotFound, StoreUnavailable
 from shoal.identity import open_secrets, seal_secrets
+from shoal.ids import IdFactory
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.job import ArrayElement, Job
 from shoal.store import ArrayVerb, Tx
@@ -57,20 +59,22 @@ class ArrayStop(msgspec.Struct, frozen=True):
     """The first of them."""
 
 
-async def stop_array(core: Core, actor: Actor, array_id: str, key: str | None) -> ArrayStop:
+async def stop_array(
+    records: Records, engine: Engine, sealing: Sealing, actor: Actor, array_id: str, key: str | None
+) -> ArrayStop:
     """Ask every element that has not ended to stop. When this returns, all these requests are recorded."""
-    await finish_submission(core, array_id)
+    await finish_submission(records, sealing, array_id)
 
     def change(tx: Tx) -> ArrayReply:
-        now = core.clock.now()
+        now = records.clock.now()
         digest = fingerprint("stop", f"array {array_id}")
         return run_idempotent(
             tx, actor, key, digest, now, ArrayReply, lambda: _record_stop_request(tx, actor, array_id, now)
         )[0]
 
-    reply = await core.store.write(change)
-    await finish_stop(core, array_id)
-    jobs = await core.store.read(lambda tx: [tx.jobs.get(job_id) for job_id in reply.job_ids])
+    reply = await records.store.write(change)
+    await finish_stop(records, engine, array_id)
+    jobs = await records.store.read(lambda tx: [tx.jobs.get(job_id) for job_id in reply.job_ids])
     return ArrayStop(reply.count, [job for job in jobs if job is not None])
 
 
@@ -89,24 +93,24 @@ def _record_stop_request(tx: Tx, actor: Actor, array_id: str, now: float) -> Arr
     return reply
 
 
-async def finish_stop(core: Core, array_id: str) -> None:
+async def finish_stop(records: Records, engine: Engine, array_id: str) -> None:
     """Stop the remaining elements. May be repeated, and run by several callers at once."""
     is_over = False
     while not is_over:
-        is_over, stopped = await core.store.write(
-            lambda tx: _stop_batch(core, tx, array_id), patience_s=PATIENCE_S
+        is_over, stopped = await records.store.write(
+            lambda tx: _stop_batch(records, tx, array_id), patience_s=PATIENCE_S
         )
-        await cancel_all(core, stopped)
+        await cancel_all(engine, stopped)
 
 
-def _stop_batch(core: Core, tx: Tx, array_id: str) -> tuple[bool, list[tuple[Job, Attempt]]]:
+def _stop_batch(records: Records, tx: Tx, array_id: str) -> tuple[bool, list[tuple[Job, Attempt]]]:
     under_way = tx.array_work.get(array_id, ArrayVerb.STOP)
     if under_way is None:
         return True, []
     actor = msgspec.json.decode(under_way.actor, type=Actor)
     elements = tx.jobs.open_in_array(array_id, under_way.last_number, MAX_STOPPED)
     stopped = ask_to_stop(
-        core, tx, actor, [job_id for _, job_id in elements], core.clock.now(), is_noted=False
+        records.recorder, tx, actor, [job_id for _, job_id in elements], records.clock.now(), is_noted=False
     )
     if len(elements) < MAX_STOPPED:
         tx.array_work.end(array_id, ArrayVerb.STOP)
@@ -115,11 +119,11 @@ def _stop_batch(core: Core, tx: Tx, array_id: str) -> tuple[bool, list[tuple[Job
     return False, stopped
 
 
-async def cancel_all(core: Core, stopped: Iterable[tuple[Job, Attempt]]) -> None:
+async def cancel_all(engine: Engine, stopped: Iterable[tuple[Job, Attempt]]) -> None:
     """Tell the engine to stop the attempts that may still run something."""
     for job, attempt in stopped:
         if attempt.state is AttemptState.STOPPING:
-            await cancel(core, job, attempt)
+            await cancel(engine, job, attempt)
 
 
 def batch_size(first: Job) -> int:
@@ -128,7 +132,7 @@ def batch_size(first: Job) -> int:
 
 
 def begin_submission(
-    core: Core, tx: Tx, actor: Actor, first: Job, secrets: dict[str, str], now: float
+    records: Records, sealing: Sealing, tx: Tx, actor: Actor, first: Job, secrets: dict[str, str], now: float
 ) -> list[Job]:
     """Record the first elements of an array whose numbers were admitted, and remember the others.
 
@@ -136,27 +140,29 @@ def begin_submission(
     """
     assert first.array is not None
     array_id = first.array.array_id
-    jobs = [first, *_elements(core, first, 1, batch_size(first) - 1)]
-    record_jobs(core, tx, actor, jobs, secrets, now, has_spec=True)
+    jobs = [first, *_elements(records.new_id, first, 1, batch_size(first) - 1)]
+    record_jobs(records.recorder, sealing, tx, actor, jobs, secrets, now, has_spec=True)
     if len(jobs) < first.array.size:
         tx.array_work.begin(array_id, ArrayVerb.SUBMIT, msgspec.json.encode(actor).decode())
         if secrets:
-            tx.secrets.put(array_id, seal_secrets(core.key, array_id, secrets, core.random))
+            tx.secrets.put(array_id, seal_secrets(sealing.key, array_id, secrets, sealing.random))
     return jobs
 
 
-async def finish_submission(core: Core, array_id: str) -> None:
+async def finish_submission(records: Records, sealing: Sealing, array_id: str) -> None:
     """Record the remaining elements. May be repeated, and run by several callers at once."""
 
     def is_whole(tx: Tx) -> bool:
         return tx.array_work.get(array_id, ArrayVerb.SUBMIT) is None
 
-    is_over = await core.store.read(is_whole)
+    is_over = await records.store.read(is_whole)
     while not is_over:
-        is_over = await core.store.write(lambda tx: _record_batch(core, tx, array_id), patience_s=PATIENCE_S)
+        is_over = await records.store.write(
+            lambda tx: _record_batch(records, sealing, tx, array_id), patience_s=PATIENCE_S
+        )
 
 
-def _record_batch(core: Core, tx: Tx, array_id: str) -> bool:
+def _record_batch(records: Records, sealing: Sealing, tx: Tx, array_id: str) -> bool:
     """Record one batch. Return whether it was the last."""
     under_way = tx.array_work.get(array_id, ArrayVerb.SUBMIT)
     if under_way is None:
@@ -165,10 +171,10 @@ def _record_batch(core: Core, tx: Tx, array_id: str) -> bool:
     first = tx.jobs.first_in_array(array_id)
     assert first is not None
     sealed = tx.secrets.get(array_id)
-    secrets = open_secrets(core.key, array_id, sealed) if sealed else {}
+    secrets = open_secrets(sealing.key, array_id, sealed) if sealed else {}
     done = tx.jobs.count_in_array(array_id)
-    jobs = _elements(core, first, done, batch_size(first))
-    record_jobs(core, tx, actor, jobs, secrets, core.clock.now(), has_spec=False)
+    jobs = _elements(records.new_id, first, done, batch_size(first))
+    record_jobs(records.recorder, sealing, tx, actor, jobs, secrets, records.clock.now(), has_spec=False)
     assert first.array is not None
     if done + len(jobs) < first.array.size:
         return False
@@ -177,19 +183,19 @@ def _record_batch(core: Core, tx: Tx, array_id: str) -> bool:
     return True
 
 
-def _elements(core: Core, first: Job, start: int, count: int) -> list[Job]:
+def _elements(new_id: IdFactory, first: Job, start: int, count: int) -> list[Job]:
     """Return elements as they are submitted, from position `start` on."""
     spec = spec_of(first)
     assert spec.array is not None
     indices = spec.array.indices[start : start + count]
-    return [_element(core, first, place, index) for place, index in enumerate(indices, start)]
+    return [_element(new_id, first, place, index) for place, index in enumerate(indices, start)]
 
 
-def _element(core: Core, first: Job, place: int, index: int) -> Job:
+def _element(new_id: IdFactory, first: Job, place: int, index: int) -> Job:
     """Return one element, without anything that has become of the first one since."""
     assert first.array is not None
     return Job(
-        job_id=core.new_id("job"),
+        job_id=new_id("job"),
         project=first.project,
         number=first.number + place,
         name=first.name,
@@ -212,7 +218,8 @@ def _element(core: Core, first: Job, place: int, index: int) -> Job:
 
 
 def record_jobs(
-    core: Core,
+    recorder: AttemptRecorder,
+    sealing: Sealing,
     tx: Tx,
     actor: Actor,
     jobs: list[Job],
@@ -224,11 +231,11 @@ def record_jobs(
     """Record jobs that were admitted, each with its first attempt. `has_spec`: the first event carries the
     spec.
     """
-    submissions = [(job, core.recorder.new_attempt(job, job.submitted_at)) for job in jobs]
+    submissions = [(job, recorder.new_attempt(job, job.submitted_at)) for job in jobs]
     tx.submissions.add(submissions)
     for number, (job, attempt) in enumerate(submissions):
         if secrets:
-            tx.secrets.put(job.job_id, seal_secrets(core.key, job.job_id, secrets, core.random))
+            tx.secrets.put(job.job_id, seal_secrets(sealing.key, job.job_id, secrets, sealing.random))
         data = _submitted_facts(job, now)
         if has_spec and number == 0:
             # The other elements of an array have the same spec.
@@ -253,11 +260,14 @@ def _submitted_facts(job: Job, now: float) -> dict[str, object]:
     return data
 
 
-async def finish_arrays(core: Core) -> None:
+async def finish_arrays(records: Records, engine: Engine, sealing: Sealing) -> None:
     """Run one turn: finish the array requests that were left half done."""
-    for array_id, verb in await core.store.read(lambda tx: tx.array_work.all()):
+    for array_id, verb in await records.store.read(lambda tx: tx.array_work.all()):
         try:
-            await (finish_submission if verb is ArrayVerb.SUBMIT else finish_stop)(core, array_id)
+            if verb is ArrayVerb.SUBMIT:
+                await finish_submission(records, sealing, array_id)
+            else:
+                await finish_stop(records, engine, array_id)
         except StoreUnavailable:
             raise
         except Exception:

@@ -13,14 +13,15 @@ from typing import Any
 import msgspec
 import structlog
 
+from shoal.control.capabilities import Anchors, Records
 from shoal.control.commands.policy import POLICY_KEY as POLICY
-from shoal.control.core import Core
 from shoal.control.loops.anchor import AnchorRecord, anchor_path, copy_path, read_anchors
+from shoal.control.memory.refusals import Refusals
 from shoal.control.record import record_event
 from shoal.errors import StateError, StoreUnavailable
 from shoal.identity.replay import Difference, IdentityReplay
 from shoal.model.people import Project, Token, User
-from shoal.store import ChainFlaw, LogHead, Tx, logged_token
+from shoal.store import ChainFlaw, LogHead, Store, Tx, logged_token
 
 log = structlog.get_logger()
 MAX_DIFFERENCES = 100
@@ -42,17 +43,17 @@ class AuditVerdict(msgspec.Struct, frozen=True, kw_only=True):
         return self.flaw is None and not self.num_differences and not self.anchor_problem
 
 
-async def verify_audit(core: Core) -> AuditVerdict:
+async def verify_audit(anchors: Anchors, store: Store) -> AuditVerdict:
     """Read the whole log in one transaction while work goes on. Memory grows with the tables alone."""
     problem = ""
     try:
-        anchors = tuple(await read_anchors(core))
+        remembered = tuple(await read_anchors(anchors))
     except StateError as error:
         problem = error.message
-        places = (anchor_path(core), copy_path(core))
-        anchors = tuple(AnchorRecord(Path(path), problem=problem) for path in places if path is not None)
-    verdict = await core.store.read(lambda tx: verify_transaction(tx, anchors))
-    return msgspec.structs.replace(verdict, anchors=anchors, anchor_problem=problem)
+        places = (anchor_path(anchors), copy_path(anchors))
+        remembered = tuple(AnchorRecord(Path(path), problem=problem) for path in places if path is not None)
+    verdict = await store.read(lambda tx: verify_transaction(tx, remembered))
+    return msgspec.structs.replace(verdict, anchors=remembered, anchor_problem=problem)
 
 
 def verify_transaction(tx: Tx, anchors: tuple[AnchorRecord, ...] = ()) -> AuditVerdict:
@@ -110,18 +111,18 @@ def _read(body: str, kind: type[Any]) -> Any:
         return None
 
 
-async def write_refusals(core: Core, *, is_all: bool = False) -> None:
+async def write_refusals(records: Records, refusals: Refusals, *, is_all: bool = False) -> None:
     """Write the counts that are due into the log, in one transaction. If that fails, they are counted on."""
-    taken = core.refusals.take(is_all=is_all)
+    taken = refusals.take(is_all=is_all)
     if not taken:
         return
 
     def change(tx: Tx) -> None:
         for refused in taken:
-            record_event(tx, "access.denied", core.clock.now(), refused.actor, data=refused.event_data())
+            record_event(tx, "access.denied", records.clock.now(), refused.actor, data=refused.event_data())
 
     try:
-        await core.store.write(change)
+        await records.store.write(change)
     except StoreUnavailable as error:
-        core.refusals.put_back(taken)
+        refusals.put_back(taken)
         log.warning("audit.late", callers=len(taken), error=error.message)

@@ -8,12 +8,14 @@ from typing import NoReturn
 import msgspec
 
 from shoal.control.actor import Actor
-from shoal.control.core import Core
+from shoal.control.capabilities import Records
 from shoal.control.job_specs import spec_of
 from shoal.control.memory.leases import QUIET_S
 from shoal.control.memory.open_drills import OpenDrill, drill_facts
+from shoal.control.memory.running import RunningAttempts
 from shoal.control.record import fingerprint, record_event, run_idempotent
 from shoal.errors import NotFound, SpecError, StateError
+from shoal.ids import IdFactory
 from shoal.model.attempt import Attempt, AttemptState, EndReason
 from shoal.model.drill import ON_RANKS, Drill, DrillKind, DrillReport
 from shoal.model.job import Job, ReplicaRef
@@ -63,7 +65,9 @@ class DrillRecord(msgspec.Struct, frozen=True, kw_only=True):
     result: DrillReport | None
 
 
-async def start_drill(core: Core, actor: Actor, request: DrillRequest, key: str | None) -> Drill:
+async def start_drill(
+    records: Records, running: RunningAttempts, actor: Actor, request: DrillRequest, key: str | None
+) -> Drill:
     """Record the drill. Supervisors learn of it at once if they wait for a reply, else with their next
     renewal.
 
@@ -71,16 +75,22 @@ async def start_drill(core: Core, actor: Actor, request: DrillRequest, key: str 
     """
 
     def change(tx: Tx) -> tuple[Drill, bool]:
-        now = core.clock.now()
+        now = records.clock.now()
         digest = fingerprint(STARTED, msgspec.to_builtins(request))
         return run_idempotent(
-            tx, actor, key, digest, now, Drill, lambda: _start(core, tx, actor, request, now)
+            tx,
+            actor,
+            key,
+            digest,
+            now,
+            Drill,
+            lambda: _start(records.new_id, running, tx, actor, request, now),
         )
 
-    drill, was_repeated = await core.store.write(change)
+    drill, was_repeated = await records.store.write(change)
     if not was_repeated:
-        core.open_drills.by_id[drill.drill_id] = OpenDrill(drill)
-        core.rendezvous.notify(drill.attempt_id)
+        running.drills.by_id[drill.drill_id] = OpenDrill(drill)
+        running.rendezvous.notify(drill.attempt_id)
     return drill
 
 
@@ -117,10 +127,12 @@ def _result(data: object) -> DrillReport | None:
     return None if data is None else _RESULT.decode(msgspec.json.encode(data))
 
 
-def _start(core: Core, tx: Tx, actor: Actor, request: DrillRequest, now: float) -> Drill:
+def _start(
+    new_id: IdFactory, running: RunningAttempts, tx: Tx, actor: Actor, request: DrillRequest, now: float
+) -> Drill:
     _check_no_other_drill(tx, request, now)
     drill = Drill(
-        drill_id=core.new_id("drl"),
+        drill_id=new_id("drl"),
         kind=request.kind,
         started_at=now,
         by=actor.name,
@@ -129,7 +141,7 @@ def _start(core: Core, tx: Tx, actor: Actor, request: DrillRequest, now: float) 
         within_s=request.within_s + request.for_s,
     )
     if request.kind is DrillKind.KILL_CONTROL:
-        drill = msgspec.structs.replace(drill, running=_running_progress(core, tx.attempts.holding()))
+        drill = msgspec.structs.replace(drill, running=_running_progress(running, tx.attempts.holding()))
         record_event(tx, STARTED, now, actor, data=drill_facts(drill))
         return drill
     job, attempt = tx.jobs.get(request.job_id), tx.attempts.newest(request.job_id)
@@ -143,7 +155,7 @@ def _start(core: Core, tx: Tx, actor: Actor, request: DrillRequest, now: float) 
         )
     node, rank = _target(job, attempt, request)
     if request.kind is DrillKind.HANG:
-        _check_reports_steps(core, job, attempt, node, now)
+        _check_reports_steps(running, job, attempt, node, now)
     if not request.is_forced:
         _check_survives(job, attempt, request)
     drill = msgspec.structs.replace(
@@ -160,18 +172,18 @@ def _start(core: Core, tx: Tx, actor: Actor, request: DrillRequest, now: float) 
     return drill
 
 
-def _running_progress(core: Core, holding: Sequence[tuple[Job, Attempt]]) -> dict[str, Progress | None]:
+def _running_progress(
+    running: RunningAttempts, holding: Sequence[tuple[Job, Attempt]]
+) -> dict[str, Progress | None]:
     """Return the progress of running attempts that are not silent; if there are more than `MAX_RUNNING`, the
     oldest. A supervisor that was silent before the drill could not show that it found the control plane
     again.
     """
-    running = [attempt for _, attempt in holding if attempt.state is AttemptState.RUNNING]
-    running = [attempt for attempt in running if not core.leases.silent_nodes(attempt, QUIET_S)]
+    attempts = [attempt for _, attempt in holding if attempt.state is AttemptState.RUNNING]
+    renewing = [attempt for attempt in attempts if not running.leases.silent_nodes(attempt, QUIET_S)]
     return {
-        attempt.attempt_id: next(
-            iter(core.open_drills.progress(attempt.attempt_id, attempt.node_names)), None
-        )
-        for attempt in running[:MAX_RUNNING]
+        attempt.attempt_id: next(iter(running.drills.progress(attempt.attempt_id, attempt.node_names)), None)
+        for attempt in renewing[:MAX_RUNNING]
     }
 
 
@@ -210,13 +222,13 @@ def _target(job: Job, attempt: Attempt, request: DrillRequest) -> tuple[str, int
     return request.node or names[-1], None
 
 
-def _check_reports_steps(core: Core, job: Job, attempt: Attempt, node: str, now: float) -> None:
+def _check_reports_steps(running: RunningAttempts, job: Job, attempt: Attempt, node: str, now: float) -> None:
     """Refuse to hang a rank if no step would be missed. For a job that has just begun, its supervisor
     decides.
     """
-    is_heard = core.open_drills.rendezvous_round(attempt.attempt_id, node) >= 0
+    is_heard = running.drills.rendezvous_round(attempt.attempt_id, node) >= 0
     has_begun = attempt.started_at is not None and now > attempt.started_at + SETTLED_S
-    if is_heard and has_begun and not core.open_drills.progress(attempt.attempt_id, (node,)):
+    if is_heard and has_begun and not running.drills.progress(attempt.attempt_id, (node,)):
         raise StateError(
             f"job {job.reference} reports no steps, so a rank that hangs could not be noticed; "
             "nothing was done to it",

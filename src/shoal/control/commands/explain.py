@@ -15,11 +15,15 @@ from math import inf
 import anyio
 import msgspec
 
+from shoal.clock import Clock
 from shoal.control.actor import SHOAL, Actor
-from shoal.control.core import Core
+from shoal.control.capabilities import EngineLink, Planning
 from shoal.control.job_specs import spec_of
+from shoal.control.memory.health import EngineOutages
 from shoal.control.memory.leases import FENCE_MARGIN_S, QUIET_S
-from shoal.engines.base import CLUSTER_UNREACHABLE, SupportsClearing, SupportsOwnQueue
+from shoal.control.memory.planner_input import PlannerNodes
+from shoal.control.memory.running import RunningAttempts
+from shoal.engines.base import CLUSTER_UNREACHABLE, Engine, SupportsClearing, SupportsOwnQueue
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.job import Job
 from shoal.scheduler import Explanation, WaitReason
@@ -34,7 +38,14 @@ NATIVE_STATE = re.compile(r" is ([A-Z_]+(?: \([^)]*\))?)")
 """A cluster's own word for a task's state, and its reason: `PENDING (Resources)`."""
 
 
-def explain(core: Core, job: Job, attempts: Sequence[Attempt]) -> Explanation | None:
+def explain(
+    clock: Clock,
+    running: RunningAttempts,
+    planning: Planning,
+    link: EngineLink,
+    job: Job,
+    attempts: Sequence[Attempt],
+) -> Explanation | None:
     """Return None if there is nothing to explain: the job runs with all it could use and is not silent, or
     has ended.
 
@@ -43,28 +54,30 @@ def explain(core: Core, job: Job, attempts: Sequence[Attempt]) -> Explanation | 
     """
     *earlier, attempt = attempts
     if attempt.state is AttemptState.QUEUED:
-        explanation = core.planner.explain(attempt.attempt_id, core.clock.now())
-        if _is_first_answer_awaited(core) and (explanation is None or explanation.why is WaitReason.NO_NODES):
-            return _with_history(_unanswered(core, job, attempt), earlier)
+        explanation = planning.planner.explain(attempt.attempt_id, clock.now())
+        if _is_first_answer_awaited(link.outages) and (
+            explanation is None or explanation.why is WaitReason.NO_NODES
+        ):
+            return _with_history(_unanswered(link.engine, job, attempt), earlier)
         explanation = explanation or _not_planned(job, attempt)
         if explanation.why is WaitReason.DEPENDENCY:
             return explanation
-        return _with_history(core.nodes.with_missing_nodes(explanation, job.request), earlier)
+        return _with_history(planning.nodes.with_missing_nodes(explanation, job.request), earlier)
     if attempt.state is AttemptState.ENDED:
         return None
     if attempt.orphans_left:
-        return _orphaned(core, job, attempt, attempt.orphans_left)
-    if is_not_handed_over(core, attempt):
-        return _with_history(_not_handed_over(core, job, attempt), earlier)
-    silent = core.leases.silent_nodes(attempt, QUIET_S)
+        return _orphaned(running, planning.nodes, link, job, attempt, attempt.orphans_left)
+    if is_not_handed_over(running, link.outages, attempt):
+        return _with_history(_not_handed_over(link.engine, job, attempt), earlier)
+    silent = running.leases.silent_nodes(attempt, QUIET_S)
     if silent:
-        return _unreachable(core, job, attempt, silent)
+        return _unreachable(running, planning.nodes, link.outages, job, attempt, silent)
     if attempt.state is AttemptState.RUNNING and attempt.nodes_to_start:
         return _replacing(job, attempt)
-    troubles = _troubles(core, attempt)
+    troubles = _troubles(running, link.outages, attempt)
     if troubles:
-        return _with_history(_not_begun(core, job, attempt, troubles), earlier)
-    return core.planner.explain_growth(attempt.attempt_id, core.clock.now())
+        return _with_history(_not_begun(running, link.engine, job, attempt, troubles), earlier)
+    return planning.planner.explain_growth(attempt.attempt_id, clock.now())
 
 
 def without_hint(explanation: Explanation, job: Job) -> Explanation:
@@ -75,14 +88,14 @@ def without_hint(explanation: Explanation, job: Job) -> Explanation:
     return msgspec.structs.replace(explanation, hint=None) if is_rehearsed else explanation
 
 
-def _troubles(core: Core, attempt: Attempt) -> tuple[str, ...]:
+def _troubles(running: RunningAttempts, outages: EngineOutages, attempt: Attempt) -> tuple[str, ...]:
     """Return the troubles to show. Why a cluster does not answer is for operators, because its words may name
     machines: `shoal status` shows it to them. What an answering cluster says of a job is for everybody who
     may read the job.
     """
     if attempt.state is not AttemptState.STARTING:
         return ()
-    return core.leases.troubles(attempt.attempt_id, has_whole=core.outages.reported is None)
+    return running.leases.troubles(attempt.attempt_id, has_whole=outages.reported is None)
 
 
 def _with_history(explanation: Explanation, earlier: Sequence[Attempt]) -> Explanation:
@@ -103,15 +116,15 @@ def _not_planned(job: Job, attempt: Attempt) -> Explanation:
     )
 
 
-def _is_first_answer_awaited(core: Core) -> bool:
-    return core.outages.current is not None and not core.outages.current.has_answered
+def _is_first_answer_awaited(outages: EngineOutages) -> bool:
+    return outages.current is not None and not outages.current.has_answered
 
 
-def _unanswered(core: Core, job: Job, attempt: Attempt) -> Explanation:
+def _unanswered(engine: Engine, job: Job, attempt: Attempt) -> Explanation:
     """Explain a job while the cluster has not answered at all. That is not `no nodes`, and no plan is made
     without the nodes.
     """
-    cluster = core.engine.name.capitalize()
+    cluster = engine.name.capitalize()
     return Explanation(
         attempt_id=attempt.attempt_id,
         job_id=job.job_id,
@@ -123,8 +136,10 @@ def _unanswered(core: Core, job: Job, attempt: Attempt) -> Explanation:
     )
 
 
-def _not_begun(core: Core, job: Job, attempt: Attempt, troubles: tuple[str, ...]) -> Explanation:
-    in_short = _short_reason(core, attempt)
+def _not_begun(
+    running: RunningAttempts, engine: Engine, job: Job, attempt: Attempt, troubles: tuple[str, ...]
+) -> Explanation:
+    in_short = _short_reason(running, engine, attempt)
     return Explanation(
         attempt_id=attempt.attempt_id,
         job_id=job.job_id,
@@ -135,19 +150,21 @@ def _not_begun(core: Core, job: Job, attempt: Attempt, troubles: tuple[str, ...]
     )
 
 
-def is_not_handed_over(core: Core, attempt: Attempt) -> bool:
+def is_not_handed_over(running: RunningAttempts, outages: EngineOutages, attempt: Attempt) -> bool:
     """Whether the engine does not answer and has no task of the attempt, or has not said so. No node could be
     silent then.
     """
     is_unknown = attempt.state is AttemptState.STARTING and attempt.native_id is None
-    if core.outages.reported is None or not is_unknown or attempt.started_nodes:
+    if outages.reported is None or not is_unknown or attempt.started_nodes:
         return False
-    return core.leases.is_not_handed_over(attempt, is_being_handed_over=attempt.attempt_id in core.submitting)
+    return running.leases.is_not_handed_over(
+        attempt, is_being_handed_over=attempt.attempt_id in running.submitting
+    )
 
 
-def _not_handed_over(core: Core, job: Job, attempt: Attempt) -> Explanation:
+def _not_handed_over(engine: Engine, job: Job, attempt: Attempt) -> Explanation:
     """Explain that the attempt could not be handed over. Its nodes are fine and do not know of it."""
-    cluster = core.engine.name.capitalize()
+    cluster = engine.name.capitalize()
     return Explanation(
         attempt_id=attempt.attempt_id,
         job_id=job.job_id,
@@ -159,15 +176,15 @@ def _not_handed_over(core: Core, job: Job, attempt: Attempt) -> Explanation:
     )
 
 
-def _short_reason(core: Core, attempt: Attempt) -> str:
+def _short_reason(running: RunningAttempts, engine: Engine, attempt: Attempt) -> str:
     """Return the cluster's reason for a table column; empty if the attempt does not wait in the cluster's
     queue.
     """
-    reason = next(iter(core.leases.queue_reasons(attempt.attempt_id)), "")
+    reason = next(iter(running.leases.queue_reasons(attempt.attempt_id)), "")
     if reason.startswith(CLUSTER_UNREACHABLE):
         return "cluster away"
     state = NATIVE_STATE.search(reason)
-    return f"{core.engine.name}: {state[1]}" if state else ""
+    return f"{engine.name}: {state[1]}" if state else ""
 
 
 def _replacing(job: Job, attempt: Attempt) -> Explanation:
@@ -181,43 +198,57 @@ def _replacing(job: Job, attempt: Attempt) -> Explanation:
     )
 
 
-def _orphaned(core: Core, job: Job, attempt: Attempt, nodes: tuple[str, ...]) -> Explanation:
-    troubles = core.leases.troubles(attempt.attempt_id) or ((attempt.message,) if attempt.message else ())
+def _orphaned(
+    running: RunningAttempts,
+    planner_nodes: PlannerNodes,
+    link: EngineLink,
+    job: Job,
+    attempt: Attempt,
+    nodes: tuple[str, ...],
+) -> Explanation:
+    troubles = running.leases.troubles(attempt.attempt_id) or ((attempt.message,) if attempt.message else ())
     return Explanation(
         attempt_id=attempt.attempt_id,
         job_id=job.job_id,
         why=WaitReason.ORPHANED,
         sentence=f"its supervisor on {', '.join(nodes)} is dead or silent, and what it left may still run",
         details=(*troubles, "nothing is started in its place, however long that takes, until it is gone"),
-        hint=_orphan_hint(core, nodes[0]),
+        hint=_orphan_hint(planner_nodes, link, nodes[0]),
         facts={"nodes": list(nodes)},
     )
 
 
-def _declare_dead_hint(core: Core, node: str) -> str:
+def _declare_dead_hint(planner_nodes: PlannerNodes, outages: EngineOutages, node: str) -> str:
     """Return the hint. An operator's declaration counts once the cluster no longer contradicts it."""
     hint = f"if you know that it is off: `shoal nodes declare-dead {node}`"
-    if core.outages.current is not None or not core.nodes.is_alive(node):
+    if outages.current is not None or not planner_nodes.is_alive(node):
         return hint
     return f"{hint}, once its cluster has noticed, too: `shoal nodes` calls it silent then"
 
 
-def _orphan_hint(core: Core, node: str) -> str:
+def _orphan_hint(planner_nodes: PlannerNodes, link: EngineLink, node: str) -> str:
     """Return what helps if processes do not die. For a machine that is gone, only an operator can say so."""
     ways = [f"look on {node} for processes that do not die: `ps -eo pid,stat,args`; a restart ends them"]
-    if isinstance(core.engine, SupportsClearing):
-        ways.append(core.engine.how_to_clear(node))
-    if core.outages.current is not None or not core.nodes.is_alive(node):
+    if isinstance(link.engine, SupportsClearing):
+        ways.append(link.engine.how_to_clear(node))
+    if link.outages.current is not None or not planner_nodes.is_alive(node):
         ways.append(f"if it is off for good: `shoal nodes declare-dead {node}`")
     return "; ".join(way for way in ways if way)
 
 
-def _unreachable(core: Core, job: Job, attempt: Attempt, silent: tuple[str, ...]) -> Explanation:
+def _unreachable(
+    running: RunningAttempts,
+    planner_nodes: PlannerNodes,
+    outages: EngineOutages,
+    job: Job,
+    attempt: Attempt,
+    silent: tuple[str, ...],
+) -> Explanation:
     fence_s = spec_of(job).fence + FENCE_MARGIN_S
-    left_s = core.leases.fence_left_s(attempt, silent, spec_of(job).fence)
-    silent_s = max(core.leases.task_silence_s(attempt, node) for node in silent)
+    left_s = running.leases.fence_left_s(attempt, silent, spec_of(job).fence)
+    silent_s = max(running.leases.task_silence_s(attempt, node) for node in silent)
     nodes = ", ".join(silent)
-    troubles = "; ".join(_troubles(core, attempt))
+    troubles = "; ".join(_troubles(running, outages, attempt))
     rule = f"nothing is started in its place without evidence, or before {age(fence_s)} of silence"
     return Explanation(
         attempt_id=attempt.attempt_id,
@@ -225,7 +256,7 @@ def _unreachable(core: Core, job: Job, attempt: Attempt, silent: tuple[str, ...]
         why=WaitReason.UNREACHABLE,
         sentence=f"no sign of life from {nodes} for {age(silent_s)}; unreachable is not dead",
         details=(f"it has not begun: {troubles}", rule) if troubles else (rule,),
-        hint=_declare_dead_hint(core, silent[0]),
+        hint=_declare_dead_hint(planner_nodes, outages, silent[0]),
         facts={"silent_s": silent_s, "fence_s": fence_s, "fence_left_s": left_s, "nodes": list(silent)},
     )
 
@@ -236,25 +267,33 @@ question comes.
 """
 
 
-async def predict_starts(core: Core, actor: Actor, attempt_ids: Collection[str]) -> dict[str, Outlook]:
+async def predict_starts(
+    clock: Clock, planning: Planning, engine: Engine, actor: Actor, attempt_ids: Collection[str]
+) -> dict[str, Outlook]:
     """Predict the start of each attempt that waits, all from the same futures. `LimitReached`: too many
     questions at once.
     """
-    async with core.start_predictions.one_at_a_time(actor.id):
-        return await _predict_starts(core, attempt_ids)
+    async with planning.predictions.one_at_a_time(actor.id):
+        return await _predict_starts(clock, planning, engine, attempt_ids)
 
 
-async def predict_start_with_changes(core: Core, actor: Actor, attempt_id: str) -> Outlook | None:
+async def predict_start_with_changes(
+    clock: Clock, planning: Planning, engine: Engine, actor: Actor, attempt_id: str
+) -> Outlook | None:
     """Return one job's outlook with the changes that would start it now; None if it does not wait.
 
     `LimitReached`: too many questions at once.
     """
-    async with core.start_predictions.one_at_a_time(actor.id):
-        outlook = (await _predict_starts(core, (attempt_id,))).get(attempt_id)
+    async with planning.predictions.one_at_a_time(actor.id):
+        outlook = (await _predict_starts(clock, planning, engine, (attempt_id,))).get(attempt_id)
         if outlook is None:
             return None
-        now, snapshot, policy = core.clock.now(), core.planner.snapshot(), core.planner.policy
-        spread, cluster = core.stamps.spread, _own_queue(core)
+        now, snapshot, policy = (
+            clock.now(),
+            planning.planner.snapshot(),
+            planning.planner.policy,
+        )
+        spread, cluster = planning.stamps.spread, _own_queue(engine)
         start_it = f"have it handed to {cluster}" if cluster else START_IT
         suggestions = await anyio.to_thread.run_sync(
             lambda: suggest_changes(snapshot, policy, now, attempt_id, spread, start_it)
@@ -262,42 +301,48 @@ async def predict_start_with_changes(core: Core, actor: Actor, attempt_id: str) 
     return msgspec.structs.replace(outlook, changes=suggestions.changes, not_looked=suggestions.not_looked)
 
 
-async def _predict_starts(core: Core, attempt_ids: Collection[str]) -> dict[str, Outlook]:
-    now, snapshot, policy = core.clock.now(), core.planner.snapshot(), core.planner.policy
-    promises = core.planner.promises
+async def _predict_starts(
+    clock: Clock, planning: Planning, engine: Engine, attempt_ids: Collection[str]
+) -> dict[str, Outlook]:
+    now, snapshot, policy = (
+        clock.now(),
+        planning.planner.snapshot(),
+        planning.planner.policy,
+    )
+    promises = planning.planner.promises
 
     def think() -> dict[str, StartSpan]:
-        return predict(snapshot, policy, now, attempt_ids, core.stamps.spread)
+        return predict(snapshot, policy, now, attempt_ids, planning.stamps.spread)
 
     spans = await anyio.to_thread.run_sync(think)
-    by_attempt = outlooks(snapshot, now, attempt_ids, spans, promises, core.start_predictions.calibration)
+    by_attempt = outlooks(snapshot, now, attempt_ids, spans, promises, planning.predictions.calibration)
     for attempt_id, outlook in by_attempt.items():
         if outlook.basis is OutlookBasis.SCENARIOS:
             interval = Interval((outlook.earliest or now) - now, (outlook.latest or inf) - now)
-            core.start_predictions.remember(attempt_id, spans[attempt_id], interval, now)
-    cluster = _own_queue(core)
+            planning.predictions.remember(attempt_id, spans[attempt_id], interval, now)
+    cluster = _own_queue(engine)
     return {
         attempt_id: with_cluster_queue(outlook, cluster) if cluster else outlook
         for attempt_id, outlook in by_attempt.items()
     }
 
 
-def _own_queue(core: Core) -> str | None:
+def _own_queue(engine: Engine) -> str | None:
     """Return the name of a cluster that has its own queue; None if what Shoal places starts at once."""
-    return core.engine.own_queue if isinstance(core.engine, SupportsOwnQueue) else None
+    return engine.own_queue if isinstance(engine, SupportsOwnQueue) else None
 
 
-async def learn_from_newest(core: Core) -> None:
+async def learn_from_newest(clock: Clock, planning: Planning, engine: Engine) -> None:
     """Predict some of the newest waiting jobs that have no prediction, unless other questions are being
     answered: they take the time, and teach as much. Costs nothing while no job waits.
     """
     waiting = [
         candidate
-        for candidate in core.planner.waiting
-        if candidate.attempt_id not in core.start_predictions and not candidate.unmet
+        for candidate in planning.planner.waiting
+        if candidate.attempt_id not in planning.predictions and not candidate.unmet
     ]
     newest = sorted(waiting, key=lambda candidate: (-candidate.submitted_at, candidate.attempt_id))[
         :MAX_LEARNED_AT_ONCE
     ]
-    if newest and core.start_predictions.is_idle:
-        await predict_starts(core, SHOAL, [candidate.attempt_id for candidate in newest])
+    if newest and planning.predictions.is_idle:
+        await predict_starts(clock, planning, engine, SHOAL, [candidate.attempt_id for candidate in newest])

@@ -9,8 +9,7 @@ from collections.abc import Collection, Iterable
 import msgspec
 
 from shoal.control.actor import Actor
-from shoal.control.core import Core
-from shoal.control.record import record_event
+from shoal.control.record import AttemptRecorder, record_event
 from shoal.errors import NotFound
 from shoal.model.attempt import Attempt, EndReason
 from shoal.model.job import Job
@@ -117,7 +116,7 @@ def elements_of(tx: Tx, array_id: str) -> list[Job]:
 
 
 def ask_to_stop(
-    core: Core, tx: Tx, actor: Actor, job_ids: list[str], now: float, *, is_noted: bool = True
+    recorder: AttemptRecorder, tx: Tx, actor: Actor, job_ids: list[str], now: float, *, is_noted: bool = True
 ) -> list[tuple[Job, Attempt]]:
     """Record that the jobs are to end. Return them, because the engine has to stop what may still run.
 
@@ -132,7 +131,7 @@ def ask_to_stop(
         if is_noted:
             record_event(tx, "job.stop_asked", now, actor, job=job, attempt=attempt)
         stop = StopRequested(reason=EndReason.CANCELLED, by=actor.name)
-        core.recorder.advance(tx, attempt.attempt_id, stop, actor)
+        recorder.advance(tx, attempt.attempt_id, stop, actor)
     return [load_job(tx, job_id) for job_id in job_ids]
 
 

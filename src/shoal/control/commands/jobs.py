@@ -7,6 +7,7 @@ import os
 import msgspec
 
 from shoal.control.actor import Actor
+from shoal.control.capabilities import JobAdmission, Records
 from shoal.control.commands.job_records import ask_to_stop, load_job
 from shoal.control.commands.submit import (
     check_checkpoint,
@@ -15,58 +16,61 @@ from shoal.control.commands.submit import (
     check_quota,
     count_today,
 )
-from shoal.control.core import Core
-from shoal.control.job_specs import spec_of
+from shoal.control.job_specs import archive_path, spec_of
 from shoal.control.loops.watch import cancel
 from shoal.control.record import fingerprint, record_event, run_idempotent
+from shoal.engines.base import Engine
 from shoal.errors import StateError
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.job import Job
+from shoal.settings import Settings
 from shoal.store import Tx
 
 
-async def stop_job(core: Core, actor: Actor, job_id: str, key: str | None) -> Job:
+async def stop_job(records: Records, engine: Engine, actor: Actor, job_id: str, key: str | None) -> Job:
     """Ask the job to stop. A job that has already ended is returned as it is."""
 
     def change(tx: Tx) -> tuple[Job, Attempt]:
-        now = core.clock.now()
+        now = records.clock.now()
 
         def stop() -> list[str]:
-            ask_to_stop(core, tx, actor, [job_id], now)
+            ask_to_stop(records.recorder, tx, actor, [job_id], now)
             return [job_id]
 
         run_idempotent(tx, actor, key, fingerprint("stop", f"job {job_id}"), now, list[str], stop)
         return load_job(tx, job_id)
 
-    job, attempt = await core.store.write(change)
+    job, attempt = await records.store.write(change)
     if attempt.state is AttemptState.STOPPING:
-        await cancel(core, job, attempt)
+        await cancel(engine, job, attempt)
     return job
 
 
-async def retry_job(core: Core, actor: Actor, job_id: str, key: str | None) -> Job:
+async def retry_job(admission: JobAdmission, actor: Actor, job_id: str, key: str | None) -> Job:
     """Make a new attempt of an ended job, with the same frozen spec."""
-    refusal = _missing_archive(core, await core.store.read(lambda tx: tx.jobs.get(job_id)))
+    refusal = _missing_archive(
+        admission.settings, await admission.records.store.read(lambda tx: tx.jobs.get(job_id))
+    )
 
     def change(tx: Tx) -> Job:
-        now = core.clock.now()
+        now = admission.records.clock.now()
         digest = fingerprint("retry", job_id)
         run_idempotent(
-            tx, actor, key, digest, now, bool, lambda: _retry(core, tx, actor, job_id, now, refusal)
+            tx, actor, key, digest, now, bool, lambda: _retry(admission, tx, actor, job_id, now, refusal)
         )
         return load_job(tx, job_id)[0]
 
-    return await core.store.write(change)
+    return await admission.records.store.write(change)
 
 
-def _missing_archive(core: Core, job: Job | None) -> StateError | None:
+def _missing_archive(settings: Settings, job: Job | None) -> StateError | None:
     """Return the error if the job's snapshot was removed as old. Otherwise renew the date of the snapshot, so
     that it stays.
     """
     if job is None or job.is_open or job.archive_digest is None:
         return None
     try:
-        os.utime(core.archive_path(job.archive_digest))
+        os.utime(archive_path(settings, job.archive_digest))
     except FileNotFoundError:
         return StateError(
             f"the working directory of job {job.reference} was removed as old; it cannot run without it",
@@ -75,7 +79,9 @@ def _missing_archive(core: Core, job: Job | None) -> StateError | None:
     return None
 
 
-def _retry(core: Core, tx: Tx, actor: Actor, job_id: str, now: float, refusal: StateError | None) -> bool:
+def _retry(
+    admission: JobAdmission, tx: Tx, actor: Actor, job_id: str, now: float, refusal: StateError | None
+) -> bool:
     job, _ = load_job(tx, job_id)
     if job.replica is not None:
         raise StateError(
@@ -97,9 +103,9 @@ def _retry(core: Core, tx: Tx, actor: Actor, job_id: str, now: float, refusal: S
         )
     project = tx.people.get_project(job.project)
     assert project is not None
-    check_queue(core, spec)
-    check_checkpoint(core, spec)
-    priority = check_priority(core, project, spec)
+    check_queue(admission.settings, spec)
+    check_checkpoint(admission.engine, spec)
+    priority = check_priority(admission.planning.planner, project, spec)
     check_quota(project, tx.jobs.count_open(project.name), 1)
     count_today(tx, project, 1, now)
     again = msgspec.structs.replace(
@@ -118,6 +124,6 @@ def _retry(core: Core, tx: Tx, actor: Actor, job_id: str, now: float, refusal: S
         version=job.version + 1,
     )
     tx.jobs.update(again)
-    attempt = core.recorder.next_attempt(tx, again, now)
+    attempt = admission.records.recorder.next_attempt(tx, again, now)
     record_event(tx, "job.retried", now, actor, job=again, attempt=attempt)
     return True

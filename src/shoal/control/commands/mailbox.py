@@ -9,12 +9,14 @@ from typing import TypeVar
 import anyio.to_thread
 import msgspec
 
-from shoal.control.core import Core
+from shoal.control.capabilities import Leadership, SubmissionInputs, Upkeep
 from shoal.control.loops.launch import StartingAttempt, load_starting, submission_of
+from shoal.control.services.state import ServiceState
+from shoal.engines.base import Engine
 from shoal.engines.remote.mailbox import Mailbox, SupportsMailbox
 from shoal.errors import EngineUnreachable, NotFound, StateError
 from shoal.model.attempt import AttemptState
-from shoal.store import Tx
+from shoal.store import Store, Tx
 from shoal.wire import (
     AGENT_REPLY_S,
     StatusReply,
@@ -28,95 +30,103 @@ from shoal.wire import (
 T = TypeVar("T")
 
 
-async def assign_task(core: Core, request: TaskSpecRequest) -> TaskAssignment:
+async def assign_task(
+    upkeep: Upkeep, inputs: SubmissionInputs, services: ServiceState, request: TaskSpecRequest
+) -> TaskAssignment:
     """Return the task spec for the process that asks, if the task may begin now. The same process may ask
     again. `StateError`: another process asks, or the task's time is over. If the task ended while its spec
     was being assigned, it stays ended in the mailbox, and no process begins it.
     """
-    engine, asked_at = _engine(core), core.clock.monotonic()
-    starting = await core.store.read(lambda tx: _startable_attempt(tx, request))
-    submission = submission_of(core, starting)
+    engine, asked_at = _engine(upkeep.link.engine), upkeep.records.clock.monotonic()
+    starting = await upkeep.records.store.read(lambda tx: _startable_attempt(tx, request))
+    submission = submission_of(inputs, starting)
     waiting = engine.mailbox.find(request.attempt_id).get(request.node)
     # Before any process has the spec: a process that is refused now may never ask again, and no other could
     # get it.
     task_spec = await engine.resolve_task_spec(waiting.task_spec) if waiting is not None else None
-    if core.clock.monotonic() - asked_at >= AGENT_REPLY_S:
+    if upkeep.records.clock.monotonic() - asked_at >= AGENT_REPLY_S:
         raise EngineUnreachable(
             f"{request.node} does not wait any more for the task spec of {request.attempt_id}"
         )
-    task = await _run_as_leader(core, partial(engine.mailbox.assign, request))
+    task = await _run_as_leader(
+        upkeep.records.store, inputs.leadership, partial(engine.mailbox.assign, request)
+    )
     # The task may have been submitted again meanwhile.
     if task_spec is None or waiting is None or task.task_spec != waiting.task_spec:
         task_spec = await engine.resolve_task_spec(task.task_spec)
     task_key = request.attempt_id, request.node, task.task_spec.replacement
-    with core.leases.speaking(*task_key):
+    with upkeep.running.leases.speaking(*task_key):
         # An end that was recorded since the question is about a task that no process had; none may get it
         # now.
-        await core.store.read(lambda tx: _refuse_ended(tx, task.task_spec))
-        if core.leases.is_overdue(*task_key):
-            await core.store.write(lambda tx: _refuse_ended(tx, task.task_spec))
-        core.leases.note_alive(*task_key)
+        await upkeep.records.store.read(lambda tx: _refuse_ended(tx, task.task_spec))
+        if upkeep.running.leases.is_overdue(*task_key):
+            await upkeep.records.store.write(lambda tx: _refuse_ended(tx, task.task_spec))
+        upkeep.running.leases.note_alive(*task_key)
     return TaskAssignment(
-        task_spec=msgspec.structs.replace(task_spec, control_urls=core.announced_urls),
-        credentials=_with_sidecar(core, task.task_spec, submission.credentials[request.node]),
+        task_spec=msgspec.structs.replace(task_spec, control_urls=inputs.leadership.announced_urls),
+        credentials=_with_sidecar(services, task.task_spec, submission.credentials[request.node]),
         has_archive=task.task_spec.archive_digest is not None,
     )
 
 
-def _with_sidecar(core: Core, task_spec: TaskSpec, credentials: TaskCredentials) -> TaskCredentials:
+def _with_sidecar(
+    services: ServiceState, task_spec: TaskSpec, credentials: TaskCredentials
+) -> TaskCredentials:
     """Add the identity of the sidecar for the node on which the server of a replica listens."""
-    if core.sidecar_identities is None or task_spec.probe is None or task_spec.node_rank > 0:
+    if services.sidecar_identities is None or task_spec.probe is None or task_spec.node_rank > 0:
         return credentials
     return msgspec.structs.replace(
-        credentials, sidecar=core.sidecar_identities.for_sidecar(task_spec.attempt_id)
+        credentials, sidecar=services.sidecar_identities.for_sidecar(task_spec.attempt_id)
     )
 
 
-async def archive_for(core: Core, request: TaskSpecRequest) -> str:
+async def archive_for(store: Store, engine: Engine, leadership: Leadership, request: TaskSpecRequest) -> str:
     """Return the path of the snapshot that belongs to this task, only for the process that has
     the task spec.
     """
-    task = _mailbox(core).find(request.attempt_id).get(request.node)
+    task = _mailbox(engine).find(request.attempt_id).get(request.node)
     if task is None or task.assignment is None or task.assignment.process != request.process:
-        await _check_still_leading(core)
+        await _check_still_leading(store, leadership)
         raise StateError("the snapshot is for the process that has the task spec")
     return task.files.archive
 
 
-async def receive_report(core: Core, report: StatusReport, log_chunk: bytes) -> StatusReply:
+async def receive_report(
+    store: Store, engine: Engine, leadership: Leadership, report: StatusReport, log_chunk: bytes
+) -> StatusReply:
     """Store what the node agent of a task reports. The loops look at once if a task began or ended."""
-    reply = await _run_as_leader(core, partial(_mailbox(core).receive, report, log_chunk))
-    return msgspec.structs.replace(reply, control_urls=core.announced_urls)
+    reply = await _run_as_leader(store, leadership, partial(_mailbox(engine).receive, report, log_chunk))
+    return msgspec.structs.replace(reply, control_urls=leadership.announced_urls)
 
 
-async def _run_as_leader(core: Core, work: Callable[[], T]) -> T:
+async def _run_as_leader(store: Store, leadership: Leadership, work: Callable[[], T]) -> T:
     """Return the mailbox's reply if this control plane may give it. A node agent stops healthy ranks on a
     refusal, and a deposed control plane may refuse because of what it does not know.
     """
     try:
         return await anyio.to_thread.run_sync(work)
     finally:
-        await _check_still_leading(core)
+        await _check_still_leading(store, leadership)
 
 
-async def _check_still_leading(core: Core) -> None:
+async def _check_still_leading(store: Store, leadership: Leadership) -> None:
     """Raise `Deposed` unless this control plane still leads. The report is on disk then, and the agent, which
     got no reply, repeats it to the successor.
     """
-    if core.term:
-        await core.store.read(lambda _: None)
+    if leadership.term:
+        await store.read(lambda _: None)
 
 
-def _mailbox(core: Core) -> Mailbox:
-    return _engine(core).mailbox
+def _mailbox(engine: Engine) -> Mailbox:
+    return _engine(engine).mailbox
 
 
-def _engine(core: Core) -> SupportsMailbox:
-    if not isinstance(core.engine, SupportsMailbox):
+def _engine(engine: Engine) -> SupportsMailbox:
+    if not isinstance(engine, SupportsMailbox):
         raise NotFound(
-            f"no task spec waits here: the engine is `{core.engine.name}`, whose nodes are this machine"
+            f"no task spec waits here: the engine is `{engine.name}`, whose nodes are this machine"
         )
-    return core.engine
+    return engine
 
 
 def _refuse_ended(tx: Tx, task_spec: TaskSpec) -> None:

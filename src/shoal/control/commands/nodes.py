@@ -7,9 +7,12 @@ from typing import NamedTuple
 
 import msgspec
 
+from shoal.clock import Clock
 from shoal.control.actor import Actor
-from shoal.control.core import Core
+from shoal.control.capabilities import Records
+from shoal.control.memory.health import EngineOutages
 from shoal.control.memory.leases import QUIET_S
+from shoal.control.memory.running import RunningAttempts
 from shoal.control.record import fingerprint, record_event, run_idempotent
 from shoal.errors import NotFound, StateError
 from shoal.model.attempt import Attempt, AttemptState
@@ -28,28 +31,50 @@ class NodeStateChange(NamedTuple):
 
 
 async def set_node_state(
-    core: Core, actor: Actor, name: str, state: NodeState, because: str, key: str | None
+    records: Records,
+    running: RunningAttempts,
+    outages: EngineOutages,
+    actor: Actor,
+    name: str,
+    state: NodeState,
+    because: str,
+    key: str | None,
 ) -> NodeStateChange:
     """Cordon, drain, resume or declare dead. `heal` does what follows from it."""
 
     def change(tx: Tx) -> NodeStateChange:
-        now = core.clock.now()
+        now = records.clock.now()
         # Not `node`: older versions remembered a bool under that word.
         digest = fingerprint("node.state", name, state, because)
         restarted, _ = run_idempotent(
-            tx, actor, key, digest, now, tuple[str, ...], lambda: _set(core, tx, actor, name, state, because)
+            tx,
+            actor,
+            key,
+            digest,
+            now,
+            tuple[str, ...],
+            lambda: _set(records.clock, running, outages, tx, actor, name, state, because),
         )
         return NodeStateChange(find_node(tx, name), restarted)
 
-    return await core.store.write(change)
+    return await records.store.write(change)
 
 
-def _set(core: Core, tx: Tx, actor: Actor, name: str, state: NodeState, because: str) -> tuple[str, ...]:
-    node, now = find_node(tx, name), core.clock.now()
+def _set(
+    clock: Clock,
+    running: RunningAttempts,
+    outages: EngineOutages,
+    tx: Tx,
+    actor: Actor,
+    name: str,
+    state: NodeState,
+    because: str,
+) -> tuple[str, ...]:
+    node, now = find_node(tx, name), clock.now()
     restarted: tuple[str, ...] = ()
     if state is NodeState.DEAD:
         holding = tx.attempts.holding_on(name)
-        _refuse_living(core, holding, node)
+        _refuse_living(running, outages, holding, node)
         restarted = tuple(job.job_id for job, attempt in holding if _restarts_elsewhere(job, attempt, name))
     changed = msgspec.structs.replace(
         node,
@@ -71,14 +96,16 @@ def _restarts_elsewhere(job: Job, attempt: Attempt, name: str) -> bool:
     return name in attempt.nodes_left and not is_stopping
 
 
-def _refuse_living(core: Core, holding: HoldingJobs, node: Node) -> None:
+def _refuse_living(
+    running: RunningAttempts, outages: EngineOutages, holding: HoldingJobs, node: Node
+) -> None:
     """Refuse to declare a node dead that lives. An engine's last word from before its outage contradicts no
     operator. A supervisor that speaks does contradict, whatever the engine says: on a node that the engine
     calls drained or down, all ranks may be healthy.
     """
     name = node.name
-    speaking = speaking_jobs(core, holding, name)
-    if is_answering(core, node):
+    speaking = speaking_jobs(running, holding, name)
+    if is_answering(outages, node):
         raise StateError(
             f"node `{name}` answers, as far as its cluster knows: what runs there can be stopped",
             hint=f"stop it with `shoal drain {name}`; if the node is off, its cluster has yet to notice:"
@@ -94,22 +121,22 @@ def _refuse_living(core: Core, holding: HoldingJobs, node: Node) -> None:
         )
 
 
-def is_answering(core: Core, node: Node) -> bool:
+def is_answering(outages: EngineOutages, node: Node) -> bool:
     """Whether the engine listed the node as alive at the last look, and still answers."""
-    return node.facts.is_alive and core.outages.current is None
+    return node.facts.is_alive and outages.current is None
 
 
-def is_still_dead(core: Core, tx: Tx, name: str) -> bool:
+def is_still_dead(running: RunningAttempts, outages: EngineOutages, tx: Tx, name: str) -> bool:
     """Whether an operator's declaration that nothing runs there still holds. Asked in the transaction that
     relies on it.
     """
     node = tx.nodes.get(name)
-    if node is None or node.state is not NodeState.DEAD or is_answering(core, node):
+    if node is None or node.state is not NodeState.DEAD or is_answering(outages, node):
         return False
-    return not speaking_jobs(core, tx.attempts.holding_on(name), name)
+    return not speaking_jobs(running, tx.attempts.holding_on(name), name)
 
 
-def speaking_jobs(core: Core, holding: HoldingJobs, name: str) -> dict[str, float]:
+def speaking_jobs(running: RunningAttempts, holding: HoldingJobs, name: str) -> dict[str, float]:
     """Return the jobs whose supervisors on that node spoke within `QUIET_S`, and how long they have been
     silent since. A supervisor whose renewal is being answered counts as silent for 0 s.
     """
@@ -117,24 +144,28 @@ def speaking_jobs(core: Core, holding: HoldingJobs, name: str) -> dict[str, floa
         job.reference: silent_s
         for job, attempt in holding
         if name in attempt.nodes_left
-        and (silent_s := core.leases.supervisor_silence_s(attempt, name)) <= QUIET_S
+        and (silent_s := running.leases.supervisor_silence_s(attempt, name)) <= QUIET_S
     }
 
 
-async def remove_node(core: Core, actor: Actor, name: str, key: str | None) -> None:
+async def remove_node(
+    records: Records, outages: EngineOutages, actor: Actor, name: str, key: str | None
+) -> None:
     """Remove a node that is gone from the list. If it comes back, it is a new node."""
 
     def change(tx: Tx) -> None:
-        now = core.clock.now()
+        now = records.clock.now()
         digest = fingerprint("node.remove", name)
-        run_idempotent(tx, actor, key, digest, now, bool, lambda: _remove(core, tx, actor, name))
+        run_idempotent(
+            tx, actor, key, digest, now, bool, lambda: _remove(records.clock, outages, tx, actor, name)
+        )
 
-    await core.store.write(change)
+    await records.store.write(change)
 
 
-def _remove(core: Core, tx: Tx, actor: Actor, name: str) -> bool:
-    node, now = find_node(tx, name), core.clock.now()
-    if is_answering(core, node):
+def _remove(clock: Clock, outages: EngineOutages, tx: Tx, actor: Actor, name: str) -> bool:
+    node, now = find_node(tx, name), clock.now()
+    if is_answering(outages, node):
         raise StateError(f"node {name} answers; only one that is gone can be removed", hint="shoal nodes")
     held = [job.reference for job, _ in tx.attempts.holding_on(name)]
     if held:

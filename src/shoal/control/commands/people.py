@@ -1,39 +1,34 @@
-"""Users, projects and memberships: every change in one transaction, with its event."""
+"""Users, projects and memberships: every change in one transaction, with its event.
+
+Data planes learn of a change of who may call services before the caller gets a reply.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import anyio.to_thread
 import msgspec
 
 from shoal.control.actor import Actor
 from shoal.control.bootstrap import register_name
-from shoal.control.core import Core
+from shoal.control.capabilities import Records, Serving
 from shoal.control.project_tree import check_tree
 from shoal.control.project_uids import usable_uid
 from shoal.control.record import fingerprint, record_event, run_idempotent
 from shoal.control.services.serving_table import publish_and_wait
 from shoal.errors import NotFound, StateError
 from shoal.model.people import Membership, Project, Role, User
+from shoal.settings import Settings
 from shoal.spec.error_text import or_nearest
-from shoal.store import Tx
+from shoal.store import Store, Tx
 
 T = TypeVar("T", bound=msgspec.Struct)
-CALLER_EVENTS = frozenset({"user.updated", "member.set", "member.removed"})
-"""Changes of who may call services. Data planes learn of them before the caller gets a reply."""
-
-
-class PeopleChange(NamedTuple, Generic[T]):
-    result: T
-    was_repeated: bool
-    is_confirmed: bool = True
-    """Whether every data plane has confirmed that it uses the change."""
 
 
 async def change_people(
-    core: Core,
+    records: Records,
     actor: Actor,
     key: str | None,
     kind: str,
@@ -41,11 +36,11 @@ async def change_people(
     answer_type: type[T],
     make: Callable[[Tx, float], T],
     project: str | None = None,
-) -> PeopleChange[T]:
+) -> T:
     """Make one idempotent change with its event. `facts`: what the event records."""
 
     def change(tx: Tx) -> tuple[T, bool]:
-        now = core.clock.now()
+        now = records.clock.now()
 
         def act() -> T:
             result = make(tx, now)
@@ -54,27 +49,27 @@ async def change_people(
 
         return run_idempotent(tx, actor, key, fingerprint(kind, facts), now, answer_type, act)
 
-    changed = PeopleChange(*await core.store.write(change))
-    if kind in CALLER_EVENTS:
-        return changed._replace(is_confirmed=await publish_and_wait(core))
-    return changed
+    result, _ = await records.store.write(change)
+    return result
 
 
 async def create_user(
-    core: Core, actor: Actor, name: str, cluster_role: Role | None, key: str | None
+    records: Records, actor: Actor, name: str, cluster_role: Role | None, key: str | None
 ) -> User:
     def make(tx: Tx, now: float) -> User:
         if tx.people.user_by_name(name) is not None:
             raise StateError(f"user `{name}` exists already", hint="an admin lists them with `shoal user`")
-        user = User(user_id=core.new_id("usr"), name=name, cluster_role=cluster_role, created_at=now)
+        user = User(user_id=records.new_id("usr"), name=name, cluster_role=cluster_role, created_at=now)
         tx.people.add_user(user)
         return user
 
     facts = {"user": name, "cluster_role": cluster_role}
-    return (await change_people(core, actor, key, "user.created", facts, User, make))[0]
+    return await change_people(records, actor, key, "user.created", facts, User, make)
 
 
-async def update_user(core: Core, actor: Actor, name: str, changes: dict[str, Any], key: str | None) -> User:
+async def update_user(
+    serving: Serving, actor: Actor, name: str, changes: dict[str, Any], key: str | None
+) -> User:
     """Change a user. `changes` names fields of User: `is_active`, `cluster_role`."""
 
     def make(tx: Tx, now: float) -> User:
@@ -85,7 +80,9 @@ async def update_user(core: Core, actor: Actor, name: str, changes: dict[str, An
         return updated
 
     facts = {"user": name, **changes}
-    return (await change_people(core, actor, key, "user.updated", facts, User, make))[0]
+    user = await change_people(serving.records, actor, key, "user.updated", facts, User, make)
+    await publish_and_wait(serving)
+    return user
 
 
 def _keep_an_admin(tx: Tx) -> None:
@@ -96,7 +93,7 @@ def _keep_an_admin(tx: Tx) -> None:
 
 
 async def create_project(
-    core: Core, actor: Actor, name: str, limits: dict[str, Any], key: str | None
+    records: Records, settings: Settings, actor: Actor, name: str, limits: dict[str, Any], key: str | None
 ) -> Project:
     """Create a project. `limits` names fields of Project; all but `uid` and `created_at` can be set."""
 
@@ -111,24 +108,24 @@ async def create_project(
         return project
 
     facts = {"project": name, **msgspec.to_builtins(limits)}
-    async with core.uid_lock:
-        uid = await _choose_uid(core)
-        return (await change_people(core, actor, key, "project.created", facts, Project, make, name))[0]
+    async with records.uid_lock:
+        uid = await _choose_uid(records.store, settings)
+        return await change_people(records, actor, key, "project.created", facts, Project, make, name)
 
 
-async def _choose_uid(core: Core) -> int:
+async def _choose_uid(store: Store, settings: Settings) -> int:
     """Return the uid for the next project, which nothing else on this machine has now."""
 
     def read(tx: Tx) -> tuple[int, list[int]]:
         return tx.people.upcoming_uid(), [project.uid for project in tx.people.projects()]
 
-    uid, used = await core.store.read(read)
-    home = core.settings.state_dir
+    uid, used = await store.read(read)
+    home = settings.state_dir
     return await anyio.to_thread.run_sync(lambda: usable_uid(uid, home, register_name(home), used))
 
 
 async def update_project(
-    core: Core, actor: Actor, name: str, limits: dict[str, Any], key: str | None
+    records: Records, actor: Actor, name: str, limits: dict[str, Any], key: str | None
 ) -> Project:
     def make(tx: Tx, now: float) -> Project:
         updated = msgspec.structs.replace(_project(tx, name), **limits)
@@ -137,11 +134,11 @@ async def update_project(
         return updated
 
     facts = {"project": name, **msgspec.to_builtins(limits)}
-    return (await change_people(core, actor, key, "project.updated", facts, Project, make, name))[0]
+    return await change_people(records, actor, key, "project.updated", facts, Project, make, name)
 
 
 async def set_member(
-    core: Core, actor: Actor, project: str, user_name: str, role: Role, key: str | None
+    serving: Serving, actor: Actor, project: str, user_name: str, role: Role, key: str | None
 ) -> Membership:
     def make(tx: Tx, now: float) -> Membership:
         _project(tx, project)
@@ -151,18 +148,24 @@ async def set_member(
         return membership
 
     facts = {"project": project, "user": user_name, "role": role}
-    change = await change_people(core, actor, key, "member.set", facts, Membership, make, project)
-    return change[0]
+    membership = await change_people(
+        serving.records, actor, key, "member.set", facts, Membership, make, project
+    )
+    await publish_and_wait(serving)
+    return membership
 
 
-async def remove_member(core: Core, actor: Actor, project: str, user_name: str, key: str | None) -> None:
+async def remove_member(
+    serving: Serving, actor: Actor, project: str, user_name: str, key: str | None
+) -> None:
     def make(tx: Tx, now: float) -> User:
         user = _user(tx, user_name)
         tx.people.remove_membership(user.user_id, project)
         return user
 
     facts = {"project": project, "user": user_name}
-    await change_people(core, actor, key, "member.removed", facts, User, make, project)
+    await change_people(serving.records, actor, key, "member.removed", facts, User, make, project)
+    await publish_and_wait(serving)
 
 
 def find_user(tx: Tx, name: str) -> User:

@@ -15,10 +15,10 @@ from pathlib import Path
 import msgspec
 
 from shoal.control.actor import SHOAL
-from shoal.control.core import Core
+from shoal.control.capabilities import Records
 from shoal.control.record import record_event
 from shoal.errors import SpecError
-from shoal.scheduler import Policy
+from shoal.scheduler import Planner, Policy
 from shoal.spec.yaml_tree import UnreadableYaml, plain_data, read_tree
 from shoal.store import Tx
 
@@ -127,14 +127,14 @@ def _example() -> str:
 POLICY_KEY = "policy"
 
 
-async def declare_policy(core: Core) -> None:
+async def declare_policy(records: Records, planner: Planner) -> None:
     """Record the policy if it differs from the recorded one. May be repeated."""
-    policy = msgspec.to_builtins(core.planner.policy)
+    policy = msgspec.to_builtins(planner.policy)
     text = msgspec.json.encode(policy, order="sorted").decode()
 
     def change(tx: Tx) -> None:
         tx.meta.set(POLICY_KEY, text)
-        record_event(tx, "policy.set", core.clock.now(), SHOAL, data=policy)
+        record_event(tx, "policy.set", records.clock.now(), SHOAL, data=policy)
 
-    if await core.store.read(lambda tx: tx.meta.get(POLICY_KEY)) != text:
-        await core.store.write(change)
+    if await records.store.read(lambda tx: tx.meta.get(POLICY_KEY)) != text:
+        await records.store.write(change)

@@ -12,13 +12,17 @@ from functools import partial
 import msgspec
 import structlog
 
-from shoal.control.core import REPORT_PATIENCE_S, Core
+from shoal.clock import Clock
+from shoal.control.capabilities import Records, SubmissionInputs, Upkeep
 from shoal.control.job_specs import spec_of
 from shoal.control.loops.replace import record_end
 from shoal.control.loops.watch import check_attempt, explains_failures
-from shoal.control.record import batched
+from shoal.control.memory.running import RunningAttempts
+from shoal.control.record import REPORT_PATIENCE_S, batched
 from shoal.control.services import replicas
+from shoal.control.services.state import ServiceState
 from shoal.curve import MAX_X, Samples
+from shoal.engines.base import Engine
 from shoal.errors import StateError, StoreUnavailable
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.moves import (
@@ -30,7 +34,7 @@ from shoal.model.moves import (
     TaskStarted,
 )
 from shoal.model.retry import may_restart_in_place
-from shoal.store import Tx
+from shoal.store import Store, Tx
 from shoal.wire import Renewal, RenewalReply, TaskOutcome
 
 MAX_NAME = 100
@@ -43,16 +47,16 @@ MAX_AT_ONCE = 32
 log = structlog.get_logger()
 
 
-async def record_metrics(core: Core, attempt: Attempt, node: str, samples: Iterable[Samples]) -> None:
+async def record_metrics(records: Records, attempt: Attempt, node: str, samples: Iterable[Samples]) -> None:
     """Store the valid samples. A store that fails is no reason to refuse the sign of life."""
     kept = valid_samples(samples)
     if not kept:
         return
-    now, lost = core.clock.now(), 0
+    now, lost = records.clock.now(), 0
     try:
         for some in batched(kept, MAX_AT_ONCE):
             add = partial(_add_metrics, attempt, node, some, now)
-            lost += await core.store.write(add, patience_s=REPORT_PATIENCE_S)
+            lost += await records.store.write(add, patience_s=REPORT_PATIENCE_S)
     except StoreUnavailable as error:
         log.warning("metrics.lost", attempt_id=attempt.attempt_id, node=node, error=error.message)
         return
@@ -93,43 +97,51 @@ class StaleRenewal(StateError):
     code = "state.stale_renewal"
 
 
-async def renew(core: Core, renewal: Renewal) -> RenewalReply:
+async def renew(
+    upkeep: Upkeep, inputs: SubmissionInputs, services: ServiceState, renewal: Renewal
+) -> RenewalReply:
     """Note the sign of life. `StaleRenewal`: the attempt is over or another task has its place; stop at once.
 
     When this returns, an outcome is on disk. Repeating any renewal is harmless.
     """
     if renewal.failure is not None:
-        await _find_cause_first(core, renewal, renewal.failure)
-    attempt = await _receive(core, renewal)
+        await _find_cause_first(upkeep, inputs, renewal, renewal.failure)
+    attempt = await _receive(upkeep, services, renewal)
     if attempt.state is AttemptState.RUNNING and attempt.nodes_to_start:
-        core.watch_signal.set()
-    if renewal.wait_s > 0 and not _has_news(core, attempt, renewal):
-        await core.rendezvous.wait_for_news(renewal.attempt_id, min(renewal.wait_s, MAX_WAIT_S))
-        attempt = await _record_if_news(core, renewal)
-    reply = await _reply(core, attempt, renewal.node)
-    return msgspec.structs.replace(reply, control_urls=core.announced_urls)
+        upkeep.signals.watch.set()
+    if renewal.wait_s > 0 and not _has_news(upkeep.running, services, attempt, renewal):
+        await upkeep.running.rendezvous.wait_for_news(renewal.attempt_id, min(renewal.wait_s, MAX_WAIT_S))
+        attempt = await _record_if_news(upkeep.records, upkeep.running, upkeep.link.engine, renewal)
+    reply = await _reply(upkeep.records.store, upkeep.running, services, attempt, renewal.node)
+    return msgspec.structs.replace(reply, control_urls=inputs.leadership.announced_urls)
 
 
-async def _find_cause_first(core: Core, renewal: Renewal, failure: TaskOutcome) -> None:
+async def _find_cause_first(
+    upkeep: Upkeep, inputs: SubmissionInputs, renewal: Renewal, failure: TaskOutcome
+) -> None:
     """Look for the cause before a failure is judged. Ranks fail because those of a lost task are gone, and
     report it before any loop has looked; or because a rank of another node was killed, whose supervisor may
     report later.
     """
     attempt_id = renewal.attempt_id
-    attempt = await core.store.read(lambda tx: _current_attempt(tx.attempts.get(attempt_id), renewal))
+    attempt = await upkeep.records.store.read(
+        lambda tx: _current_attempt(tx.attempts.get(attempt_id), renewal)
+    )
     if renewal.rendezvous_round != attempt.rendezvous_round:
         return
-    core.rank_failures.note(failure, renewal.rendezvous_round)
-    await core.single_flight.run(
-        attempt_id, attempt.rendezvous_round, lambda: check_attempt(core, attempt_id)
+    upkeep.running.rank_failures.note(failure, renewal.rendezvous_round)
+    await upkeep.running.single_flight.run(
+        attempt_id, attempt.rendezvous_round, lambda: check_attempt(upkeep, inputs, attempt_id)
     )
     if failure.gives_up and len(attempt.allocation) > 1:
-        await core.rank_failures.wait_for_others(attempt, failure)
+        await upkeep.running.rank_failures.wait_for_others(attempt, failure)
 
 
-async def _reply(core: Core, attempt: Attempt, node: str) -> RenewalReply:
-    port = core.rendezvous.port(attempt.attempt_id, attempt.rendezvous_round)
-    drill = core.open_drills.command_for(attempt, node)
+async def _reply(
+    store: Store, running: RunningAttempts, services: ServiceState, attempt: Attempt, node: str
+) -> RenewalReply:
+    port = running.rendezvous.port(attempt.attempt_id, attempt.rendezvous_round)
+    drill = running.drills.command_for(attempt, node)
     if attempt.state is not AttemptState.STOPPING:
         is_after_hang = attempt.failure is not None and attempt.failure.is_hang
         return RenewalReply(
@@ -137,9 +149,9 @@ async def _reply(core: Core, attempt: Attempt, node: str) -> RenewalReply:
             master_port=port,
             is_after_hang=is_after_hang,
             drill=drill,
-            should_sleep=core.services.sleep_order(attempt.attempt_id),
+            should_sleep=services.sleep_order(attempt.attempt_id),
         )
-    job = await core.store.read(lambda tx: tx.jobs.get(attempt.job_id))
+    job = await store.read(lambda tx: tx.jobs.get(attempt.job_id))
     assert job is not None
     return RenewalReply(
         should_stop=True,
@@ -150,66 +162,76 @@ async def _reply(core: Core, attempt: Attempt, node: str) -> RenewalReply:
     )
 
 
-def _has_news(core: Core, attempt: Attempt, renewal: Renewal) -> bool:
+def _has_news(running: RunningAttempts, services: ServiceState, attempt: Attempt, renewal: Renewal) -> bool:
     """Whether there is something to tell that the supervisor does not know."""
-    port = core.rendezvous.port(attempt.attempt_id, attempt.rendezvous_round)
+    port = running.rendezvous.port(attempt.attempt_id, attempt.rendezvous_round)
     return (
         attempt.state is AttemptState.STOPPING
         or attempt.rendezvous_round > renewal.rendezvous_round
         or port not in (None, renewal.master_port)
-        or core.open_drills.command_for(attempt, renewal.node) is not None
-        or core.services.sleep_order(attempt.attempt_id) is not None
+        or running.drills.command_for(attempt, renewal.node) is not None
+        or services.sleep_order(attempt.attempt_id) is not None
     )
 
 
-async def _receive(core: Core, renewal: Renewal) -> Attempt:
+async def _receive(upkeep: Upkeep, services: ServiceState, renewal: Renewal) -> Attempt:
     task_key = renewal.attempt_id, renewal.node, renewal.replacement
-    with core.leases.speaking(*task_key):
-        attempt = await _record_if_news(core, renewal)
-        core.leases.note_alive(*task_key)
+    with upkeep.running.leases.speaking(*task_key):
+        attempt = await _record_if_news(upkeep.records, upkeep.running, upkeep.link.engine, renewal)
+        upkeep.running.leases.note_alive(*task_key)
     if attempt.rendezvous_round > renewal.rendezvous_round:
-        core.rendezvous.notify(attempt.attempt_id)
+        upkeep.running.rendezvous.notify(attempt.attempt_id)
     if renewal.master_port is not None and renewal.node == attempt.node_names[0]:
-        core.rendezvous.announce(attempt.attempt_id, renewal.rendezvous_round, renewal.master_port)
-    if core.open_drills.note_renewal(renewal, core.clock.now()):
-        core.rendezvous.notify(attempt.attempt_id)
-    core.worlds.note_renewal(renewal)
+        upkeep.running.rendezvous.announce(attempt.attempt_id, renewal.rendezvous_round, renewal.master_port)
+    if upkeep.running.drills.note_renewal(renewal, upkeep.records.clock.now()):
+        upkeep.running.rendezvous.notify(attempt.attempt_id)
+    upkeep.running.worlds.note_renewal(renewal)
     if renewal.saved_s is not None and renewal.saved_s >= 0:
-        core.checkpoint_times.note_checkpoint(renewal.attempt_id, core.clock.now() - renewal.saved_s)
+        upkeep.running.checkpoint_times.note_checkpoint(
+            renewal.attempt_id, upkeep.records.clock.now() - renewal.saved_s
+        )
     if renewal.replica_status is not None:
-        await replicas.record_status(core, attempt, renewal.replica_status)
+        await replicas.record_status(upkeep.records, services, attempt, renewal.replica_status)
     if renewal.metrics:
-        await record_metrics(core, attempt, renewal.node, renewal.metrics)
+        await record_metrics(upkeep.records, attempt, renewal.node, renewal.metrics)
     return attempt
 
 
-async def _record_if_news(core: Core, renewal: Renewal) -> Attempt:
+async def _record_if_news(
+    records: Records, running: RunningAttempts, engine: Engine, renewal: Renewal
+) -> Attempt:
     """Return the attempt with what the renewal reports. If the renewal surely has news, it is checked and
     recorded in one transaction, without a read before it. The same holds if the end of the task may be
     recorded at this moment.
     """
     task_key = renewal.attempt_id, renewal.node, renewal.replacement
-    if renewal.outcome is None and renewal.failure is None and core.leases.has_sign_of_life(*task_key):
-        attempt = await core.store.read(
+    if renewal.outcome is None and renewal.failure is None and running.leases.has_sign_of_life(*task_key):
+        attempt = await records.store.read(
             lambda tx: _current_attempt(tx.attempts.get(renewal.attempt_id), renewal)
         )
-        if _unrecorded_event(attempt, renewal) is None and not core.leases.is_overdue(*task_key):
+        if _unrecorded_event(attempt, renewal) is None and not running.leases.is_overdue(*task_key):
             return attempt
     is_urgent = renewal.outcome is not None or renewal.failure is not None
     patience_s = 0.0 if is_urgent else REPORT_PATIENCE_S
-    return await core.store.write(lambda tx: _record(core, tx, renewal), patience_s=patience_s)
+    return await records.store.write(
+        lambda tx: _record(records, running, engine, tx, renewal), patience_s=patience_s
+    )
 
 
-def _record(core: Core, tx: Tx, renewal: Renewal) -> Attempt:
+def _record(records: Records, running: RunningAttempts, engine: Engine, tx: Tx, renewal: Renewal) -> Attempt:
     """Return the attempt with what the renewal reports."""
     attempt = _current_attempt(tx.attempts.get(renewal.attempt_id), renewal)
-    event = _unrecorded_event(attempt, renewal) or _regrouping(core, tx, attempt, renewal)
+    event = _unrecorded_event(attempt, renewal) or _regrouping(
+        records.clock, running, engine, tx, attempt, renewal
+    )
     if isinstance(event, TaskEnded):
-        return record_end(core, tx, renewal.attempt_id, event.outcome) or attempt
-    return attempt if event is None else core.recorder.advance(tx, renewal.attempt_id, event) or attempt
+        return record_end(records, running, engine, tx, renewal.attempt_id, event.outcome) or attempt
+    return attempt if event is None else records.recorder.advance(tx, renewal.attempt_id, event) or attempt
 
 
-def _regrouping(core: Core, tx: Tx, attempt: Attempt, renewal: Renewal) -> AttemptEvent | None:
+def _regrouping(
+    clock: Clock, running: RunningAttempts, engine: Engine, tx: Tx, attempt: Attempt, renewal: Renewal
+) -> AttemptEvent | None:
     """Return the event for failed ranks: start all of them again if the job's retries allow it, or if another
     task explains the failure.
     """
@@ -227,10 +249,10 @@ def _regrouping(core: Core, tx: Tx, attempt: Attempt, renewal: Renewal) -> Attem
         return None
     job = tx.jobs.get(attempt.job_id)
     assert job is not None
-    if explains_failures(core, job, attempt, renewal.node):
+    if explains_failures(clock, running, engine, job, attempt, renewal.node):
         return RanksRestarted(renewal.rendezvous_round, renewal.failure, is_excused=True)
     reason = REASON_OF_KIND[renewal.failure.kind]
-    if not may_restart_in_place(job, attempt, reason, core.rank_failures.cause(attempt, renewal.failure)):
+    if not may_restart_in_place(job, attempt, reason, running.rank_failures.cause(attempt, renewal.failure)):
         return None
     return RanksRestarted(renewal.rendezvous_round, renewal.failure)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from shoal.control.actor import Actor
+from shoal.control.capabilities import JobAdmission, Records, Sealing
 from shoal.control.commands.arrays import (
     MAX_JOBS_SHOWN,
     ArrayReply,
@@ -19,17 +20,18 @@ from shoal.control.commands.arrays import (
     record_jobs,
 )
 from shoal.control.commands.job_records import ReferencedJob, elements_of, resolve_reference
-from shoal.control.core import Core
 from shoal.control.job_specs import FrozenSpec, freeze
-from shoal.control.memory.planner_input import label
+from shoal.control.memory.planner_input import PlannerNodes, label
 from shoal.control.project_tree import check_project_limits
 from shoal.control.record import fingerprint, run_idempotent
-from shoal.engines.base import SupportsCheckpointDir, SupportsPartitions
+from shoal.engines.base import Engine, SupportsCheckpointDir, SupportsPartitions
 from shoal.errors import Denied, LimitReached, NotFound, ShoalError, SpecError, TooLarge
 from shoal.model.job import ArrayElement, Dependency, DependencyKind, Job
 from shoal.model.people import Project, User
+from shoal.scheduler import Planner
 from shoal.scheduler.explain.text import age
 from shoal.scheduler.facts.policy import class_value
+from shoal.settings import Settings
 from shoal.spec import JobSpec
 from shoal.spec.job_fields import TopologySpec
 from shoal.spec.quantity import format_seconds, parse_moment
@@ -76,27 +78,43 @@ class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What the caller found missing. A repeated key gets its first reply nevertheless."""
 
 
-async def submit(core: Core, actor: Actor, request: SubmitRequest, key: str | None) -> SubmitResult:
+async def submit(
+    admission: JobAdmission, actor: Actor, request: SubmitRequest, key: str | None
+) -> SubmitResult:
     """Accept the job or raise with nothing changed. When this returns, the job is on disk.
 
     A repeated key gets the first reply even if the cluster or its rules have changed since.
     """
     submitted = freeze(request.spec)
-    digest = _request_digest(core, request, submitted)
-    frozen = in_one_part(core, submitted)
+    digest = _request_digest(admission.sealing, request, submitted)
+    frozen = in_one_part(admission.planning.nodes, admission.engine, submitted)
     check_secrets(frozen.spec, request.secrets)
-    refusal = request.refusal or _refusal(core, frozen)
+    refusal = request.refusal or _refusal(
+        admission.planning.nodes, admission.engine, admission.settings, frozen
+    )
 
-    after = await _dependencies(core, frozen.spec, request.project)
+    after = await _dependencies(admission.records, admission.sealing, frozen.spec, request.project)
 
     def change(tx: Tx) -> SubmitResult:
-        now = core.clock.now()
+        now = admission.records.clock.now()
         accepted: list[Job] = []
 
         def accept() -> ArrayReply:
             if refusal is not None:
                 raise refusal
-            accepted.extend(_accept(core, tx, actor, request, frozen, after, now))
+            accepted.extend(
+                _accept(
+                    admission.records,
+                    admission.planning.planner,
+                    admission.sealing,
+                    tx,
+                    actor,
+                    request,
+                    frozen,
+                    after,
+                    now,
+                )
+            )
             count = accepted[0].array.size if accepted[0].array else 1
             return ArrayReply(count, (accepted[0].job_id,))
 
@@ -104,12 +122,12 @@ async def submit(core: Core, actor: Actor, request: SubmitRequest, key: str | No
         jobs = accepted[:1] or (job for job in map(tx.jobs.get, reply.job_ids) if job is not None)
         return _result(tuple(jobs), reply.count, was_repeated=repeated)
 
-    result = await core.store.write(change, patience_s=PATIENCE_S)
+    result = await admission.records.store.write(change, patience_s=PATIENCE_S)
     if result.array_id is None:
         return result
     array_id = result.array_id
-    await finish_submission(core, array_id)
-    jobs = await core.store.read(lambda tx: tx.jobs.in_array(array_id, MAX_JOBS_SHOWN))
+    await finish_submission(admission.records, admission.sealing, array_id)
+    jobs = await admission.records.store.read(lambda tx: tx.jobs.in_array(array_id, MAX_JOBS_SHOWN))
     return msgspec.structs.replace(result, jobs=tuple(jobs))
 
 
@@ -119,37 +137,39 @@ def _result(jobs: tuple[Job, ...], count: int, *, was_repeated: bool) -> SubmitR
     return SubmitResult(jobs=jobs, count=count, array_id=array_id, was_repeated=was_repeated)
 
 
-def _request_digest(core: Core, request: SubmitRequest, frozen: FrozenSpec) -> str:
+def _request_digest(sealing: Sealing, request: SubmitRequest, frozen: FrozenSpec) -> str:
     """Digest under our key, because the request holds secrets, and their plain hash in the database could be
     guessed at.
     """
     content = request.raw_request
     if content is None:  # from inside the control plane
         content = msgspec.json.encode((frozen.text, request.archive_digest, request.secrets), order="sorted")
-    return fingerprint("submit", request.project, hmac.digest(core.key, content, "sha256").hex())
+    return fingerprint("submit", request.project, hmac.digest(sealing.key, content, "sha256").hex())
 
 
-def in_one_part(core: Core, frozen: FrozenSpec) -> FrozenSpec:
+def in_one_part(planner_nodes: PlannerNodes, engine: Engine, frozen: FrozenSpec) -> FrozenSpec:
     """Keep a gang that requires no closeness itself in one part of a cluster that has several."""
-    spec, engine = frozen.spec, core.engine
+    spec = frozen.spec
     topology = spec.topology or TopologySpec.model_construct(mode="preferred")
     is_close = topology.within is not None and topology.mode == "required"
     if frozen.request.max_nodes == 1 or is_close or not isinstance(engine, SupportsPartitions):
         return frozen
-    level = engine.common_label(spec.resources.require, core.nodes.pools)
+    level = engine.common_label(spec.resources.require, planner_nodes.pools)
     if level is None or level == topology.spread:
         return frozen
     return freeze(spec.model_copy(update={"topology": TopologySpec(within=level, spread=topology.spread)}))
 
 
-def _refusal(core: Core, frozen: FrozenSpec) -> ShoalError | None:
+def _refusal(
+    planner_nodes: PlannerNodes, engine: Engine, settings: Settings, frozen: FrozenSpec
+) -> ShoalError | None:
     """Return why this cluster, as it is now, does not take the job; None if it does."""
     try:
-        check_queue(core, frozen.spec)
-        check_mounts(core, frozen.spec)
-        check_checkpoint(core, frozen.spec)
+        check_queue(settings, frozen.spec)
+        check_mounts(settings, frozen.spec)
+        check_checkpoint(engine, frozen.spec)
         check_ranks(frozen)
-        check_fit(core, frozen)
+        check_fit(planner_nodes, frozen)
     except ShoalError as error:
         return error
     return None
@@ -168,9 +188,9 @@ def check_secrets(spec: JobSpec, secrets: dict[str, str]) -> None:
         raise SpecError(f"secrets not named in the spec: {', '.join(sorted(sent - named))}")
 
 
-def check_queue(core: Core, spec: JobSpec) -> None:
+def check_queue(settings: Settings, spec: JobSpec) -> None:
     """Allow only queues that the operator declared."""
-    queues = core.settings.queues
+    queues = settings.queues
     if spec.queue not in queues:
         near = get_close_matches(spec.queue, queues, n=1)
         meant = f"set `queue: {near[0]}`" if near else "leave `queue` out"
@@ -181,9 +201,9 @@ def check_queue(core: Core, spec: JobSpec) -> None:
         )
 
 
-def check_mounts(core: Core, spec: JobSpec) -> None:
+def check_mounts(settings: Settings, spec: JobSpec) -> None:
     """Allow only directories below the roots that the operator opened."""
-    roots = core.settings.mount_roots
+    roots = settings.mount_roots
     for mount in spec.mounts:
         if not any(Path(mount.source).is_relative_to(root) for root in roots):
             allowed = ", ".join(map(str, roots)) or "nothing"
@@ -193,19 +213,19 @@ def check_mounts(core: Core, spec: JobSpec) -> None:
             )
 
 
-def check_checkpoint(core: Core, spec: JobSpec) -> None:
+def check_checkpoint(engine: Engine, spec: JobSpec) -> None:
     """Refuse checkpoints if the next attempt, on another node, would not find them; and a folder for all
     nodes if the nodes share no disk.
     """
-    if (spec.checkpoint is None and not spec.shared) or not isinstance(core.engine, SupportsCheckpointDir):
+    if (spec.checkpoint is None and not spec.shared) or not isinstance(engine, SupportsCheckpointDir):
         return
     wish, field = "keeps checkpoints", "checkpoint"
     if spec.checkpoint is None:
         wish, field = "asks for one working folder on all nodes", "shared"
-    if core.engine.checkpoint_dir("") is None:
+    if engine.checkpoint_dir("") is None:
         raise SpecError(
             f"{_job_text(spec)} {wish}, and this cluster has no directory that all nodes share",
-            hint=f"leave out `{field}`, or let an operator type {core.engine.sharing_hint}",
+            hint=f"leave out `{field}`, or let an operator type {engine.sharing_hint}",
         )
 
 
@@ -224,9 +244,9 @@ def check_ranks(frozen: FrozenSpec) -> None:
         )
 
 
-def check_fit(core: Core, frozen: FrozenSpec) -> None:
+def check_fit(planner_nodes: PlannerNodes, frozen: FrozenSpec) -> None:
     """Refuse what no set of this cluster's nodes could ever hold. If no nodes are known, wait."""
-    never = core.nodes.never_fits(frozen.request)
+    never = planner_nodes.never_fits(frozen.request)
     if never is not None:
         raise SpecError(f"{_job_text(frozen.spec)} {never.sentence}", hint=never.hint, **never.facts)
 
@@ -236,7 +256,9 @@ def _job_text(spec: JobSpec) -> str:
 
 
 def _accept(
-    core: Core,
+    records: Records,
+    planner: Planner,
+    sealing: Sealing,
     tx: Tx,
     actor: Actor,
     request: SubmitRequest,
@@ -249,7 +271,7 @@ def _accept(
     if project is None:
         raise NotFound(f"no project `{request.project}`", hint="shoal project list")
     spec = frozen.spec
-    priority = check_priority(core, project, spec)
+    priority = check_priority(planner, project, spec)
     check_project_limits(tx, project, frozen.request, _job_text(spec))
     deadline_at = check_deadline(spec, now)
     if isinstance(after, ShoalError):
@@ -262,15 +284,15 @@ def _accept(
     place = None
     if spec.array is not None:
         index, at_once = spec.array.indices[0], spec.array.at_once
-        place = ArrayElement(array_id=core.new_id("arr"), index=index, size=count, at_once=at_once)
+        place = ArrayElement(array_id=records.new_id("arr"), index=index, size=count, at_once=at_once)
     number, name = admitted.first, spec.name or f"job-{admitted.first}"
-    job = _job(core.new_id("job"), request, frozen, number, name, priority, after, place, now, deadline_at)
+    job = _job(records.new_id("job"), request, frozen, number, name, priority, after, place, now, deadline_at)
     if request.left_behind:
         behind = tx.left_behind.put(project.name, request.left_behind, now)
         job = msgspec.structs.replace(job, left_behind=behind)
     if place is not None:
-        return begin_submission(core, tx, actor, job, request.secrets, now)
-    record_jobs(core, tx, actor, [job], request.secrets, now, has_spec=True)
+        return begin_submission(records, sealing, tx, actor, job, request.secrets, now)
+    record_jobs(records.recorder, sealing, tx, actor, [job], request.secrets, now, has_spec=True)
     return [job]
 
 
@@ -285,9 +307,9 @@ def check_size(frozen: FrozenSpec, after: tuple[Dependency, ...], count: int) ->
         )
 
 
-def check_priority(core: Core, project: Project, spec: JobSpec) -> int:
+def check_priority(planner: Planner, project: Project, spec: JobSpec) -> int:
     """Return the priority that the job asks for. Raise `Denied` if that is more than the project allows."""
-    priority = _priority(core, spec)
+    priority = _priority(planner, spec)
     if priority > project.max_priority:
         origin = f"`{spec.priority}` is priority {priority}, which" if priority != spec.priority else None
         raise Denied(
@@ -298,13 +320,13 @@ def check_priority(core: Core, project: Project, spec: JobSpec) -> int:
     return priority
 
 
-def _priority(core: Core, spec: JobSpec) -> int:
+def _priority(planner: Planner, spec: JobSpec) -> int:
     """Return the priority of the class. The class is looked up only here, so a later change of the policy
     changes no open job.
     """
     if isinstance(spec.priority, int):
         return spec.priority
-    classes = core.planner.policy.classes
+    classes = planner.policy.classes
     value = class_value(spec.priority, classes)
     if value is None:
         names = [priority_class.name for priority_class in classes]
@@ -371,7 +393,9 @@ def check_quota(project: Project, already: int, more: int) -> None:
         )
 
 
-async def _dependencies(core: Core, spec: JobSpec, project: str) -> tuple[Dependency, ...] | ShoalError:
+async def _dependencies(
+    records: Records, sealing: Sealing, spec: JobSpec, project: str
+) -> tuple[Dependency, ...] | ShoalError:
     """Return the jobs named in `after`, or what is wrong with them.
 
     They are resolved before the transaction, which thousands of elements would make long. Jobs never go away,
@@ -379,10 +403,10 @@ async def _dependencies(core: Core, spec: JobSpec, project: str) -> tuple[Depend
     """
     if not spec.after:
         return ()
-    for array_id in await core.store.read(lambda tx: _unfinished_arrays(tx, spec, project)):
-        await finish_submission(core, array_id)
+    for array_id in await records.store.read(lambda tx: _unfinished_arrays(tx, spec, project)):
+        await finish_submission(records, sealing, array_id)
     try:
-        return await core.store.read(lambda tx: _resolve_dependencies(tx, spec, project))
+        return await records.store.read(lambda tx: _resolve_dependencies(tx, spec, project))
     except ShoalError as error:
         return error
 

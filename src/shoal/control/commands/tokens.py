@@ -9,12 +9,13 @@ from itertools import islice
 import msgspec
 
 from shoal.control.actor import SHOAL, Actor
-from shoal.control.core import Core
+from shoal.control.capabilities import Serving
 from shoal.control.record import fingerprint, record_event, run_idempotent
 from shoal.control.services.serving_table import publish_and_wait
 from shoal.errors import Denied, LimitReached, NotFound, StateError
 from shoal.identity import is_at_least, mint_token
 from shoal.model.people import Role, Token, User
+from shoal.settings import Settings
 from shoal.store import Tx
 
 MAX_ENDED = 100
@@ -43,7 +44,7 @@ class TokenRevocation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def create_token(
-    core: Core, actor: Actor, user: User, request: TokenRequest, key: str | None
+    serving: Serving, actor: Actor, user: User, request: TokenRequest, key: str | None
 ) -> tuple[Token, str | None]:
     """Return the token and its text, which is never shown again. The text is None if the key was used
     before.
@@ -51,12 +52,12 @@ async def create_token(
     The token ends no later than the token it was made with. `LimitReached`: the user or the service has as
     many living tokens as allowed.
     """
-    token_id = core.new_id("tok")
-    minted = mint_token(token_id, core.random)
+    token_id = serving.records.new_id("tok")
+    minted = mint_token(token_id, serving.sealing.random)
     facts = {"user": user.name, **msgspec.structs.asdict(request)}
 
     def change(tx: Tx) -> tuple[Token, bool]:
-        now = core.clock.now()
+        now = serving.records.clock.now()
 
         def act() -> Token:
             token = Token(
@@ -72,7 +73,7 @@ async def create_token(
                 expires_at=now + request.lifetime_s if request.lifetime_s is not None else None,
             )
             token = _bounded_by_parent(tx, token, now)
-            _make_room(core, tx, user, token, now)
+            _make_room(serving.settings, tx, user, token, now)
             tx.tokens.add(token)
             # The callers of a service are its project's concern.
             seen_in = token.project if token.service else None
@@ -81,8 +82,8 @@ async def create_token(
 
         return run_idempotent(tx, actor, key, fingerprint("token.created", facts), now, Token, act)
 
-    token, was_repeated = await core.store.write(change)
-    await publish_and_wait(core)
+    token, was_repeated = await serving.records.store.write(change)
+    await publish_and_wait(serving)
     return token, None if was_repeated else minted.text
 
 
@@ -106,9 +107,9 @@ def _bounded_by_parent(tx: Tx, token: Token, now: float) -> Token:
     return msgspec.structs.replace(token, expires_at=min(ends, default=None))
 
 
-def _make_room(core: Core, tx: Tx, user: User, token: Token, now: float) -> None:
+def _make_room(settings: Settings, tx: Tx, user: User, token: Token, now: float) -> None:
     """Raise `LimitReached` if there are as many living tokens as allowed. Remove the oldest ended ones."""
-    limits = core.settings.limits
+    limits = settings.limits
     tokens = tx.tokens.of_user(user.user_id)
     living = sum(held.is_living(now) for held in tokens)
     if living >= limits.max_tokens_per_user:
@@ -130,7 +131,7 @@ def _make_room(core: Core, tx: Tx, user: User, token: Token, now: float) -> None
 
 
 async def revoke_token(
-    core: Core, actor: Actor, token_id: str, key: str | None, *, keep_children: bool = False
+    serving: Serving, actor: Actor, token_id: str, key: str | None, *, keep_children: bool = False
 ) -> tuple[TokenRevocation, bool]:
     """Revoke the token and all tokens made with it, at any depth. Return also whether data planes confirmed
     it.
@@ -140,7 +141,7 @@ async def revoke_token(
     """
 
     def change(tx: Tx) -> TokenRevocation:
-        now = core.clock.now()
+        now = serving.records.clock.now()
         digest = fingerprint("token.revoked", token_id, keep_children)
         return run_idempotent(
             tx,
@@ -152,8 +153,8 @@ async def revoke_token(
             lambda: _revoke(tx, actor, token_id, now, keep_children),
         )[0]
 
-    revoked = await core.store.write(change)
-    return revoked, await publish_and_wait(core)
+    revoked = await serving.records.store.write(change)
+    return revoked, await publish_and_wait(serving)
 
 
 def _revoke(tx: Tx, actor: Actor, token_id: str, now: float, keep_children: bool) -> TokenRevocation:  # noqa: FBT001

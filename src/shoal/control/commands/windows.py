@@ -9,11 +9,12 @@ from datetime import UTC, datetime
 import msgspec
 
 from shoal.control.actor import Actor
+from shoal.control.capabilities import Records
 from shoal.control.commands.nodes import find_node
-from shoal.control.core import Core
 from shoal.control.project_tree import project_view
 from shoal.control.record import fingerprint, record_event, run_idempotent
 from shoal.errors import NotFound, SpecError, StateError
+from shoal.ids import IdFactory
 from shoal.model.attempt import Attempt
 from shoal.model.job import Job
 from shoal.model.node import Window, WindowKind
@@ -42,33 +43,33 @@ class WindowRequest(msgspec.Struct, frozen=True, kw_only=True):
     because: str = ""
 
 
-async def declare_window(core: Core, actor: Actor, request: WindowRequest, key: str | None) -> Window:
+async def declare_window(records: Records, actor: Actor, request: WindowRequest, key: str | None) -> Window:
     """Declare the window. Once this returns, no plan starts a job that may be in its way. Running jobs keep
     running.
     """
     _check(request)
 
     def change(tx: Tx) -> Window:
-        now = core.clock.now()
+        now = records.clock.now()
         digest = fingerprint("window.added", msgspec.to_builtins(request))
         return run_idempotent(
-            tx, actor, key, digest, now, Window, lambda: _declare(core, tx, actor, request, now)
+            tx, actor, key, digest, now, Window, lambda: _declare(records.new_id, tx, actor, request, now)
         )[0]
 
-    return await core.store.write(change)
+    return await records.store.write(change)
 
 
-async def cancel_window(core: Core, actor: Actor, window_id: str, key: str | None) -> Window:
+async def cancel_window(records: Records, actor: Actor, window_id: str, key: str | None) -> Window:
     """Cancel the window. Its nodes are open to all jobs again."""
 
     def change(tx: Tx) -> Window:
-        now = core.clock.now()
+        now = records.clock.now()
         digest = fingerprint("window.cancelled", window_id)
         return run_idempotent(
             tx, actor, key, digest, now, Window, lambda: _cancel(tx, actor, window_id, now)
         )[0]
 
-    return await core.store.write(change)
+    return await records.store.write(change)
 
 
 HoldingJob = tuple[Job, Attempt]
@@ -120,7 +121,7 @@ def _check(request: WindowRequest) -> None:
         )
 
 
-def _declare(core: Core, tx: Tx, actor: Actor, request: WindowRequest, now: float) -> Window:
+def _declare(new_id: IdFactory, tx: Tx, actor: Actor, request: WindowRequest, now: float) -> Window:
     tx.windows.purge(now)
     if request.project is not None and tx.people.get_project(request.project) is None:
         near = or_nearest(request.project, (project.name for project in tx.people.projects()))
@@ -130,7 +131,7 @@ def _declare(core: Core, tx: Tx, actor: Actor, request: WindowRequest, now: floa
         if name not in node_names:
             find_node(tx, name)  # which names the nearest node
     window = Window(
-        window_id=core.new_id("win"),
+        window_id=new_id("win"),
         kind=request.kind,
         nodes=tuple(sorted(set(request.nodes))),
         from_at=now if request.from_at is None else request.from_at,

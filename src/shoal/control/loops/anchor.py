@@ -19,9 +19,10 @@ import structlog
 
 from shoal import home_identity
 from shoal.control.bootstrap import home_id
-from shoal.control.core import Core
+from shoal.control.capabilities import Anchors
+from shoal.control.memory.health import LoopHealth
 from shoal.errors import StateError
-from shoal.store import ChainFlaw, LogHead, Tx, read_anchor, write_anchor
+from shoal.store import ChainFlaw, LogHead, Store, Tx, read_anchor, write_anchor
 
 COPY_LOOP = "anchor-copy"
 """The name under which failures of the second place are reported, beside those of the loops."""
@@ -41,17 +42,17 @@ class AnchorRecord(NamedTuple):
     problem: str = ""
 
 
-def anchor_path(core: Core) -> Path:
-    return core.settings.state_dir / "events.anchor"
+def anchor_path(anchors: Anchors) -> Path:
+    return anchors.settings.state_dir / "events.anchor"
 
 
-def copy_path(core: Core) -> Path | None:
+def copy_path(anchors: Anchors) -> Path | None:
     """Return the file in the second place, or None if there is no such place.
 
     Several homes may share one second place, also a home and its restored copy. A copy has the `home_id` of
     its original, but a `site_id` of its own.
     """
-    folder, home = core.settings.anchor_copy, core.settings.state_dir
+    folder, home = anchors.settings.anchor_copy, anchors.settings.state_dir
     if folder is None:
         return None
     identity = home_identity.read_identity(home)
@@ -59,52 +60,52 @@ def copy_path(core: Core) -> Path | None:
     return folder / f"shoal-{'-'.join(names)}.anchor"
 
 
-async def drop_anchor(core: Core) -> None:
+async def drop_anchor(anchors: Anchors, store: Store) -> None:
     """Write the newest entry down if it is newer than the last one written.
 
     `StateError`: the log is not the one whose end was written down before.
     """
-    head = await core.store.read(lambda tx: tx.events.head())
+    head = await store.read(lambda tx: tx.events.head())
     if not head.seq:
         return
-    if head.seq != core.anchored_seq:
-        await anyio.to_thread.run_sync(write_anchor, anchor_path(core), head, core.key)
-        core.anchored_seq = head.seq
-    path = copy_path(core)
-    if path is None or head.seq == core.anchored_copy_seq:
+    if head.seq != anchors.seq:
+        await anyio.to_thread.run_sync(write_anchor, anchor_path(anchors), head, anchors.sealing.key)
+        anchors.seq = head.seq
+    path = copy_path(anchors)
+    if path is None or head.seq == anchors.copy_seq:
         return
     try:
-        await _run_with_timeout(partial(write_anchor, path, head, core.key))
+        await _run_with_timeout(partial(write_anchor, path, head, anchors.sealing.key))
     except OSError as error:
-        _report_copy_away(core, path, error)
+        _report_copy_away(anchors.loop_health, path, error)
         return
-    core.anchored_copy_seq = head.seq
-    core.loop_health.record_success(COPY_LOOP)
+    anchors.copy_seq = head.seq
+    anchors.loop_health.record_success(COPY_LOOP)
 
 
-async def check_anchor(core: Core, *, is_restored: bool = False) -> None:
+async def check_anchor(anchors: Anchors, store: Store, *, is_restored: bool = False) -> None:
     """Refuse a database that ends before the entry that this home or its second place remembers.
 
     A database from a backup would give numbers out again and know nothing of what was started since.
     `is_restored`: the home is a copy that is not settled. The file in the second place is its original's,
     which may have gone on, so only the home's own anchor counts.
     """
-    home_anchor = anchor_path(core)
-    for anchor in await read_anchors(core):
+    home_anchor = anchor_path(anchors)
+    for anchor in await read_anchors(anchors):
         if is_restored and anchor.path != home_anchor:
             continue
         if anchor.problem:
-            _report_copy_away(core, anchor.path, OSError(anchor.problem))
+            _report_copy_away(anchors.loop_health, anchor.path, OSError(anchor.problem))
         if anchor.head is None:
             continue
-        head = await core.store.read(lambda tx: tx.events.head())
+        head = await store.read(lambda tx: tx.events.head())
         if head.seq < anchor.head.seq:
             raise StateError(
                 f"the database ends at event {head.seq}, but {anchor.path} has seen event {anchor.head.seq}: "
                 "it is older than the home, as after a restored backup, or its end was cut off",
                 hint=f"put the newer database back, or accept what is lost with `rm {anchor.path}`",
             )
-        flaw = await core.store.read(partial(_verify, anchor.head))
+        flaw = await store.read(partial(_verify, anchor.head))
         if flaw is not None:
             raise StateError(
                 f"the database's event {flaw.seq} is not the one that {anchor.path} remembers: "
@@ -113,22 +114,23 @@ async def check_anchor(core: Core, *, is_restored: bool = False) -> None:
             )
 
 
-async def read_anchors(core: Core) -> list[AnchorRecord]:
+async def read_anchors(anchors: Anchors) -> list[AnchorRecord]:
     """Return what each place remembers, the home's own first. `StateError`: one of them is
     forged or damaged.
     """
-    home_anchor = anchor_path(core)
-    anchors = [AnchorRecord(home_anchor, await anyio.to_thread.run_sync(read_anchor, home_anchor, core.key))]
-    path = copy_path(core)
+    home_anchor = anchor_path(anchors)
+    head = await anyio.to_thread.run_sync(read_anchor, home_anchor, anchors.sealing.key)
+    at_home = AnchorRecord(home_anchor, head)
+    path = copy_path(anchors)
     if path is None:
-        return anchors
+        return [at_home]
     try:
-        copy = await _run_with_timeout(partial(_read_copy, path, core.key))
+        copy = await _run_with_timeout(partial(_read_copy, path, anchors.sealing.key))
     except OSError as error:
-        return [*anchors, AnchorRecord(path, problem=_error_text(error))]
-    if copy is None and anchors[0].head is not None:
+        return [at_home, AnchorRecord(path, problem=_error_text(error))]
+    if copy is None and head is not None:
         log.warning("anchor.copy_missing", path=str(path))
-    return [*anchors, AnchorRecord(path, copy)]
+    return [at_home, AnchorRecord(path, copy)]
 
 
 def _verify(head: LogHead, tx: Tx) -> ChainFlaw | None:
@@ -161,12 +163,12 @@ async def _run_with_timeout(work: Callable[[], T]) -> T:
     raise TimeoutError(f"no answer within {COPY_WAIT_S:g} s")
 
 
-def _report_copy_away(core: Core, path: Path, error: OSError) -> None:
+def _report_copy_away(loop_health: LoopHealth, path: Path, error: OSError) -> None:
     problem = StateError(
         f"{path} cannot be used: {_error_text(error)}; the log's end is remembered in the home alone"
     )
     log.warning("anchor.copy_away", path=str(path), error=_error_text(error))
-    core.loop_health.record_failure(COPY_LOOP, problem)
+    loop_health.record_failure(COPY_LOOP, problem)
 
 
 def _error_text(error: OSError) -> str:

@@ -14,15 +14,17 @@ from pathlib import Path
 import anyio.to_thread
 import structlog
 
+from shoal.control.capabilities import Records
 from shoal.control.commands.tokens import forget_ended, has_ended_long_ago
-from shoal.control.core import Core
 from shoal.control.loops.project_usage import write_usage
 from shoal.control.restored import RESTORED_AT
 from shoal.control.services.release_checks import served_jobs
-from shoal.engines.base import SupportsPrune
+from shoal.engines.base import Engine, SupportsPrune
 from shoal.errors import EngineUnreachable
 from shoal.model.job import Job
-from shoal.store import JobFilter, Tx
+from shoal.scheduler import Planner
+from shoal.settings import Settings
+from shoal.store import JobFilter, Store, Tx
 
 DAY_S = 86400.0
 KEEP_KEYS_S = 7 * DAY_S
@@ -47,49 +49,50 @@ _ARCHIVE = re.compile(r"[0-9a-f]{64}\.tar")
 log = structlog.get_logger()
 
 
-async def clean(core: Core) -> None:
+async def clean(records: Records, planner: Planner, engine: Engine, settings: Settings) -> None:
     """Run one turn. A later turn does what cannot be done now."""
-    now = core.clock.now()
-    await _in_batches(core, lambda tx: tx.keys.purge(now - KEEP_KEYS_S, MAX_DROPPED), MAX_DROPPED)
-    await core.store.write(lambda tx: tx.daily_counts.purge(now))
+    now = records.clock.now()
+    await _in_batches(records.store, lambda tx: tx.keys.purge(now - KEEP_KEYS_S, MAX_DROPPED), MAX_DROPPED)
+    await records.store.write(lambda tx: tx.daily_counts.purge(now))
     await _in_batches(
-        core, lambda tx: tx.left_behind.purge(now - KEEP_LEFT_BEHIND_S, MAX_LISTS_DROPPED), MAX_LISTS_DROPPED
+        records.store,
+        lambda tx: tx.left_behind.purge(now - KEEP_LEFT_BEHIND_S, MAX_LISTS_DROPPED),
+        MAX_LISTS_DROPPED,
     )
-    await write_usage(core)
-    await _clean_tokens(core, now)
-    await _clean_archives(core, now)
-    await _clean_metrics(core, now)
-    engine = core.engine
+    await write_usage(records.store, planner)
+    await _clean_tokens(records.store, now)
+    await _clean_archives(records.store, settings, now)
+    await _clean_metrics(records.store, settings, now)
     if isinstance(engine, SupportsPrune):
         try:
-            await engine.prune(now - core.settings.keep_logs_s, core.settings.max_kept_bytes)
-            await _clean_checkpoints(core, engine, now)
+            await engine.prune(now - settings.keep_logs_s, settings.max_kept_bytes)
+            await _clean_checkpoints(records.store, settings, engine, now)
         except EngineUnreachable as error:
             log.warning("engine.unreachable", engine=engine.name, error=error.message)
 
 
-async def _in_batches(core: Core, remove: Callable[[Tx], int], most: int) -> None:
+async def _in_batches(store: Store, remove: Callable[[Tx], int], most: int) -> None:
     """Remove until a batch is not full. Other writes come in between."""
-    while await core.store.write(remove) == most:
+    while await store.write(remove) == most:
         pass
 
 
-async def _clean_tokens(core: Core, now: float) -> None:
+async def _clean_tokens(store: Store, now: float) -> None:
     """Remove tokens that ended long ago. No living token was made with one of them, because it would have
     ended too.
     """
-    if await core.store.read(lambda tx: has_ended_long_ago(tx.tokens.all(), now)):
-        await _in_batches(core, lambda tx: forget_ended(tx, now, MAX_TOKENS_DROPPED), MAX_TOKENS_DROPPED)
+    if await store.read(lambda tx: has_ended_long_ago(tx.tokens.all(), now)):
+        await _in_batches(store, lambda tx: forget_ended(tx, now, MAX_TOKENS_DROPPED), MAX_TOKENS_DROPPED)
 
 
-async def _clean_archives(core: Core, now: float) -> None:
+async def _clean_archives(store: Store, settings: Settings, now: float) -> None:
     """Remove archives that no open job or service uses and no request named for a week, and uploads that
     never ended.
     """
-    folder = core.settings.state_dir / "archives"
+    folder = settings.state_dir / "archives"
     old = await anyio.to_thread.run_sync(_old_archives, folder, now)
     # Usually there is no old archive, so the open jobs need not be read.
-    used = await core.store.read(_archives_in_use) if old else frozenset()
+    used = await store.read(_archives_in_use) if old else frozenset()
     await anyio.to_thread.run_sync(_drop_archives, folder, old - used, now)
 
 
@@ -140,29 +143,29 @@ def _digests(tx: Tx) -> Iterator[str]:
         before = (last.submitted_at, last.job_id)
 
 
-async def _clean_metrics(core: Core, now: float) -> None:
+async def _clean_metrics(store: Store, settings: Settings, now: float) -> None:
     """Remove metrics of jobs that ended long ago, together with their logs."""
-    before = now - core.settings.keep_logs_s
-    for job_id in await core.store.read(lambda tx: tx.metrics.silent(before, PAGE)):
-        job = await core.store.read(partial(_job, job_id))
+    before = now - settings.keep_logs_s
+    for job_id in await store.read(lambda tx: tx.metrics.silent(before, PAGE)):
+        job = await store.read(partial(_job, job_id))
         if job is None or (job.ended_at is not None and job.ended_at < before):
-            await _drop_metrics(core, job_id)
-    await _bound_metrics(core)
+            await _drop_metrics(store, job_id)
+    await _bound_metrics(store)
 
 
-async def _bound_metrics(core: Core) -> None:
+async def _bound_metrics(store: Store) -> None:
     """If all metrics together are too many, remove those of ended jobs, the oldest first. Metrics of open
     jobs stay, because each job has its own limit. So the total may exceed the limit by the rows of open jobs.
     """
-    excess = await core.store.read(lambda tx: tx.metrics.num_rows()) - MAX_METRIC_ROWS
+    excess = await store.read(lambda tx: tx.metrics.num_rows()) - MAX_METRIC_ROWS
     num_kept = 0
-    while excess > 0 and (page := await core.store.read(partial(_oldest_metrics, num_kept))):
+    while excess > 0 and (page := await store.read(partial(_oldest_metrics, num_kept))):
         for job_id, num_rows in page:
-            job = await core.store.read(partial(_job, job_id))
+            job = await store.read(partial(_job, job_id))
             if job is not None and job.ended_at is None:
                 num_kept += 1
                 continue
-            await _drop_metrics(core, job_id)
+            await _drop_metrics(store, job_id)
             log.info("metrics.dropped", job_id=job_id, rows=num_rows)
             excess -= num_rows
             if excess <= 0:
@@ -173,38 +176,38 @@ def _oldest_metrics(skip: int, tx: Tx) -> list[tuple[str, int]]:
     return tx.metrics.oldest(skip, PAGE)
 
 
-async def _drop_metrics(core: Core, job_id: str) -> None:
+async def _drop_metrics(store: Store, job_id: str) -> None:
     """Remove the metrics of one job in batches, because it may have half a million points."""
-    while not await core.store.write(lambda tx: tx.metrics.drop(job_id, MAX_POINTS_DROPPED)):
+    while not await store.write(lambda tx: tx.metrics.drop(job_id, MAX_POINTS_DROPPED)):
         pass
 
 
-async def _clean_checkpoints(core: Core, engine: SupportsPrune, now: float) -> None:
+async def _clean_checkpoints(store: Store, settings: Settings, engine: SupportsPrune, now: float) -> None:
     """Remove checkpoints of jobs that ended long ago and that no service serves. A directory that belongs to
     no job is not ours to remove.
     """
-    before = now - core.settings.keep_logs_s
-    restored_at = await _restored_at(core)
+    before = now - settings.keep_logs_s
+    restored_at = await _restored_at(store, settings)
     for job_id in await engine.checkpoints():
-        job = await core.store.read(partial(_job, job_id))
+        job = await store.read(partial(_job, job_id))
         if job is None or job.ended_at is None or job.ended_at >= before:
             continue
         if job.submitted_at < restored_at:
             continue  # the home that this one was copied from has the same job, and may need them
-        if job_id not in await core.store.read(lambda tx: frozenset(served_jobs(tx))):
+        if job_id not in await store.read(lambda tx: frozenset(served_jobs(tx))):
             try:
                 await engine.drop_checkpoint(job_id)
             except EngineUnreachable as error:  # the others may go all the same
                 log.warning("clean.checkpoint_stays", job=job_id, error=error.message)
 
 
-async def _restored_at(core: Core) -> float:
+async def _restored_at(store: Store, settings: Settings) -> float:
     """Return when a copied home began to share the cluster's checkpoint directory with its original; 0:
     never.
     """
-    if core.settings.engine == "local":
+    if settings.engine == "local":
         return 0.0  # its checkpoints are in the home, and were copied with it
-    restored_at = await core.store.read(lambda tx: tx.meta.get(RESTORED_AT))
+    restored_at = await store.read(lambda tx: tx.meta.get(RESTORED_AT))
     return float(restored_at or 0.0)
 
 

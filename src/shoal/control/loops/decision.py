@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 import msgspec
 
 from shoal.control.actor import SHOAL
-from shoal.control.core import Core
+from shoal.control.capabilities import Planning
 from shoal.control.memory.planner_input import label
-from shoal.control.record import record_event
+from shoal.control.record import AttemptRecorder, record_event
 from shoal.model.attempt import Attempt, AttemptState, EndReason, NodeTask
 from shoal.model.job import Job
 from shoal.model.moves import StopRequested
 from shoal.model.node import Window
-from shoal.scheduler import Eviction, EvictionGround, Plan, PlannedStart
+from shoal.scheduler import Eviction, EvictionGround, Plan, PlannedStart, Planner
 from shoal.scheduler.explain.text import age
 from shoal.scheduler.order.fair_share import Usage
 from shoal.scheduler.preemption.costs import RESTART_S
@@ -52,14 +52,14 @@ class DecisionBasis(NamedTuple):
 
 
 def record_decision(
-    core: Core, tx: Tx, plan: Plan, placed: list[str], evicted: list[str], basis: DecisionBasis
+    planning: Planning, tx: Tx, plan: Plan, placed: list[str], evicted: list[str], basis: DecisionBasis
 ) -> None:
     """Record what was decided, from the log up to which event, and which part of it was still possible.
 
     A reader of the log up to `seen` can make the same decision again: `shoal explain-decision`. What does not
     fit into `plan.made` stands in `plan.part` events right before it.
     """
-    fresh = list(core.queue.fresh_stamps.values())
+    fresh = list(planning.queue.fresh_stamps.values())
     lists: dict[str, Any] = {
         "starts": msgspec.to_builtins(plan.starts),
         "placed": placed,
@@ -67,7 +67,7 @@ def record_decision(
         "evicted": evicted,
         "saved": basis.saved,
         "usages": msgspec.to_builtins(basis.usages),
-        "resting": core.queue.resting,
+        "resting": planning.queue.resting,
         "stamps": {
             candidate.attempt_id: (candidate.expected_s, candidate.due_at, candidate.score)
             for candidate in fresh
@@ -76,7 +76,7 @@ def record_decision(
     *parts, last = split_lists(lists, MAX_EVENT_BYTES)
     for part in parts:
         record_event(tx, "plan.part", basis.at, SHOAL, data=part)
-    facts = {"waiting": core.planner.num_waiting, "seen": basis.seen_seq}
+    facts = {"waiting": planning.planner.num_waiting, "seen": basis.seen_seq}
     if basis.is_all_saved:
         facts["is_all_saved"] = True
     if parts:
@@ -85,7 +85,7 @@ def record_decision(
 
 
 def record_replacement(
-    core: Core, tx: Tx, attempt_id: str, lost_node: str, task: NodeTask | None, seen_seq: int, at: float
+    planner: Planner, tx: Tx, attempt_id: str, lost_node: str, task: NodeTask | None, seen_seq: int, at: float
 ) -> None:
     """Record where the task of a lost node goes on, as a decision about one start that can be made again."""
     starts = () if task is None else (PlannedStart(attempt_id=attempt_id, allocation=(task,)),)
@@ -95,7 +95,7 @@ def record_replacement(
         "replaces": (attempt_id, lost_node),
         "resting": (),
         "stamps": {},
-        "waiting": core.planner.num_waiting,
+        "waiting": planner.num_waiting,
         "seen": seen_seq,
     }
     record_event(tx, "plan.made", at, SHOAL, data=data)
@@ -140,13 +140,13 @@ RUNNING_STATES = (AttemptState.STARTING, AttemptState.RUNNING)
 Victim = tuple[Eviction, Job, Attempt]
 
 
-def evict(core: Core, tx: Tx, evictions: Sequence[Eviction], now: float) -> list[str]:
+def evict(recorder: AttemptRecorder, tx: Tx, evictions: Sequence[Eviction], now: float) -> list[str]:
     """Ask attempts to stop and return their ids. If anything has changed since the plan for one job, its
     evictions are left out, and the next plan uses the new facts.
     """
     evicted: list[str] = []
     if evictions and evictions[0].ground is EvictionGround.GROWTH:
-        return _grow(core, tx, evictions[0], now)
+        return _grow(recorder, tx, evictions[0], now)
     for for_id, evictions_for_one in groupby(evictions, key=lambda eviction: eviction.for_attempt_id):
         head = tx.attempts.get(for_id)
         victims = [_load(tx, eviction) for eviction in evictions_for_one]
@@ -154,12 +154,12 @@ def evict(core: Core, tx: Tx, evictions: Sequence[Eviction], now: float) -> list
             continue
         running = [victim for victim in victims if victim is not None]
         if len(running) == len(victims):
-            _stop_all(core, tx, head, running, now)
+            _stop_all(recorder, tx, head, running, now)
             evicted += [attempt.attempt_id for _, _, attempt in running]
     return evicted
 
 
-def _grow(core: Core, tx: Tx, eviction: Eviction, now: float) -> list[str]:
+def _grow(recorder: AttemptRecorder, tx: Tx, eviction: Eviction, now: float) -> list[str]:
     """Stop an attempt so that it can grow. The nodes it goes on with are kept for it until it has stopped."""
     loaded = _load(tx, eviction)
     if loaded is None:
@@ -171,7 +171,7 @@ def _grow(core: Core, tx: Tx, eviction: Eviction, now: float) -> list[str]:
         f"{_device_hours_text(attempt, eviction.lost_s)} are done again, {RESTART_TEXT} included"
     )
     stop = StopRequested(reason=EndReason.PREEMPTED, by=str(SHOAL), because=because, grows_to=gets)
-    core.recorder.advance(tx, attempt.attempt_id, stop, now=now)
+    recorder.advance(tx, attempt.attempt_id, stop, now=now)
     data = {**_cost_facts(eviction), "has_nodes": has, "num_nodes": gets}
     record_event(tx, "job.grows", now, SHOAL, job=job, attempt=attempt, data=data)
     return [attempt.attempt_id]
@@ -187,7 +187,9 @@ def _load(tx: Tx, eviction: Eviction) -> Victim | None:
     return eviction, job, attempt
 
 
-def _stop_all(core: Core, tx: Tx, head: Attempt, victims: Sequence[Victim], now: float) -> None:
+def _stop_all(
+    recorder: AttemptRecorder, tx: Tx, head: Attempt, victims: Sequence[Victim], now: float
+) -> None:
     winner_job = tx.jobs.get(head.job_id)
     assert winner_job is not None
     for eviction, job, attempt in victims:
@@ -200,7 +202,7 @@ def _stop_all(core: Core, tx: Tx, head: Attempt, victims: Sequence[Victim], now:
         # Before the stop, so that a reader of the log has counted the eviction when the job waits again.
         record_event(tx, "job.evicted", now, SHOAL, job=job, attempt=attempt, data=data)
         tx.jobs.update(msgspec.structs.replace(job, evictions=job.evictions + 1, version=job.version + 1))
-        core.recorder.advance(tx, attempt.attempt_id, stop, now=now)
+        recorder.advance(tx, attempt.attempt_id, stop, now=now)
     total: dict[str, Any] = {
         "num_jobs": len(victims),
         "lost_device_s": sum(eviction.lost_device_s for eviction, _, _ in victims),

@@ -9,10 +9,12 @@ from __future__ import annotations
 import msgspec
 import structlog
 
+from shoal.clock import Clock
 from shoal.control.actor import SHOAL
+from shoal.control.capabilities import Records
 from shoal.control.commands.drills import FINISHED, unfinished_drills
-from shoal.control.core import Core
 from shoal.control.memory.open_drills import OpenDrill, to_milliseconds
+from shoal.control.memory.running import RunningAttempts
 from shoal.control.record import record_event
 from shoal.errors import StoreUnavailable
 from shoal.model.attempt import Attempt, AttemptState, EndReason
@@ -30,22 +32,22 @@ LATE_S = 6.0
 """The same for a supervisor that has no renewal waiting for a reply: it reports with its next renewal."""
 
 
-def pause_s(core: Core) -> float:
+def pause_s(running: RunningAttempts) -> float:
     """Return the time until the next look."""
-    return LOOK_S if core.open_drills.by_id else IDLE_S
+    return LOOK_S if running.drills.by_id else IDLE_S
 
 
-async def watch_drills(core: Core) -> None:
+async def watch_drills(records: Records, running: RunningAttempts) -> None:
     """Look at every drill under way."""
-    if core.open_drills.opened_at is None:
-        for drill in await core.store.read(unfinished_drills):
+    if running.drills.opened_at is None:
+        for drill in await records.store.read(unfinished_drills):
             # A drill that was started before this first look is this control plane's own.
-            core.open_drills.by_id.setdefault(drill.drill_id, OpenDrill(drill, is_from_before=True))
-        core.open_drills.opened_at = core.clock.now()
+            running.drills.by_id.setdefault(drill.drill_id, OpenDrill(drill, is_from_before=True))
+        running.drills.opened_at = records.clock.now()
     failed: Exception | None = None
-    for open_drill in list(core.open_drills.by_id.values()):
+    for open_drill in list(running.drills.by_id.values()):
         try:
-            await _follow(core, open_drill)
+            await _follow(records, running, open_drill)
         except StoreUnavailable:
             raise
         except Exception as error:
@@ -56,24 +58,28 @@ async def watch_drills(core: Core) -> None:
         raise failed
 
 
-async def _follow(core: Core, open_drill: OpenDrill) -> None:
+async def _follow(records: Records, running: RunningAttempts, open_drill: OpenDrill) -> None:
     is_control = open_drill.drill.kind is DrillKind.KILL_CONTROL
-    result = await (_judge_control_plane(core, open_drill) if is_control else _judge_job(core, open_drill))
-    if result is not None and _is_fresh(core, open_drill, result):
-        await _finish(core, open_drill.drill, result)
+    result = await (
+        _judge_control_plane(records, running, open_drill)
+        if is_control
+        else _judge_job(records, running, open_drill)
+    )
+    if result is not None and _is_fresh(records.clock, running, open_drill, result):
+        await _finish(records, running, open_drill.drill, result)
 
 
-def _is_fresh(core: Core, open_drill: OpenDrill, result: DrillReport) -> bool:
+def _is_fresh(clock: Clock, running: RunningAttempts, open_drill: OpenDrill, result: DrillReport) -> bool:
     """Whether goodput is measured up to now. If not, ask supervisors first how far they are."""
     if result.outcome not in (DrillOutcome.RECOVERED, DrillOutcome.UNHARMED):
         return True
-    now = core.clock.monotonic()
+    now = clock.monotonic()
     if open_drill.asked_at is None:
         open_drill.asked_at = now
         for attempt_id in open_drill.drill.running or (
-            core.open_drills.newest.get(open_drill.drill.drill_id, ""),
+            running.drills.newest.get(open_drill.drill.drill_id, ""),
         ):
-            core.rendezvous.notify(attempt_id)
+            running.rendezvous.notify(attempt_id)
     return now >= open_drill.asked_at + (FRESH_S if _is_window_reported(open_drill, result) else LATE_S)
 
 
@@ -87,9 +93,9 @@ def _is_window_reported(open_drill: OpenDrill, result: DrillReport) -> bool:
     return open_drill.seen_at >= done_at + open_drill.drill.window_s - FRESH_S
 
 
-async def _judge_job(core: Core, open_drill: OpenDrill) -> DrillReport | None:
-    drill, drills = open_drill.drill, core.open_drills
-    job, attempts = await core.store.read(
+async def _judge_job(records: Records, running: RunningAttempts, open_drill: OpenDrill) -> DrillReport | None:
+    drill, drills = open_drill.drill, running.drills
+    job, attempts = await records.store.read(
         lambda tx: (tx.jobs.get(drill.job_id), tx.attempts.of_job(drill.job_id))
     )
     later = tuple(attempt for attempt in attempts if attempt.epoch >= drill.epoch)
@@ -97,7 +103,7 @@ async def _judge_job(core: Core, open_drill: OpenDrill) -> DrillReport | None:
         return DrillReport(
             outcome=DrillOutcome.NOT_RECOVERED, because="the records have no such job any more"
         )
-    newest, now = later[-1], core.clock.now()
+    newest, now = later[-1], records.clock.now()
     drills.newest[drill.drill_id] = newest.attempt_id
     _notice(open_drill, later, now)
     progress = drills.progress(newest.attempt_id, newest.node_names)
@@ -127,15 +133,17 @@ def _notice(open_drill: OpenDrill, attempts: tuple[Attempt, ...], now: float) ->
     open_drill.noticed_at = min(signs, default=None)
 
 
-async def _judge_control_plane(core: Core, open_drill: OpenDrill) -> DrillReport | None:
-    drill, drills = open_drill.drill, core.open_drills
-    recorded = await core.store.read(
+async def _judge_control_plane(
+    records: Records, running: RunningAttempts, open_drill: OpenDrill
+) -> DrillReport | None:
+    drill, drills = open_drill.drill, running.drills
+    recorded = await records.store.read(
         lambda tx: [tx.attempts.get(attempt_id) for attempt_id in sorted(drill.running)]
     )
     attempts = [attempt for attempt in recorded if attempt is not None]
     silent = lost = 0
     over = set[str]()
-    renewed_at = [core.open_drills.opened_at or drill.started_at]
+    renewed_at = [running.drills.opened_at or drill.started_at]
     for attempt in attempts:
         if attempt.state is AttemptState.ENDED:
             lost += attempt.reason not in (EndReason.SUCCEEDED, EndReason.CANCELLED)
@@ -151,7 +159,7 @@ async def _judge_control_plane(core: Core, open_drill: OpenDrill) -> DrillReport
     open_drill.seen_at = min(newest, default=None)
     return judge_control_drill(
         drill,
-        core.clock.now(),
+        records.clock.now(),
         back_at=drills.opened_at if open_drill.is_inherited else None,
         heard_at=None if silent else max(renewed_at),
         num_lost=lost,
@@ -160,18 +168,18 @@ async def _judge_control_plane(core: Core, open_drill: OpenDrill) -> DrillReport
     )
 
 
-async def _finish(core: Core, drill: Drill, result: DrillReport) -> None:
+async def _finish(records: Records, running: RunningAttempts, drill: Drill, result: DrillReport) -> None:
     numbers = {name: to_milliseconds(getattr(result, name)) for name in MILLISECONDS}
     step_s = None if result.step_s is None else round(result.step_s, 6)
     goodput = None if result.goodput is None else round(result.goodput, 4)
     result = msgspec.structs.replace(
-        result, goodput=goodput, step_s=step_s, finished_at=core.clock.now(), **numbers
+        result, goodput=goodput, step_s=step_s, finished_at=records.clock.now(), **numbers
     )
     data = {"drill_id": drill.drill_id, "kind": drill.kind, "result": msgspec.to_builtins(result)}
 
     def write(tx: Tx) -> None:
         job = tx.jobs.get(drill.job_id) if drill.job_id else None
-        record_event(tx, FINISHED, core.clock.now(), SHOAL, job=job, node=drill.node or None, data=data)
+        record_event(tx, FINISHED, records.clock.now(), SHOAL, job=job, node=drill.node or None, data=data)
 
-    await core.store.write(write)
-    core.open_drills.close(drill.drill_id)
+    await records.store.write(write)
+    running.drills.close(drill.drill_id)

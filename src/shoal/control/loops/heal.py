@@ -8,13 +8,16 @@ from functools import partial
 
 import msgspec
 
+from shoal.clock import Clock
 from shoal.control.actor import SHOAL
+from shoal.control.capabilities import EngineLink, Records, Upkeep
 from shoal.control.commands.nodes import is_answering, is_still_dead
-from shoal.control.core import Core
 from shoal.control.loops.node_refresh import refresh_nodes
 from shoal.control.loops.replace import record_end
 from shoal.control.loops.watch import cancel
-from shoal.control.record import batched, record_event
+from shoal.control.memory.running import RunningAttempts
+from shoal.control.record import AttemptRecorder, batched, record_event
+from shoal.engines.base import Engine
 from shoal.errors import EngineUnreachable
 from shoal.model.attempt import Attempt, AttemptState, EndReason
 from shoal.model.job import Job
@@ -31,19 +34,19 @@ MOVE_SERVERS_S = 300.0
 """The longest time a drain waits for a service to start another replica elsewhere."""
 
 
-async def heal(core: Core) -> None:
+async def heal(upkeep: Upkeep) -> None:
     """Look once at the nodes."""
-    await refresh_nodes(core)
-    nodes = {node.name: node for node in await core.store.read(lambda tx: tx.nodes.all())}
+    await refresh_nodes(upkeep.records, upkeep.link)
+    nodes = {node.name: node for node in await upkeep.records.store.read(lambda tx: tx.nodes.all())}
     moving = {n for n, node in nodes.items() if node.state in VACATED_STATES}
     if not moving:
         return
-    for job, attempt in await core.store.read(lambda tx: tx.attempts.holding()):
+    for job, attempt in await upkeep.records.store.read(lambda tx: tx.attempts.holding()):
         for name in sorted(moving.intersection(attempt.nodes_left)):
-            await _move(core, job, attempt, nodes[name])
+            await _move(upkeep, job, attempt, nodes[name])
     if any(nodes[name].state is NodeState.DRAINING for name in moving):
-        for some in batched(await core.store.read(_drained), MAX_DRAINED):
-            await core.store.write(partial(_finish_drains, core, some))
+        for some in batched(await upkeep.records.store.read(_drained), MAX_DRAINED):
+            await upkeep.records.store.write(partial(_finish_drains, upkeep.records.clock, some))
 
 
 def _drained(tx: Tx) -> list[Node]:
@@ -52,13 +55,13 @@ def _drained(tx: Tx) -> list[Node]:
     return [n for n in tx.nodes.all() if n.state is NodeState.DRAINING and n.name not in held]
 
 
-def _finish_drains(core: Core, empty: Sequence[Node], tx: Tx) -> None:
+def _finish_drains(clock: Clock, empty: Sequence[Node], tx: Tx) -> None:
     """Mark the nodes as drained. The planner places nothing on a draining node, so a node that held nothing
     still holds nothing while its record is the same.
 
     Reading again what holds resources would take 50 ms for each node if 20,000 jobs run.
     """
-    now = core.clock.now()
+    now = clock.now()
     for node in empty:
         if tx.nodes.get(node.name) == node:
             drained = msgspec.structs.replace(
@@ -69,18 +72,20 @@ def _finish_drains(core: Core, empty: Sequence[Node], tx: Tx) -> None:
             record_event(tx, "node.drained", now, SHOAL, node=node.name, data=data)
 
 
-async def _move(core: Core, job: Job, attempt: Attempt, node: Node) -> None:
-    if node.state is NodeState.DEAD and not is_answering(core, node):
-        await _reap(core, attempt, node)
+async def _move(upkeep: Upkeep, job: Job, attempt: Attempt, node: Node) -> None:
+    if node.state is NodeState.DEAD and not is_answering(upkeep.link.outages, node):
+        await _reap(upkeep, attempt, node)
         return
-    if attempt.state is AttemptState.STOPPING or _is_being_moved(core, job, attempt, node):
+    if attempt.state is AttemptState.STOPPING or _is_being_moved(upkeep.records.clock, job, attempt, node):
         return
-    after = await core.store.write(lambda tx: _stop(core, tx, attempt.attempt_id, node.name))
+    after = await upkeep.records.store.write(
+        lambda tx: _stop(upkeep.records.recorder, tx, attempt.attempt_id, node.name)
+    )
     if after is not None and after.state is AttemptState.STOPPING:
-        await cancel(core, job, after)
+        await cancel(upkeep.link.engine, job, after)
 
 
-def _stop(core: Core, tx: Tx, attempt_id: str, name: str) -> Attempt | None:
+def _stop(recorder: AttemptRecorder, tx: Tx, attempt_id: str, name: str) -> Attempt | None:
     """Ask the attempt to stop. Return None if the node was resumed since the look, or has no task of the
     attempt any more.
     """
@@ -88,59 +93,65 @@ def _stop(core: Core, tx: Tx, attempt_id: str, name: str) -> Attempt | None:
     if node is None or node.state not in VACATED_STATES or attempt is None or name not in attempt.nodes_left:
         return None
     stop = StopRequested(reason=EndReason.PREEMPTED, by=f"the drain of {name}")
-    return core.recorder.advance(tx, attempt_id, stop)
+    return recorder.advance(tx, attempt_id, stop)
 
 
-def _is_being_moved(core: Core, job: Job, attempt: Attempt, node: Node) -> bool:
+def _is_being_moved(clock: Clock, job: Job, attempt: Attempt, node: Node) -> bool:
     """Whether a service still moves its replica: it stops the old one once another is ready, or after
     `MOVE_SERVERS_S`.
     """
     is_server = job.replica is not None and attempt.state is AttemptState.RUNNING
-    return is_server and core.clock.now() - node.changed_at < MOVE_SERVERS_S
+    return is_server and clock.now() - node.changed_at < MOVE_SERVERS_S
 
 
-async def _reap(core: Core, attempt: Attempt, node: Node) -> None:
+async def _reap(upkeep: Upkeep, attempt: Attempt, node: Node) -> None:
     """Record that the attempt's task on a dead node ended. An operator's word is evidence about what ran
     there, not about what may still reach the node.
 
     The attempt is marked like a submission. While no submission is under way and the node is silent, no task
     of it can begin.
     """
-    if attempt.attempt_id in core.submitting:
+    if attempt.attempt_id in upkeep.running.submitting:
         return
-    core.submitting.add(attempt.attempt_id)
+    upkeep.running.submitting.add(attempt.attempt_id)
     try:
-        if not await _is_alive(core, node.name):
-            await core.store.write(lambda tx: _end(core, tx, attempt, node.name))
-            core.plan_signal.set()
+        if not await _is_alive(upkeep.link.engine, node.name):
+            await upkeep.records.store.write(
+                lambda tx: _end(upkeep.records, upkeep.running, upkeep.link, tx, attempt, node.name)
+            )
+            upkeep.signals.plan.set()
     finally:
-        core.submitting.discard(attempt.attempt_id)
+        upkeep.running.submitting.discard(attempt.attempt_id)
 
 
-async def _is_alive(core: Core, name: str) -> bool:
+async def _is_alive(engine: Engine, name: str) -> bool:
     """Whether the engine sees the node alive now."""
     with contextlib.suppress(EngineUnreachable):
-        return any(facts.is_alive and facts.name == name for facts in await core.engine.nodes())
+        return any(facts.is_alive and facts.name == name for facts in await engine.nodes())
     return False
 
 
-def _end(core: Core, tx: Tx, attempt: Attempt, name: str) -> None:
+def _end(
+    records: Records, running: RunningAttempts, link: EngineLink, tx: Tx, attempt: Attempt, name: str
+) -> None:
     """Check again in the transaction: a supervisor on the node may have spoken since the look and been told
     to go on, and an operator may have withdrawn the declaration.
     """
     node = tx.nodes.get(name)
-    if node is not None and is_still_dead(core, tx, name):
-        gone = _declared_dead_outcome(core, attempt, node)
-        record_end(core, tx, attempt.attempt_id, gone, is_found_again=True, is_declared=True)
+    if node is not None and is_still_dead(running, link.outages, tx, name):
+        gone = _declared_dead_outcome(records.clock, attempt, node)
+        record_end(
+            records, running, link.engine, tx, attempt.attempt_id, gone, is_found_again=True, is_declared=True
+        )
 
 
-def _declared_dead_outcome(core: Core, attempt: Attempt, node: Node) -> TaskOutcome:
+def _declared_dead_outcome(clock: Clock, attempt: Attempt, node: Node) -> TaskOutcome:
     return TaskOutcome(
         attempt_id=attempt.attempt_id,
         epoch=attempt.epoch,
         node=node.name,
         kind=EndKind.LOST,
-        ended_at=core.clock.now(),
+        ended_at=clock.now(),
         message=f"declared dead by {node.by}",
         replacement=attempt.replacement_on(node.name),
     )

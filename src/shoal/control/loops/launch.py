@@ -8,9 +8,12 @@ from typing import NamedTuple
 
 import structlog
 
-from shoal.control.core import RENEW_S, REPORT_PATIENCE_S, Core
-from shoal.control.job_specs import spec_of, task_specs_for
+from shoal.clock import Clock
+from shoal.control.capabilities import SubmissionInputs, Upkeep
+from shoal.control.job_specs import archive_path, spec_of, task_specs_for
 from shoal.control.loops.replace import record_end
+from shoal.control.memory.running import RunningAttempts
+from shoal.control.record import REPORT_PATIENCE_S
 from shoal.engines.base import Submission
 from shoal.errors import EngineRefused, EngineUnreachable, NodeGone, StoreUnavailable
 from shoal.identity import (
@@ -25,16 +28,18 @@ from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.job import Job
 from shoal.model.moves import AttemptEvent, SubmissionAccepted, SubmissionRefused, TaskEnded
 from shoal.model.node import Node
-from shoal.store import Tx
+from shoal.store import Store, Tx
 from shoal.wire import EndKind, LeftBehind, TaskCredentials, TaskOutcome
 
 log = structlog.get_logger()
+RENEW_S = 5.0
+"""Interval at which a supervisor renews its lease."""
 UNLIMITED = nullcontext()
 """For a caller that submits one attempt after the other."""
 
 
 class StartingAttempt(NamedTuple):
-    """A placed attempt, marked in `core.submitting`, with everything that its submission is made of."""
+    """A placed attempt that is marked as being submitted, with everything that its submission is made of."""
 
     job: Job
     attempt: Attempt
@@ -44,29 +49,33 @@ class StartingAttempt(NamedTuple):
     left_behind: LeftBehind | None = None
 
 
-async def launch(core: Core, attempt_id: str) -> None:
+async def launch(upkeep: Upkeep, inputs: SubmissionInputs, attempt_id: str) -> None:
     """Submit the attempt if it, or a task in place of a lost one, is still starting."""
-    for starting in await begin_submission_of(core, [attempt_id]):
-        await submit_starting(core, starting)
+    for starting in await begin_submission_of(upkeep.records.store, upkeep.running, [attempt_id]):
+        await submit_starting(upkeep, inputs, starting)
 
 
-async def begin_submission_of(core: Core, attempt_ids: Sequence[str]) -> list[StartingAttempt]:
+async def begin_submission_of(
+    store: Store, running: RunningAttempts, attempt_ids: Sequence[str]
+) -> list[StartingAttempt]:
     """Mark and return the attempts that are still starting and that no other caller submits. The caller has
     to submit each.
 
-    They are marked in `core.submitting` before their states are read, all in one view. So a loop that sees an
+    They are marked in `submitting` before their states are read, all in one view. So a loop that sees an
     attempt unmarked and not listed by the engine knows that no submission of it is under way.
     """
-    claimed = [attempt_id for attempt_id in attempt_ids if attempt_id not in core.submitting]
-    core.submitting.update(claimed)
+    claimed = [attempt_id for attempt_id in attempt_ids if attempt_id not in running.submitting]
+    running.submitting.update(claimed)
     taken: list[StartingAttempt] = []
     try:
-        taken = await core.store.read(lambda tx: load_starting(tx, claimed)) if claimed else []
+        taken = await store.read(lambda tx: load_starting(tx, claimed)) if claimed else []
     except StoreUnavailable as error:
         for attempt_id in claimed:
-            _note_retry(core, attempt_id, error)
+            _note_retry(running, attempt_id, error)
     finally:
-        core.submitting.difference_update(set(claimed) - {starting.attempt.attempt_id for starting in taken})
+        running.submitting.difference_update(
+            set(claimed) - {starting.attempt.attempt_id for starting in taken}
+        )
     return taken
 
 
@@ -94,74 +103,91 @@ def _is_starting(attempt: Attempt) -> bool:
 
 
 async def submit_starting(
-    core: Core, starting: StartingAttempt, at_once: AbstractAsyncContextManager[object] = UNLIMITED
+    upkeep: Upkeep,
+    inputs: SubmissionInputs,
+    starting: StartingAttempt,
+    at_once: AbstractAsyncContextManager[object] = UNLIMITED,
 ) -> None:
     """Submit the attempt inside `at_once`, and record what the engine answers."""
     attempt_id = starting.attempt.attempt_id
     try:
         async with at_once:
-            answer = await _submit(core, starting)
+            answer = await _submit(upkeep, inputs, starting)
 
         def record(tx: Tx) -> None:
             if isinstance(answer, TaskEnded):
-                record_end(core, tx, attempt_id, answer.outcome, is_found_again=True)
+                record_end(
+                    upkeep.records,
+                    upkeep.running,
+                    upkeep.link.engine,
+                    tx,
+                    attempt_id,
+                    answer.outcome,
+                    is_found_again=True,
+                )
             else:
-                core.recorder.advance(tx, attempt_id, answer)
+                upkeep.records.recorder.advance(tx, attempt_id, answer)
 
-        await core.store.write(record, patience_s=REPORT_PATIENCE_S)
-        core.leases.note_trouble(attempt_id, "", None)
+        await upkeep.records.store.write(record, patience_s=REPORT_PATIENCE_S)
+        upkeep.running.leases.note_trouble(attempt_id, "", None)
     except (EngineUnreachable, StoreUnavailable) as error:
-        _note_retry(core, attempt_id, error)
+        _note_retry(upkeep.running, attempt_id, error)
     finally:
-        core.submitting.discard(attempt_id)
+        upkeep.running.submitting.discard(attempt_id)
 
 
-def _note_retry(core: Core, attempt_id: str, error: EngineUnreachable | StoreUnavailable) -> None:
-    core.leases.note_trouble(attempt_id, "", error.message)
+def _note_retry(
+    running: RunningAttempts, attempt_id: str, error: EngineUnreachable | StoreUnavailable
+) -> None:
+    running.leases.note_trouble(attempt_id, "", error.message)
     log.warning("launch.later", attempt=attempt_id, error=error.message)
 
 
-async def _submit(core: Core, starting: StartingAttempt) -> AttemptEvent:
+async def _submit(upkeep: Upkeep, inputs: SubmissionInputs, starting: StartingAttempt) -> AttemptEvent:
     """Hand the attempt to the engine. Return its answer as an event."""
     try:
-        submission = submission_of(core, starting)
+        submission = submission_of(inputs, starting)
         try:
-            native_id = await core.engine.submit(submission)
+            native_id = await upkeep.link.engine.submit(submission)
         finally:
             # Also after a failure: the attempt may have begun at any moment until now, and its lease with it.
-            core.leases.note_submission(starting.attempt.attempt_id)
+            upkeep.running.leases.note_submission(starting.attempt.attempt_id)
     except NodeGone as error:
-        return TaskEnded(_lost_outcome(core, starting.attempt, str(error.facts["node"]), error.message))
+        return TaskEnded(
+            _lost_outcome(upkeep.records.clock, starting.attempt, str(error.facts["node"]), error.message)
+        )
     except EngineRefused as error:
-        return _refused(core, starting.attempt, f"{core.engine.name} refused it: {error.message}")
+        return _refused(
+            upkeep.records.clock, starting.attempt, f"{upkeep.link.engine.name} refused it: {error.message}"
+        )
     except SecretsUnreadable as error:
-        return _refused(core, starting.attempt, error.message)
+        return _refused(upkeep.records.clock, starting.attempt, error.message)
     return SubmissionAccepted(native_id=native_id)
 
 
-def _refused(core: Core, attempt: Attempt, message: str) -> AttemptEvent:
+def _refused(clock: Clock, attempt: Attempt, message: str) -> AttemptEvent:
     """Return the event for a refusal. If the attempt runs, the engine refused only the task in place of a
     lost one, so that task is lost too.
     """
     if attempt.state is AttemptState.STARTING:
         return SubmissionRefused(message=message)
-    return TaskEnded(_lost_outcome(core, attempt, attempt.nodes_to_start[0], message))
+    return TaskEnded(_lost_outcome(clock, attempt, attempt.nodes_to_start[0], message))
 
 
-def _lost_outcome(core: Core, attempt: Attempt, node: str, message: str) -> TaskOutcome:
+def _lost_outcome(clock: Clock, attempt: Attempt, node: str, message: str) -> TaskOutcome:
     """Return the outcome of a task that was not started, because the node left between the plan and now."""
     return TaskOutcome(
         attempt_id=attempt.attempt_id,
         epoch=attempt.epoch,
         node=node,
         kind=EndKind.LOST,
-        ended_at=core.clock.now(),
+        ended_at=clock.now(),
         message=message,
         replacement=attempt.replacement_on(node),
     )
 
 
-def submission_of(core: Core, starting: StartingAttempt) -> Submission:
+def submission_of(inputs: SubmissionInputs, starting: StartingAttempt) -> Submission:
     job, attempt, nodes, uid, sealed, behind = starting
     missing = [name for name in attempt.node_names if name not in nodes]
     if missing:
@@ -171,28 +197,28 @@ def submission_of(core: Core, starting: StartingAttempt) -> Submission:
         attempt,
         nodes,
         uid=uid,
-        home=core.settings.state_dir,
-        mount_roots=core.settings.mount_roots,
-        control_urls=core.control_urls,
+        home=inputs.settings.state_dir,
+        mount_roots=inputs.settings.mount_roots,
+        control_urls=inputs.leadership.control_urls,
         renew_s=RENEW_S,
         left_behind=behind,
-        cache_max_bytes=core.settings.max_cache_bytes,
+        cache_max_bytes=inputs.settings.max_cache_bytes,
     )
     credentials = {
         task_spec.node: TaskCredentials(
-            proof_key=proof_key(core.key, attempt.attempt_id, task_spec.node),
-            job_token=job_token(core.key, attempt.attempt_id),
-            replica_secret=replica_secret(core.key, attempt.attempt_id) if job.replica else "",
-            secrets=open_secrets(core.key, job.job_id, sealed) if sealed else {},
+            proof_key=proof_key(inputs.sealing.key, attempt.attempt_id, task_spec.node),
+            job_token=job_token(inputs.sealing.key, attempt.attempt_id),
+            replica_secret=replica_secret(inputs.sealing.key, attempt.attempt_id) if job.replica else "",
+            secrets=open_secrets(inputs.sealing.key, job.job_id, sealed) if sealed else {},
         )
         for task_spec in task_specs
     }
-    archive = core.archive_path(job.archive_digest) if job.archive_digest else None
+    archive = archive_path(inputs.settings, job.archive_digest) if job.archive_digest else None
     return Submission(
         attempt_id=attempt.attempt_id,
         epoch=attempt.epoch,
         task_specs=task_specs,
         credentials=credentials,
         archive_path=archive,
-        bootstrap_token=bootstrap_token(core.key, attempt.attempt_id),
+        bootstrap_token=bootstrap_token(inputs.sealing.key, attempt.attempt_id),
     )

@@ -14,7 +14,8 @@ import anyio
 import anyio.to_thread
 import structlog
 
-from shoal.control.core import Core
+from shoal.clock import Clock
+from shoal.control.capabilities import Leadership, Records
 from shoal.errors import StoreUnavailable
 from shoal.settings import Settings
 from shoal.store import LeadershipWatch, Tx
@@ -31,28 +32,30 @@ log = structlog.get_logger()
 
 
 @asynccontextmanager
-async def keep_leadership(core: Core, store: ThreadedStore) -> AsyncIterator[None]:
+async def keep_leadership(
+    records: Records, leadership: Leadership, settings: Settings, store: ThreadedStore
+) -> AsyncIterator[None]:
     """Keep the lead while the block lasts. Sets `core.deposed` as soon as another control plane is known to
     lead.
     """
-    core.term = store.term
-    core.lead_confirmed_at = core.clock.monotonic()
-    if not core.term:
+    leadership.term = store.term
+    leadership.confirmed_at = records.clock.monotonic()
+    if not leadership.term:
         yield
         return
     loop = asyncio.get_running_loop()
 
     def on_deposed() -> None:
-        loop.call_soon_threadsafe(core.deposed.set)
+        loop.call_soon_threadsafe(leadership.deposed.set)
 
     store.on_deposed(on_deposed)
-    roster = LeadershipWatch(core.settings.store_url)
-    log.info("control.leads", term=core.term, url=core.settings.url)
+    roster = LeadershipWatch(settings.store_url)
+    log.info("control.leads", term=leadership.term, url=settings.url)
     try:
-        await exchange_urls(core, roster)
+        await exchange_urls(leadership, settings, roster)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_keep_confirming, core)
-            tasks.start_soon(_keep_exchanging_urls, core, roster)
+            tasks.start_soon(_keep_confirming, records, leadership)
+            tasks.start_soon(_keep_exchanging_urls, leadership, settings, roster)
             try:
                 yield
             finally:
@@ -61,14 +64,14 @@ async def keep_leadership(core: Core, store: ThreadedStore) -> AsyncIterator[Non
         roster.close()
 
 
-async def exchange_urls(core: Core, roster: LeadershipWatch) -> None:
+async def exchange_urls(leadership: Leadership, settings: Settings, roster: LeadershipWatch) -> None:
     """Announce this control plane to the others, and learn of them. If that fails now, it happens later."""
     try:
-        other_urls = await anyio.to_thread.run_sync(roster.announce, core.settings.url_for_supervisors)
+        other_urls = await anyio.to_thread.run_sync(roster.announce, settings.url_for_supervisors)
     except StoreUnavailable as error:
         log.warning("control.urls_not_exchanged", error=error.message)
         return
-    core.control_urls = urls_for_supervisors(core.settings, other_urls)
+    leadership.control_urls = urls_for_supervisors(settings, other_urls)
 
 
 def urls_for_supervisors(settings: Settings, other_urls: tuple[str, ...] = ()) -> tuple[str, ...]:
@@ -77,31 +80,31 @@ def urls_for_supervisors(settings: Settings, other_urls: tuple[str, ...] = ()) -
     return tuple(dict.fromkeys((settings.url_for_supervisors, *other_urls, *named)))
 
 
-async def _keep_exchanging_urls(core: Core, roster: LeadershipWatch) -> None:
+async def _keep_exchanging_urls(leadership: Leadership, settings: Settings, roster: LeadershipWatch) -> None:
     while True:
         await anyio.sleep(EXCHANGE_EVERY_S)
-        await exchange_urls(core, roster)
+        await exchange_urls(leadership, settings, roster)
 
 
-def check_leadership(core: Core) -> None:
+def check_leadership(clock: Clock, leadership: Leadership) -> None:
     """Raise `StoreUnavailable` if the database has not confirmed the lead for `CONFIRM_S`.
 
     For replies from memory. Every transaction compares the term by itself.
     """
-    silent_s = core.clock.monotonic() - core.lead_confirmed_at
-    if core.term and (core.deposed.is_set() or silent_s > CONFIRM_S):
+    silent_s = clock.monotonic() - leadership.confirmed_at
+    if leadership.term and (leadership.deposed.is_set() or silent_s > CONFIRM_S):
         raise StoreUnavailable(
             f"the database has not confirmed for {silent_s:.0f} s that this control plane leads",
             hint="ask again in a few seconds, or ask the other control plane",
         )
 
 
-async def _keep_confirming(core: Core) -> None:
+async def _keep_confirming(records: Records, leadership: Leadership) -> None:
     while True:
-        asked_at = core.clock.monotonic()
+        asked_at = records.clock.monotonic()
         try:
-            await core.store.write(_empty_transaction)
-            core.lead_confirmed_at = asked_at
+            await records.store.write(_empty_transaction)
+            leadership.confirmed_at = asked_at
         except StoreUnavailable as error:
             log.warning("control.lead_not_confirmed", error=error.message)
         await anyio.sleep(CONFIRM_EVERY_S)

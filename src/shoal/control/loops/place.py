@@ -12,20 +12,20 @@ import msgspec
 
 from shoal.clock import Clock
 from shoal.control.actor import SHOAL
-from shoal.control.core import Core
+from shoal.control.capabilities import Planning, Records, Upkeep
 from shoal.control.loops.decision import DecisionBasis, evict, record_decision
 from shoal.control.loops.project_usage import recall_usage
 from shoal.control.loops.replace import replace_elsewhere
-from shoal.control.memory.queue import StoreChanges, have_projects_changed, read_changes
+from shoal.control.memory.queue import JobQueue, StoreChanges, have_projects_changed, read_changes
 from shoal.control.memory.start_predictions import last_runs, learn_run_times
-from shoal.control.record import batched
+from shoal.control.record import AttemptRecorder, batched
 from shoal.model.attempt import Attempt, AttemptState, EndReason
 from shoal.model.job import Job
 from shoal.model.moves import AttemptPlaced, StopRequested
 from shoal.model.node import Node
 from shoal.scheduler import Plan, PlannedStart
 from shoal.scheduler.order.fair_share import Usage
-from shoal.store import Tx
+from shoal.store import Store, Tx
 
 Given = TypeVar("Given")
 Made = TypeVar("Made")
@@ -88,37 +88,38 @@ class PlanInput(NamedTuple):
     """Like `usages`, only before the first plan, because no later plan needs the past."""
 
 
-async def load_recorded_nodes(core: Core) -> None:
+async def load_recorded_nodes(store: Store, planning: Planning) -> None:
     """Load the recorded nodes. Submissions before the first look are judged by them."""
-    _update_nodes(core, await core.store.read(lambda tx: tx.nodes.all()))
+    _update_nodes(planning, await store.read(lambda tx: tx.nodes.all()))
 
 
-def _update_nodes(core: Core, nodes: list[Node]) -> None:
-    if core.nodes.update(core.planner, nodes):
-        core.stamps.see(core.nodes.views())
+def _update_nodes(planning: Planning, nodes: list[Node]) -> None:
+    if planning.nodes.update(planning.planner, nodes):
+        planning.stamps.see(planning.nodes.views())
 
 
-async def place(core: Core) -> PlacementCycle:
+async def place(upkeep: Upkeep, planning: Planning) -> PlacementCycle:
     """Plan once and record the plan. Its starts are on disk when this returns, and the engine does not know
     of them.
     """
-    work = Stopwatch(core.clock)
-    changes = await _read_input(core, work)
+    work = Stopwatch(upkeep.records.clock)
+    changes = await _read_input(upkeep.records.store, planning, work)
     # Not before the look. Otherwise a job that gets the room of one that ended during the look would be
     # recorded beside it.
-    now = core.clock.now()
+    now = upkeep.records.clock.now()
     with work:
-        _update_nodes(core, changes.nodes)
-        core.planner.set_windows(changes.windows)
-    await _apply_changes(core, changes)
-    if core.lost_tasks:
-        moved = await replace_elsewhere(core, changes, now)
-        core.plan_signal.set()  # all other jobs are planned for once that is known
+        _update_nodes(planning, changes.nodes)
+        planning.planner.set_windows(changes.windows)
+    await _apply_changes(planning.queue, changes)
+    if upkeep.running.lost_tasks:
+        moved = await replace_elsewhere(upkeep, planning.planner, changes, now)
+        upkeep.signals.plan.set()  # all other jobs are planned for once that is known
         return PlacementCycle(moved, 0.0, work.spent_s)
     with work:
-        resting_s = core.queue.wake(now)
-        saved, usages = dict(core.checkpoint_times.unrecorded), core.planner.competing_usages()
-        plan, doomed = core.planner.plan(now), core.queue.doomed
+        resting_s = planning.queue.wake(now)
+        saved = dict(upkeep.running.checkpoint_times.unrecorded)
+        usages = planning.planner.competing_usages()
+        plan, doomed = planning.planner.plan(now), planning.queue.doomed
     placed: list[str] = []
     try:
         if plan.starts or plan.evictions or doomed:
@@ -126,56 +127,61 @@ async def place(core: Core) -> PlacementCycle:
                 at=now,
                 seen_seq=changes.seen_seq,
                 saved=saved if plan.evictions else {},
-                is_all_saved=bool(plan.evictions) and not core.checkpoint_times.has_recorded,
+                is_all_saved=bool(plan.evictions) and not upkeep.running.checkpoint_times.has_recorded,
                 usages=usages,
                 windows=changes.windows,
             )
 
-            await _record_all(core, plan, doomed, basis, placed)
+            await _record_all(upkeep.records, planning, plan, doomed, basis, placed)
             if plan.starts or plan.evictions:
-                core.queue.fresh_stamps.clear()
+                planning.queue.fresh_stamps.clear()
             if plan.evictions:
-                core.checkpoint_times.mark_recorded(saved)
+                upkeep.running.checkpoint_times.mark_recorded(saved)
     finally:
         # Also if the store is away or this task is cancelled: a start that is not known to be on disk waits
         # again.
         for start in plan.starts:
             if start.attempt_id not in placed:
-                core.planner.undo(start.attempt_id)
+                planning.planner.undo(start.attempt_id)
     for attempt_id in placed:
-        core.start_predictions.note_start(attempt_id, now)
+        planning.predictions.note_start(attempt_id, now)
     again_s = None if plan.replan_at is None else max(plan.replan_at - now, 0.0)
     waits = [wait for wait in (resting_s, again_s) if wait is not None]
     return PlacementCycle(tuple(placed), min(waits, default=None), work.spent_s)
 
 
-async def _apply_changes(core: Core, changes: StoreChanges) -> None:
+async def _apply_changes(queue: JobQueue, changes: StoreChanges) -> None:
     """Apply a few jobs at a time. Requests are answered in between."""
     *before, last = batched(changes.jobs, MAX_APPLIED_AT_ONCE) or [[]]
     for some in before:
-        core.queue.apply_some(some, changes.outcomes)
+        queue.apply_some(some, changes.outcomes)
         await anyio.lowlevel.checkpoint()
-    core.queue.apply(msgspec.structs.replace(changes, jobs=last))
+    queue.apply(msgspec.structs.replace(changes, jobs=last))
 
 
-async def _read_input(core: Core, work: Stopwatch) -> StoreChanges:
+async def _read_input(store: Store, planning: Planning, work: Stopwatch) -> StoreChanges:
     """Read what is new, as of one moment. Before the first plan: everything, and recent run times."""
-    seen, half_life_s = core.queue.seen_seq, core.planner.policy.half_life_s
+    seen, half_life_s = planning.queue.seen_seq, planning.planner.policy.half_life_s
 
     def read(tx: Tx) -> PlanInput:
         if seen is not None:
             return PlanInput(read_changes(tx, seen), (), [])
         return PlanInput(read_changes(tx, None), recall_usage(tx, half_life_s).usages, last_runs(tx))
 
-    changes, usages, runs = await core.store.read(work.wrap(read))
-    learn_run_times(core.stamps, runs)
+    changes, usages, runs = await store.read(work.wrap(read))
+    learn_run_times(planning.stamps, runs)
     if changes.projects is not None:
-        core.projects.update(core.planner, changes.projects, usages)
+        planning.projects.update(planning.planner, changes.projects, usages)
     return changes
 
 
 async def _record_all(
-    core: Core, plan: Plan, doomed: list[tuple[str, str]], basis: DecisionBasis, placed: list[str]
+    records: Records,
+    planning: Planning,
+    plan: Plan,
+    doomed: list[tuple[str, str]],
+    basis: DecisionBasis,
+    placed: list[str],
 ) -> None:
     """Record the plan in transactions that are short enough for other writers. `placed` grows as starts reach
     the disk.
@@ -184,19 +190,21 @@ async def _record_all(
     same.
     """
     for some in batched(doomed, MAX_AT_ONCE):
-        await core.store.write(partial(_record_doomed, core, some), patience_s=DOOMED_PATIENCE_S)
+        await records.store.write(
+            partial(_record_doomed, records.recorder, some), patience_s=DOOMED_PATIENCE_S
+        )
     *before, last = batched(plan.starts, MAX_AT_ONCE) or [()]
     for starts in before:
-        placed += await core.store.write(partial(_record_starts, core, starts, basis))
+        placed += await records.store.write(partial(_record_starts, records.recorder, starts, basis))
 
     def record(tx: Tx) -> list[str]:
-        more = _record_starts(core, last, basis, tx)
-        evicted = evict(core, tx, plan.evictions if _is_allowed(tx, basis) else (), basis.at)
-        record_decision(core, tx, plan, [*placed, *more], evicted, basis)
+        more = _record_starts(records.recorder, last, basis, tx)
+        evicted = evict(records.recorder, tx, plan.evictions if _is_allowed(tx, basis) else (), basis.at)
+        record_decision(planning, tx, plan, [*placed, *more], evicted, basis)
         return more
 
     if plan.starts or plan.evictions:
-        placed += await core.store.write(record)
+        placed += await records.store.write(record)
 
 
 def _is_allowed(tx: Tx, basis: DecisionBasis) -> bool:
@@ -206,13 +214,15 @@ def _is_allowed(tx: Tx, basis: DecisionBasis) -> bool:
     return tx.windows.all() == basis.windows and not have_projects_changed(tx, basis.seen_seq)
 
 
-def _record_doomed(core: Core, doomed: Sequence[tuple[str, str]], tx: Tx) -> None:
+def _record_doomed(recorder: AttemptRecorder, doomed: Sequence[tuple[str, str]], tx: Tx) -> None:
     for attempt_id, because in doomed:
         stop = StopRequested(reason=EndReason.DEPENDENCY, by=str(SHOAL), because=because)
-        core.recorder.advance(tx, attempt_id, stop)
+        recorder.advance(tx, attempt_id, stop)
 
 
-def _record_starts(core: Core, starts: Sequence[PlannedStart], basis: DecisionBasis, tx: Tx) -> list[str]:
+def _record_starts(
+    recorder: AttemptRecorder, starts: Sequence[PlannedStart], basis: DecisionBasis, tx: Tx
+) -> list[str]:
     """Record starts that are still possible, and return their ids. The next cycle plans the others."""
     now = basis.at
     used = sorted({task.node for start in starts for task in start.allocation})
@@ -224,6 +234,6 @@ def _record_starts(core: Core, starts: Sequence[PlannedStart], basis: DecisionBa
             continue
         if not all(task.node in open_nodes for task in start.allocation):
             continue
-        core.recorder.advance(tx, start.attempt_id, AttemptPlaced(allocation=start.allocation), now=now)
+        recorder.advance(tx, start.attempt_id, AttemptPlaced(allocation=start.allocation), now=now)
         placed.append(start.attempt_id)
     return placed

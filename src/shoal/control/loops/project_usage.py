@@ -15,14 +15,14 @@ from math import inf
 
 import msgspec
 
-from shoal.control.core import Core
 from shoal.control.project_tree import project_view
 from shoal.model.attempt import Attempt
 from shoal.model.people import Project
+from shoal.scheduler import Planner
 from shoal.scheduler.facts.amounts import DeviceAmount, held_devices
 from shoal.scheduler.order.fair_share import FairShare, Usage
 from shoal.scheduler.order.project_tree import ProjectTree
-from shoal.store import EventFilter, Tx
+from shoal.store import EventFilter, Store, Tx
 
 KEY = "usage"
 MAX_EVENTS = 200_000
@@ -65,13 +65,13 @@ def hold_all(tx: Tx, fair: FairShare) -> None:
             fair.hold(attempt.project, held_devices(attempt.allocation), attempt.placed_at)
 
 
-async def write_usage(core: Core) -> None:
+async def write_usage(store: Store, planner: Planner) -> None:
     """Write the usage down. May be repeated. Events between the two steps come after `seen_seq` and are read
     next time.
     """
-    recalled = await core.store.read(lambda tx: recall_usage(tx, core.planner.policy.half_life_s))
+    recalled = await store.read(lambda tx: recall_usage(tx, planner.policy.half_life_s))
     text = msgspec.json.encode(recalled).decode()
-    await core.store.write(lambda tx: tx.meta.set(KEY, text))
+    await store.write(lambda tx: tx.meta.set(KEY, text))
 
 
 def _ended(tx: Tx, after: int) -> Iterator[Attempt]:

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import msgspec
 
+from shoal.clock import Clock
+from shoal.control.capabilities import Records, Upkeep
 from shoal.control.commands.nodes import is_still_dead
-from shoal.control.core import Core, LostTask
 from shoal.control.job_specs import max_restarts
 from shoal.control.loops.decision import record_replacement
 from shoal.control.memory.queue import StoreChanges, have_projects_changed
+from shoal.control.memory.running import LostTask, RunningAttempts
+from shoal.engines.base import Engine
 from shoal.model.attempt import Attempt, AttemptState, EndReason, NodeTask
 from shoal.model.job import Job
 from shoal.model.moves import REASON_OF_KIND, AttemptEvent, RanksRestarted, TaskEnded
 from shoal.model.retry import MAX_LOSSES
-from shoal.scheduler import replacement
+from shoal.scheduler import Planner, replacement
 from shoal.store import Tx
 from shoal.wire import MAX_OUTCOME_MESSAGE, TaskOutcome
 
@@ -30,7 +33,9 @@ would not help.
 
 
 def record_end(
-    core: Core,
+    records: Records,
+    running: RunningAttempts,
+    engine: Engine,
     tx: Tx,
     attempt_id: str,
     outcome: TaskOutcome,
@@ -51,19 +56,19 @@ def record_end(
     event: AttemptEvent = TaskEnded(outcome)
     if before is not None and _is_present(before, outcome):
         job = tx.jobs.get(before.job_id)
-        if job is not None and can_replace(core, job, before, outcome):
+        if job is not None and can_replace(records.clock, engine, job, before, outcome):
             task = _task_in_place(tx, job, before, outcome)
             if task is None and is_found_again:
-                core.lost_tasks[attempt_id] = LostTask(outcome, fence_s, is_declared)
+                running.lost_tasks[attempt_id] = LostTask(outcome, fence_s, is_declared)
                 return before
             event = event if task is None else RanksRestarted(before.rendezvous_round, outcome, task)
-    return core.recorder.advance(tx, attempt_id, event)
+    return records.recorder.advance(tx, attempt_id, event)
 
 
-def can_replace(core: Core, job: Job, attempt: Attempt, outcome: TaskOutcome) -> bool:
+def can_replace(clock: Clock, engine: Engine, job: Job, attempt: Attempt, outcome: TaskOutcome) -> bool:
     """Whether the rest of the attempt waits for another task in place of this one."""
     return (
-        core.engine.can_replace_tasks
+        engine.can_replace_tasks
         and attempt.state is AttemptState.RUNNING
         and len(attempt.allocation) > 1
         and not attempt.outcomes
@@ -72,7 +77,7 @@ def can_replace(core: Core, job: Job, attempt: Attempt, outcome: TaskOutcome) ->
         and max_restarts(job) > 0
         and job.stop_asked_by is None
         and job.losses + len(attempt.replacements) < MAX_LOSSES
-        and _num_quick(attempt, outcome.node, core.clock.now()) <= MAX_QUICK
+        and _num_quick(attempt, outcome.node, clock.now()) <= MAX_QUICK
     )
 
 
@@ -106,14 +111,16 @@ def _task_in_place(tx: Tx, job: Job, attempt: Attempt, outcome: TaskOutcome) -> 
     return next(task for task in attempt.allocation if task.node == outcome.node)
 
 
-async def replace_elsewhere(core: Core, changes: StoreChanges, now: float) -> tuple[str, ...]:
+async def replace_elsewhere(
+    upkeep: Upkeep, planner: Planner, changes: StoreChanges, now: float
+) -> tuple[str, ...]:
     """Plan for one lost task whose node takes no work, and record the plan. Return the attempt to hand over.
 
     The planner must stand as of `changes`, because the decision is recorded with them and can be made again.
     """
-    attempt_id, (outcome, fence_s, is_declared) = core.lost_tasks.popitem()
-    snapshot = core.planner.snapshot()
-    task = replacement(snapshot, core.planner.policy, attempt_id, outcome.node, now)
+    attempt_id, (outcome, fence_s, is_declared) = upkeep.running.lost_tasks.popitem()
+    snapshot = planner.snapshot()
+    task = replacement(snapshot, planner.policy, attempt_id, outcome.node, now)
     held = next((holding.allocation for holding in snapshot.holdings if holding.attempt_id == attempt_id), ())
 
     def record(tx: Tx) -> tuple[str, ...]:
@@ -121,26 +128,30 @@ async def replace_elsewhere(core: Core, changes: StoreChanges, now: float) -> tu
         job = tx.jobs.get(before.job_id) if before is not None else None
         if before is None or job is None or not _is_present(before, outcome) or before.allocation != held:
             return ()
-        if not can_replace(core, job, before, outcome) or not _is_still_valid(tx, changes, task):
+        if not can_replace(
+            upkeep.records.clock, upkeep.link.engine, job, before, outcome
+        ) or not _is_still_valid(tx, changes, task):
             return ()  # the next look finds the same loss, and other facts
-        if fence_s is not None and not core.leases.is_still_fenced(before, outcome.node, fence_s):
+        if fence_s is not None and not upkeep.running.leases.is_still_fenced(before, outcome.node, fence_s):
             return ()  # the node has spoken since
-        if is_declared and not is_still_dead(core, tx, outcome.node):
+        if is_declared and not is_still_dead(upkeep.running, upkeep.link.outages, tx, outcome.node):
             return ()  # the operator has withdrawn the declaration
-        record_replacement(core, tx, attempt_id, outcome.node, task, changes.seen_seq, now)
+        record_replacement(planner, tx, attempt_id, outcome.node, task, changes.seen_seq, now)
         if task is None or not _can_reach_first(tx, before, outcome, task):
             message = f"{outcome.message}; no other node could take its place at once"
             lost = msgspec.structs.replace(outcome, message=message[:MAX_OUTCOME_MESSAGE])
-            core.recorder.advance(tx, attempt_id, TaskEnded(lost))
+            upkeep.records.recorder.advance(tx, attempt_id, TaskEnded(lost))
             return ()
-        core.recorder.advance(tx, attempt_id, RanksRestarted(before.rendezvous_round, outcome, task), now=now)
+        upkeep.records.recorder.advance(
+            tx, attempt_id, RanksRestarted(before.rendezvous_round, outcome, task), now=now
+        )
         return (attempt_id,)
 
-    moved = await core.store.write(record)
+    moved = await upkeep.records.store.write(record)
     if moved:
-        core.leases.note_trouble(attempt_id, outcome.node, None)  # nothing of it is there any more
-    core.rendezvous.notify(attempt_id)
-    core.watch_signal.set()
+        upkeep.running.leases.note_trouble(attempt_id, outcome.node, None)  # nothing of it is there any more
+    upkeep.running.rendezvous.notify(attempt_id)
+    upkeep.signals.watch.set()
     return moved
 
 

@@ -9,13 +9,16 @@ from __future__ import annotations
 import msgspec
 import structlog
 
-from shoal.control.core import Core
+from shoal.clock import Clock
+from shoal.control.capabilities import Records, SubmissionInputs, Upkeep
 from shoal.control.job_specs import spec_of
 from shoal.control.loops.launch import launch
 from shoal.control.loops.node_refresh import refresh_nodes
 from shoal.control.loops.replace import can_replace, record_end
 from shoal.control.memory.leases import FENCE_MARGIN_S
-from shoal.engines.base import Observation, ObservedState, SupportsReaping
+from shoal.control.memory.running import RunningAttempts
+from shoal.control.services.state import ServiceState
+from shoal.engines.base import Engine, Observation, ObservedState, SupportsReaping
 from shoal.errors import EngineUnreachable, StoreUnavailable
 from shoal.model.attempt import Attempt, AttemptState, EndReason
 from shoal.model.job import Job
@@ -46,25 +49,25 @@ LATE_STOP_S = 60.0
 """How long after a time limit the control plane stops an attempt whose supervisor did not."""
 
 
-async def watch(core: Core) -> None:
+async def watch(upkeep: Upkeep, inputs: SubmissionInputs, services: ServiceState) -> None:
     """Look once at everything that runs or should run."""
-    holding = await core.store.read(lambda tx: tx.attempts.holding())
-    core.leases.follow([attempt for _, attempt in holding])
-    being_submitted = frozenset(core.submitting)
-    seen = await _observe(core)
-    core.checkpoint_times.keep_only(attempt.attempt_id for _, attempt in holding)
-    core.single_flight.keep_only(attempt.attempt_id for _, attempt in holding)
-    core.rendezvous.keep_only(attempt.attempt_id for _, attempt in holding)
-    core.open_drills.keep_only(attempt.attempt_id for _, attempt in holding)
-    core.rank_failures.keep_only(attempt.attempt_id for _, attempt in holding)
-    core.worlds.keep_only(attempt.attempt_id for _, attempt in holding)
-    core.services.keep_only(attempt.attempt_id for _, attempt in holding)
+    holding = await upkeep.records.store.read(lambda tx: tx.attempts.holding())
+    upkeep.running.leases.follow([attempt for _, attempt in holding])
+    being_submitted = frozenset(upkeep.running.submitting)
+    seen = await _observe(upkeep.link.engine)
+    upkeep.running.checkpoint_times.keep_only(attempt.attempt_id for _, attempt in holding)
+    upkeep.running.single_flight.keep_only(attempt.attempt_id for _, attempt in holding)
+    upkeep.running.rendezvous.keep_only(attempt.attempt_id for _, attempt in holding)
+    upkeep.running.drills.keep_only(attempt.attempt_id for _, attempt in holding)
+    upkeep.running.rank_failures.keep_only(attempt.attempt_id for _, attempt in holding)
+    upkeep.running.worlds.keep_only(attempt.attempt_id for _, attempt in holding)
+    services.keep_only(attempt.attempt_id for _, attempt in holding)
     failed: Exception | None = None
     for job, attempt in holding:
         if attempt.attempt_id in being_submitted:
             continue
         try:
-            await _compare(core, job, attempt, seen)
+            await _compare(upkeep, inputs, job, attempt, seen)
         except StoreUnavailable:
             raise
         except Exception as error:
@@ -74,31 +77,31 @@ async def watch(core: Core) -> None:
     if seen is not None:
         others = sorted(seen.keys() - {attempt.attempt_id for _, attempt in holding})
         recorded = (
-            await core.store.read(lambda tx: [tx.attempts.get(attempt_id) for attempt_id in others])
+            await upkeep.records.store.read(lambda tx: [tx.attempts.get(attempt_id) for attempt_id in others])
             if others
             else []
         )
         for attempt_id, record in zip(others, recorded, strict=True):
-            await _clean_up(core, attempt_id, record, seen[attempt_id])
+            await _clean_up(upkeep.link.engine, attempt_id, record, seen[attempt_id])
     if failed is not None:
         raise failed
 
 
-async def check_attempt(core: Core, attempt_id: str) -> None:
+async def check_attempt(upkeep: Upkeep, inputs: SubmissionInputs, attempt_id: str) -> None:
     """Look for lost tasks of one running attempt with several nodes, ahead of the next turn."""
-    recorded = await core.store.read(lambda tx: tx.attempts.with_jobs([attempt_id]))
+    recorded = await upkeep.records.store.read(lambda tx: tx.attempts.with_jobs([attempt_id]))
     running = [(job, attempt) for job, attempt in recorded if attempt.state is AttemptState.RUNNING]
-    for job, attempt in running if attempt_id not in core.submitting else ():
+    for job, attempt in running if attempt_id not in upkeep.running.submitting else ():
         if len(attempt.allocation) > 1:
-            await _compare(core, job, attempt, await _observe(core))
+            await _compare(upkeep, inputs, job, attempt, await _observe(upkeep.link.engine))
 
 
-async def _observe(core: Core) -> ObservedTasks | None:
+async def _observe(engine: Engine) -> ObservedTasks | None:
     """Return what the engine lists, by attempt and node; None if it does not answer."""
     try:
-        observations = await core.engine.list_owned()
+        observations = await engine.list_owned()
     except EngineUnreachable as error:
-        log.warning("engine.unreachable", engine=core.engine.name, error=error.message)
+        log.warning("engine.unreachable", engine=engine.name, error=error.message)
         return None
     seen: ObservedTasks = {}
     for observation in observations:
@@ -106,25 +109,32 @@ async def _observe(core: Core) -> ObservedTasks | None:
     return seen
 
 
-async def _compare(core: Core, job: Job, attempt: Attempt, observations: ObservedTasks | None) -> None:
+async def _compare(
+    upkeep: Upkeep, inputs: SubmissionInputs, job: Job, attempt: Attempt, observations: ObservedTasks | None
+) -> None:
     observed = None if observations is None else observations.get(attempt.attempt_id, {})
     if observed is not None and _should_submit(attempt, observed):
-        await _submit_again(core, job, attempt)
+        await _submit_again(upkeep, inputs, job, attempt)
     elif observed is not None:
-        core.leases.note_trouble(attempt.attempt_id, "", None)
-    events = [] if observed is None else _events(core, job, attempt, observed)
+        upkeep.running.leases.note_trouble(attempt.attempt_id, "", None)
+    events = (
+        []
+        if observed is None
+        else _events(upkeep.records.clock, upkeep.running, upkeep.link.engine, job, attempt, observed)
+    )
     before, num_ended = attempt, sum(isinstance(event, TaskEnded) for event in events)
     has_survivors = num_ended < len(attempt.nodes_left)
     is_mended = has_survivors and attempt.state is AttemptState.RUNNING and len(attempt.allocation) > 1
     if num_ended and (is_mended or _is_lost_unbegun(attempt, events)):
-        await refresh_nodes(core)  # a node that is gone can take neither another task nor the next attempt
+        # A node that is gone can take neither another task nor the next attempt.
+        await refresh_nodes(upkeep.records, upkeep.link)
     for event in events:
-        attempt = await _advance(core, attempt, event, has_survivors=has_survivors)
-    attempt = await _fence(core, job, attempt, observed or {})
+        attempt = await _advance(upkeep, attempt, event, has_survivors=has_survivors)
+    attempt = await _fence(upkeep, job, attempt, observed or {})
     if attempt.rendezvous_round > before.rendezvous_round:
-        await _replace_lost(core, attempt)
+        await _replace_lost(upkeep, inputs, attempt)
     if attempt.state is AttemptState.STOPPING:
-        await cancel(core, job, attempt)
+        await cancel(upkeep.link.engine, job, attempt)
 
 
 def _is_lost_unbegun(attempt: Attempt, events: list[AttemptEvent]) -> bool:
@@ -165,57 +175,71 @@ def _is_pending(observation: Observation | None) -> bool:
     return observation is not None and observation.state is ObservedState.PENDING
 
 
-def _events(core: Core, job: Job, attempt: Attempt, observed: dict[str, Observation]) -> list[AttemptEvent]:
+def _events(
+    clock: Clock,
+    running: RunningAttempts,
+    engine: Engine,
+    job: Job,
+    attempt: Attempt,
+    observed: dict[str, Observation],
+) -> list[AttemptEvent]:
     events: list[AttemptEvent] = []
     for node in attempt.nodes_left:
         seen = _present(attempt, observed, node)
         if seen is None and _may_be_starting(attempt, node):
             continue  # just handed over again
         if seen is None:
-            events.append(TaskEnded(_unlisted(core, attempt, node)))
+            events.append(TaskEnded(_unlisted(clock, engine, attempt, node)))
         elif seen.replacement > attempt.replacement_on(node):
             continue  # begun after the attempts were read: next time
         elif seen.state in (ObservedState.ORPHANED, ObservedState.DOUBTFUL):
             # Before the check of the epoch, because a task whose files cannot be read has none: this ends
             # nothing.
-            events += _unsupervised(core, job, attempt, seen)
+            events += _unsupervised(clock, running, engine, job, attempt, seen)
         elif seen.epoch != attempt.epoch:
             log.error("engine.stale_epoch", attempt=attempt.attempt_id, epoch=seen.epoch)
         elif seen.state is ObservedState.ENDED and seen.outcome is not None:
             events.append(TaskEnded(seen.outcome))
         elif seen.state is ObservedState.PENDING:
-            core.leases.note_trouble(attempt.attempt_id, node, seen.raw, is_queued=seen.is_queued)
+            running.leases.note_trouble(attempt.attempt_id, node, seen.raw, is_queued=seen.is_queued)
             # Waiting is no silence: the task cannot begin before it has asked for its task spec. But the
             # other tasks of a running group wait for this one and may hold what it needs: see
             # REPLACEMENT_PATIENCE_S.
             if seen.is_queued and not _is_awaited(attempt, node):
-                core.leases.note_alive(attempt.attempt_id, node, seen.replacement, is_hearsay=True)
+                running.leases.note_alive(attempt.attempt_id, node, seen.replacement, is_hearsay=True)
         elif seen.state is ObservedState.ALIVE:
             attempt_id, ago_s = attempt.attempt_id, seen.silent_s
-            core.leases.note_alive(
+            running.leases.note_alive(
                 attempt_id, node, seen.replacement, ago_s=ago_s, is_hearsay=seen.is_hearsay
             )
-            core.leases.note_trouble(attempt.attempt_id, node, None)
+            running.leases.note_trouble(attempt.attempt_id, node, None)
             if not seen.is_hearsay:
-                events += _supervised_again(core, attempt, node)
+                events += _supervised_again(running, attempt, node)
             if seen.started_at is not None and node not in attempt.started_nodes:
                 events.append(TaskStarted(node, seen.replacement))
         elif seen.is_cleared and node in attempt.doubted_nodes:
-            events += _supervised_again(core, attempt, node, is_hearsay=True)
-    return events + _overdue(core, job, attempt)
+            events += _supervised_again(running, attempt, node, is_hearsay=True)
+    return events + _overdue(running, job, attempt)
 
 
-def _unsupervised(core: Core, job: Job, attempt: Attempt, observation: Observation) -> list[AttemptEvent]:
+def _unsupervised(
+    clock: Clock,
+    running: RunningAttempts,
+    engine: Engine,
+    job: Job,
+    attempt: Attempt,
+    observation: Observation,
+) -> list[AttemptEvent]:
     """Return the events for a task without a known supervisor. No supervisor keeps its fence, so no fence
     passes. The attempt is stopped if no other task could take this one's place, or if the remaining processes
     do not die in time. A doubt alone stops nothing.
     """
     node, message = observation.node, observation.raw[:MAX_OUTCOME_MESSAGE]
-    core.leases.note_trouble(attempt.attempt_id, node, message)
+    running.leases.note_trouble(attempt.attempt_id, node, message)
     is_to_stop = (
         observation.state is ObservedState.ORPHANED
         and attempt.state is not AttemptState.STOPPING
-        and not _is_worth_waiting(core, job, attempt, node)
+        and not _is_worth_waiting(clock, running, engine, job, attempt, node)
     )
     is_known = node in attempt.orphaned_nodes and (
         observation.is_hearsay or node not in attempt.doubted_nodes
@@ -230,49 +254,55 @@ def _unsupervised(core: Core, job: Job, attempt: Attempt, observation: Observati
     ]
 
 
-def _record_orphan(core: Core, tx: Tx, attempt_id: str, event: TaskOrphaned) -> Attempt | None:
+def _record_orphan(
+    records: Records, running: RunningAttempts, engine: Engine, tx: Tx, attempt_id: str, event: TaskOrphaned
+) -> Attempt | None:
     """Record the orphan. Whether the attempt is stopped depends on the attempt as it is now, not as it was
     before the look.
     """
     attempt = tx.attempts.get(attempt_id)
     job = tx.jobs.get(attempt.job_id) if attempt is not None else None
     if event.is_to_stop and attempt is not None and job is not None:
-        is_to_stop = not _is_worth_waiting(core, job, attempt, event.node)
+        is_to_stop = not _is_worth_waiting(records.clock, running, engine, job, attempt, event.node)
         event = msgspec.structs.replace(event, is_to_stop=is_to_stop)
-    return core.recorder.advance(tx, attempt_id, event)
+    return records.recorder.advance(tx, attempt_id, event)
 
 
-def explains_failures(core: Core, job: Job, attempt: Attempt, node: str) -> bool:
+def explains_failures(
+    clock: Clock, running: RunningAttempts, engine: Engine, job: Job, attempt: Attempt, node: str
+) -> bool:
     """Whether another node explains failed ranks on `node`: a task there is dying and its replacement is
     awaited, or the node went silent, as a machine that is switched off does. This holds for a minute at most.
     Silence excuses one failure more than tasks were replaced. Later failures count against the job's retries.
     """
     dying = set(attempt.orphans_left)
     if attempt.num_excused <= len(attempt.replacements):
-        dying |= set(core.leases.silent_nodes(attempt, MISSED_S))
-    return any(_is_worth_waiting(core, job, attempt, name) for name in dying - {node})
+        dying |= set(running.leases.silent_nodes(attempt, MISSED_S))
+    return any(_is_worth_waiting(clock, running, engine, job, attempt, name) for name in dying - {node})
 
 
-def _is_worth_waiting(core: Core, job: Job, attempt: Attempt, node: str) -> bool:
+def _is_worth_waiting(
+    clock: Clock, running: RunningAttempts, engine: Engine, job: Job, attempt: Attempt, node: str
+) -> bool:
     """Whether the remaining processes of this task may still die in time, so that the others can go on with a
     task in its place.
     """
-    lost = _outcome(core, attempt, node, EndKind.LOST, "")
+    lost = _outcome(clock, attempt, node, EndKind.LOST, "")
     return (
-        core.leases.task_silence_s(attempt, node) <= REPLACEMENT_PATIENCE_S
+        running.leases.task_silence_s(attempt, node) <= REPLACEMENT_PATIENCE_S
         and not set(attempt.nodes_left) <= {node, *attempt.orphaned_nodes}
-        and can_replace(core, job, attempt, lost)
+        and can_replace(clock, engine, job, attempt, lost)
     )
 
 
 def _supervised_again(
-    core: Core, attempt: Attempt, node: str, *, is_hearsay: bool = False
+    running: RunningAttempts, attempt: Attempt, node: str, *, is_hearsay: bool = False
 ) -> list[AttemptEvent]:
     """Return the events for a task that has a supervisor again. Its fence counts from now on."""
     if node not in attempt.orphaned_nodes:
         return []
-    core.leases.note_alive(attempt.attempt_id, node, attempt.replacement_on(node), is_hearsay=True)
-    core.leases.note_trouble(attempt.attempt_id, node, None)
+    running.leases.note_alive(attempt.attempt_id, node, attempt.replacement_on(node), is_hearsay=True)
+    running.leases.note_trouble(attempt.attempt_id, node, None)
     return [OrphanCleared(node, attempt.replacement_on(node), is_hearsay=is_hearsay)]
 
 
@@ -285,67 +315,67 @@ def _is_awaited(attempt: Attempt, node: str) -> bool:
     return attempt.state is AttemptState.RUNNING and node in attempt.nodes_to_start
 
 
-def _unlisted(core: Core, attempt: Attempt, node: str) -> TaskOutcome:
+def _unlisted(clock: Clock, engine: Engine, attempt: Attempt, node: str) -> TaskOutcome:
     """Return the outcome of a task that held resources and is not listed: the engine says that nothing of it
     runs.
     """
     kind = EndKind.STOPPED if attempt.state is AttemptState.STOPPING else EndKind.LOST
-    return _outcome(core, attempt, node, kind, f"{core.engine.name} has no trace of it")
+    return _outcome(clock, attempt, node, kind, f"{engine.name} has no trace of it")
 
 
-def _outcome(core: Core, attempt: Attempt, node: str, kind: EndKind, message: str) -> TaskOutcome:
+def _outcome(clock: Clock, attempt: Attempt, node: str, kind: EndKind, message: str) -> TaskOutcome:
     """Return the outcome of an end that no process on the node could record."""
     return TaskOutcome(
         attempt_id=attempt.attempt_id,
         epoch=attempt.epoch,
         node=node,
         kind=kind,
-        ended_at=core.clock.now(),
+        ended_at=clock.now(),
         message=message,
         replacement=attempt.replacement_on(node),
     )
 
 
-async def _replace_lost(core: Core, attempt: Attempt) -> None:
+async def _replace_lost(upkeep: Upkeep, inputs: SubmissionInputs, attempt: Attempt) -> None:
     """Start tasks in place of those that were just lost, and tell the other nodes of the next rank group."""
-    core.rendezvous.notify(attempt.attempt_id)
+    upkeep.running.rendezvous.notify(attempt.attempt_id)
     if attempt.state is AttemptState.RUNNING and attempt.nodes_to_start:
-        await launch(core, attempt.attempt_id)
+        await launch(upkeep, inputs, attempt.attempt_id)
 
 
-async def _submit_again(core: Core, job: Job, attempt: Attempt) -> None:
+async def _submit_again(upkeep: Upkeep, inputs: SubmissionInputs, job: Job, attempt: Attempt) -> None:
     """Submit once more. If that has failed for longer than the fence, give up, so that the job is tried
     elsewhere. The other tasks of a running attempt wait less long for the one they lack.
     """
     is_starting = attempt.state is AttemptState.STARTING
     limit_s = spec_of(job).fence + FENCE_MARGIN_S if is_starting else REPLACEMENT_PATIENCE_S
     nodes = attempt.nodes_left if is_starting else attempt.nodes_to_start
-    if all(core.leases.task_silence_s(attempt, node) <= limit_s for node in nodes):
-        await launch(core, attempt.attempt_id)
+    if all(upkeep.running.leases.task_silence_s(attempt, node) <= limit_s for node in nodes):
+        await launch(upkeep, inputs, attempt.attempt_id)
         return
-    if attempt.attempt_id in core.submitting:
+    if attempt.attempt_id in upkeep.running.submitting:
         return
-    core.submitting.add(attempt.attempt_id)
+    upkeep.running.submitting.add(attempt.attempt_id)
     try:
         # Look again under the mark, because no submission can be under way while it is set.
-        seen = await _observe(core)
+        seen = await _observe(upkeep.link.engine)
         listed = {} if seen is None else seen.get(attempt.attempt_id, {})
         if seen is not None and not (is_starting and listed):
-            for event in _given_up(core, attempt, nodes, listed):
-                await _advance(core, attempt, event, has_survivors=False)
+            for event in _given_up(upkeep.records.clock, upkeep.link.engine, attempt, nodes, listed):
+                await _advance(upkeep, attempt, event, has_survivors=False)
     finally:
-        core.submitting.discard(attempt.attempt_id)
+        upkeep.running.submitting.discard(attempt.attempt_id)
 
 
 def _given_up(
-    core: Core, attempt: Attempt, nodes: tuple[str, ...], listed: dict[str, Observation]
+    clock: Clock, engine: Engine, attempt: Attempt, nodes: tuple[str, ...], listed: dict[str, Observation]
 ) -> list[AttemptEvent]:
     """Return the events for tasks that could not be handed over: they are over. A task that was handed over
     and did not begin might still begin, so it is stopped.
     """
     observations = {node: _present(attempt, listed, node) for node in nodes}
     over = [
-        TaskEnded(_unlisted(core, attempt, node))
+        TaskEnded(_unlisted(clock, engine, attempt, node))
         for node, observation in observations.items()
         if observation is None
     ]
@@ -355,51 +385,53 @@ def _given_up(
     return [*over, *([stop] if late else [])]
 
 
-async def _fence(core: Core, job: Job, attempt: Attempt, observed: dict[str, Observation]) -> Attempt:
+async def _fence(upkeep: Upkeep, job: Job, attempt: Attempt, observed: dict[str, Observation]) -> Attempt:
     """Record that the fences of silent nodes have passed. Only for tasks that the engine cannot see. The
     attempt is marked like a submission, so that none begins before this is recorded.
     """
-    if attempt.attempt_id in core.submitting:
+    if attempt.attempt_id in upkeep.running.submitting:
         return attempt
-    silent = core.leases.fenced_nodes(attempt, spec_of(job).fence)
+    silent = upkeep.running.leases.fenced_nodes(attempt, spec_of(job).fence)
     fenced = tuple(node for node in silent if not _is_pending(observed.get(node)))
     if fenced != silent:
         # Its supervisor may hang and wake up after any fence. A stop before it begins prevents that.
-        await _stop(core, attempt, 0.0)
+        await _stop(upkeep.link.engine, attempt, 0.0)
     if not fenced:
         return attempt
-    core.submitting.add(attempt.attempt_id)
+    upkeep.running.submitting.add(attempt.attempt_id)
     try:
-        for event in _fenced(core, attempt, fenced):
-            attempt = await _advance(core, attempt, event, fence_s=spec_of(job).fence)
+        for event in _fenced(upkeep.records.clock, attempt, fenced):
+            attempt = await _advance(upkeep, attempt, event, fence_s=spec_of(job).fence)
     finally:
-        core.submitting.discard(attempt.attempt_id)
+        upkeep.running.submitting.discard(attempt.attempt_id)
     return attempt
 
 
-def _fenced(core: Core, attempt: Attempt, nodes: tuple[str, ...]) -> list[AttemptEvent]:
+def _fenced(clock: Clock, attempt: Attempt, nodes: tuple[str, ...]) -> list[AttemptEvent]:
     """Return the events for fenced nodes. One silent node ends the whole gang, as any failure would: the
     others are seen and can be stopped.
     """
     if nodes == attempt.nodes_left:
         return [FenceExpired()]
     message = "no sign of life for longer than its fence"
-    return [TaskEnded(_outcome(core, attempt, node, EndKind.FENCED, message)) for node in nodes]
+    return [TaskEnded(_outcome(clock, attempt, node, EndKind.FENCED, message)) for node in nodes]
 
 
-def _overdue(core: Core, job: Job, attempt: Attempt) -> list[AttemptEvent]:
+def _overdue(running: RunningAttempts, job: Job, attempt: Attempt) -> list[AttemptEvent]:
     """Return a stop if the time limit passed long ago. A supervisor keeps its own time limit; this is for one
     that hangs.
     """
     limit_s = job.request.time_limit_s
     if limit_s is None or attempt.state is not AttemptState.RUNNING:
         return []
-    if core.leases.ran_for_s(attempt.attempt_id) < limit_s + LATE_STOP_S:
+    if running.leases.ran_for_s(attempt.attempt_id) < limit_s + LATE_STOP_S:
         return []
     return [StopRequested(reason=EndReason.TIME_LIMIT, by="the time limit")]
 
 
-def _is_fenced(core: Core, tx: Tx, attempt_id: str, event: AttemptEvent, fence_s: float) -> bool:
+def _is_fenced(
+    running: RunningAttempts, tx: Tx, attempt_id: str, event: AttemptEvent, fence_s: float
+) -> bool:
     """Whether the nodes are still fenced, checked in the transaction. A supervisor that was frozen for longer
     than its fence may have spoken since the look. It was told to go on then, or it will be told that the task
     has ended.
@@ -408,11 +440,11 @@ def _is_fenced(core: Core, tx: Tx, attempt_id: str, event: AttemptEvent, fence_s
     if attempt is None:
         return False
     gone = (event.outcome.node,) if isinstance(event, TaskEnded) else attempt.nodes_left
-    return set(gone) <= set(core.leases.fenced_nodes(attempt, fence_s))
+    return set(gone) <= set(running.leases.fenced_nodes(attempt, fence_s))
 
 
 async def _advance(
-    core: Core,
+    upkeep: Upkeep,
     attempt: Attempt,
     event: AttemptEvent,
     *,
@@ -424,35 +456,46 @@ async def _advance(
     """
 
     def record(tx: Tx) -> Attempt | None:
-        if fence_s is not None and not _is_fenced(core, tx, attempt.attempt_id, event, fence_s):
+        if fence_s is not None and not _is_fenced(upkeep.running, tx, attempt.attempt_id, event, fence_s):
             return None
         if isinstance(event, TaskEnded) and has_survivors:
             outcome = event.outcome
-            return record_end(core, tx, attempt.attempt_id, outcome, is_found_again=True, fence_s=fence_s)
+            return record_end(
+                upkeep.records,
+                upkeep.running,
+                upkeep.link.engine,
+                tx,
+                attempt.attempt_id,
+                outcome,
+                is_found_again=True,
+                fence_s=fence_s,
+            )
         if isinstance(event, TaskOrphaned):
-            return _record_orphan(core, tx, attempt.attempt_id, event)
-        return core.recorder.advance(tx, attempt.attempt_id, event)
+            return _record_orphan(
+                upkeep.records, upkeep.running, upkeep.link.engine, tx, attempt.attempt_id, event
+            )
+        return upkeep.records.recorder.advance(tx, attempt.attempt_id, event)
 
-    after = await core.store.write(record) or attempt
-    if attempt.attempt_id in core.lost_tasks:
-        core.plan_signal.set()
+    after = await upkeep.records.store.write(record) or attempt
+    if attempt.attempt_id in upkeep.running.lost_tasks:
+        upkeep.signals.plan.set()
     return after
 
 
-async def cancel(core: Core, job: Job, attempt: Attempt) -> None:
+async def cancel(engine: Engine, job: Job, attempt: Attempt) -> None:
     """Tell the engine to stop the attempt. Repeated at every look until the end is seen."""
-    await _stop(core, attempt, spec_of(job).grace)
+    await _stop(engine, attempt, spec_of(job).grace)
 
 
-async def _stop(core: Core, attempt: Attempt, grace_s: float) -> None:
+async def _stop(engine: Engine, attempt: Attempt, grace_s: float) -> None:
     try:
-        await core.engine.cancel(attempt.attempt_id, grace_s)
+        await engine.cancel(attempt.attempt_id, grace_s)
     except EngineUnreachable as error:
         log.warning("cancel.later", attempt=attempt.attempt_id, error=error.message)
 
 
 async def _clean_up(
-    core: Core, attempt_id: str, attempt: Attempt | None, observed: dict[str, Observation]
+    engine: Engine, attempt_id: str, attempt: Attempt | None, observed: dict[str, Observation]
 ) -> None:
     """Clean up what the engine has and the records do not hold. `attempt`: as recorded after the engine was
     asked.
@@ -465,11 +508,11 @@ async def _clean_up(
         return  # placed after the attempts were read: next time
     try:
         if all(seen.state is ObservedState.ENDED for seen in observed.values()):
-            await core.engine.forget(attempt_id)
-        elif isinstance(core.engine, SupportsReaping):
-            await core.engine.reap(attempt_id)
+            await engine.forget(attempt_id)
+        elif isinstance(engine, SupportsReaping):
+            await engine.reap(attempt_id)
         else:
             log.warning("engine.stray", attempt=attempt_id)
-            await core.engine.cancel(attempt_id, 0.0)
+            await engine.cancel(attempt_id, 0.0)
     except EngineUnreachable as error:
         log.warning("cleanup.later", attempt=attempt_id, error=error.message)

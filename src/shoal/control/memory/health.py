@@ -1,4 +1,4 @@
-"""Health of the loops, the engine and its nodes, and the signal by which one loop wakes another.
+"""Health of the loops, the engine and its nodes.
 
 `LoopHealth`: which loops fail, since when and why. A control plane that starts tries all loops at once.
 
@@ -16,33 +16,10 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from math import inf
 
-import anyio
 import msgspec
 
 from shoal.clock import Clock
 from shoal.errors import ShoalError
-
-
-class Signal:
-    """A flag that anything in the loop's thread raises and the waiting loop lowers."""
-
-    def __init__(self) -> None:
-        self._event = anyio.Event()
-
-    @property
-    def is_raised(self) -> bool:
-        """Whether the flag is raised. Any thread may ask."""
-        return self._event.is_set()
-
-    def set(self) -> None:
-        self._event.set()
-
-    async def wait(self, timeout_s: float) -> None:
-        """Wait until the flag is raised or the time is over, then lower it."""
-        with anyio.move_on_after(timeout_s):
-            await self._event.wait()
-        self._event = anyio.Event()
-
 
 MAX_FAILURE_TEXT = 300
 

@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 
 from shoal.control.actor import Actor
+from shoal.control.capabilities import JobAdmission, Records
 from shoal.control.commands.submit import check_fit, check_mounts, check_priority, check_queue, check_secrets
-from shoal.control.core import Core
+from shoal.control.memory.planner_input import PlannerNodes
 from shoal.control.project_tree import check_project_limits
 from shoal.control.record import fingerprint, record_event, run_idempotent
 from shoal.control.services.release_checks import (
@@ -24,10 +25,12 @@ from shoal.control.services.release_checks import (
     choose_model,
 )
 from shoal.control.services.replicas import frozen_replica, spec_of_release
+from shoal.control.services.state import ServiceState
 from shoal.errors import NotFound, ShoalError, StateError
 from shoal.identity import seal_secrets
 from shoal.model.people import User
 from shoal.model.service import Release, Rollout, RolloutStage, Service
+from shoal.settings import Settings
 from shoal.spec.service import ServiceSpec
 from shoal.spec.service_fields import ReplicaRange
 from shoal.store import Tx
@@ -51,7 +54,9 @@ class ServiceRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What the caller found missing. A repeated key gets its first reply nevertheless."""
 
 
-async def serve(core: Core, actor: Actor, request: ServiceRequest, key: str | None) -> Service:
+async def serve(
+    admission: JobAdmission, services: ServiceState, actor: Actor, request: ServiceRequest, key: str | None
+) -> Service:
     """Make this spec the newest release of the service, and return the service once it is on disk. The same
     spec and archive again change nothing.
 
@@ -59,63 +64,67 @@ async def serve(core: Core, actor: Actor, request: ServiceRequest, key: str | No
     """
     text = request.spec.canonical_json()
     check_secrets(frozen_replica(text).spec, request.secrets)
-    refusal = request.refusal or _refusal(core, request.spec, text)
-    secret = hmac.digest(core.key, msgspec.json.encode(request.secrets, order="sorted"), "sha256").hex()
+    refusal = request.refusal or _refusal(admission.planning.nodes, admission.settings, request.spec, text)
+    secret = hmac.digest(
+        admission.sealing.key, msgspec.json.encode(request.secrets, order="sorted"), "sha256"
+    ).hex()
     digest = fingerprint("serve", request.project, text, request.archive_digest, secret)
     choice = ModelChoice(spec=request.spec, model="")
     try:
-        choice = await choose_model(core, request.project, request.spec)
+        choice = await choose_model(admission.records.store, admission.engine, request.project, request.spec)
     except ShoalError as error:
         refusal = refusal or error
 
     def change(tx: Tx) -> Service:
-        now = core.clock.now()
+        now = admission.records.clock.now()
 
         def accept() -> str:
             if refusal is not None:
                 raise refusal
-            return _accept(core, tx, actor, request, choice, now).service_id
+            return _accept(admission, tx, actor, request, choice, now).service_id
 
         service_id, _ = run_idempotent(tx, actor, key, digest, now, str, accept)
         return find_service(tx, service_id)
 
-    service = await core.store.write(change)
-    core.services.waker.set()
+    service = await admission.records.store.write(change)
+    services.waker.set()
     return service
 
 
-def _refusal(core: Core, spec: ServiceSpec, text: str) -> ShoalError | None:
+def _refusal(
+    planner_nodes: PlannerNodes, settings: Settings, spec: ServiceSpec, text: str
+) -> ShoalError | None:
     frozen = frozen_replica(text)
     try:
-        check_data_plane(core.settings, spec)
-        check_port(spec, (core.settings.port, core.settings.serve_port))
-        check_queue(core, frozen.spec)
-        check_mounts(core, frozen.spec)
-        check_fit(core, frozen)
+        check_data_plane(settings, spec)
+        check_port(spec, (settings.port, settings.serve_port))
+        check_queue(settings, frozen.spec)
+        check_mounts(settings, frozen.spec)
+        check_fit(planner_nodes, frozen)
     except ShoalError as error:
         return error
     return None
 
 
 def _accept(
-    core: Core, tx: Tx, actor: Actor, request: ServiceRequest, choice: ModelChoice, now: float
+    admission: JobAdmission, tx: Tx, actor: Actor, request: ServiceRequest, choice: ModelChoice, now: float
 ) -> Service:
     project = tx.people.get_project(request.project)
     if project is None:
         raise NotFound(f"no project `{request.project}`", hint="shoal project list")
     spec, text = choice.spec, choice.spec.canonical_json()
     frozen = frozen_replica(text)
-    priority = check_priority(core, project, frozen.spec)
+    priority = check_priority(admission.planning.planner, project, frozen.spec)
     check_project_limits(tx, project, frozen.request, f"a replica of `{spec.name}`")
     existing = tx.services.by_name(project.name, spec.name)
     if existing is not None and _is_same(tx, existing, text, request):
         return existing
-    check_hosts(core, tx, project.name, spec, existing, may_claim=request.may_claim)
+    check_hosts(admission.settings, tx, project.name, spec, existing, may_claim=request.may_claim)
     because = _release_reason(tx, existing, choice.spec, request) if existing else ""
     service = (
         _with_next_release(existing, spec, now)
         if existing
-        else _new_service(core.new_id("svc"), request, now)
+        else _new_service(admission.records.new_id("svc"), request, now)
     )
     release = Release(
         service_id=service.service_id,
@@ -139,7 +148,9 @@ def _accept(
         tx.services.update(service)
     tx.services.add_release(release)
     if request.secrets:
-        sealed = seal_secrets(core.key, release.secrets_id, request.secrets, core.random)
+        sealed = seal_secrets(
+            admission.sealing.key, release.secrets_id, request.secrets, admission.sealing.random
+        )
         tx.secrets.put(release.secrets_id, sealed)
     facts = {"service": service.name, "release": release.number, "spec": text, "model": release.model}
     facts |= {"because": because} if because else {}
@@ -238,11 +249,20 @@ def _range_before(service: Service, low: int, high: int) -> tuple[int, int] | No
     return None if before == (low, high) else before
 
 
-async def scale(core: Core, actor: Actor, service_id: str, low: int, high: int, key: str | None) -> Service:
+async def scale(
+    records: Records,
+    services: ServiceState,
+    settings: Settings,
+    actor: Actor,
+    service_id: str,
+    low: int,
+    high: int,
+    key: str | None,
+) -> Service:
     """Bound the number of replicas from now on."""
 
     def change(service: Service, now: float) -> Service:
-        check_range(core.settings, service.name, low, high)
+        check_range(settings, service.name, low, high)
         rollout = service.rollout
         if rollout is not None:
             rollout = msgspec.structs.replace(rollout, range_before=None)
@@ -256,10 +276,12 @@ async def scale(core: Core, actor: Actor, service_id: str, low: int, high: int, 
         return bounded.resized(count, f"{actor.name} says {range_text}", now)
 
     facts = {"min": low, "max": high}
-    return await alter(core, actor, service_id, "service.scaled", facts, change, key)
+    return await alter(records, services, actor, service_id, "service.scaled", facts, change, key)
 
 
-async def stop(core: Core, actor: Actor, service_id: str, key: str | None) -> Service:
+async def stop(
+    records: Records, services: ServiceState, actor: Actor, service_id: str, key: str | None
+) -> Service:
     """End the service once its replicas have finished their requests. May be repeated."""
 
     def change(service: Service, now: float) -> Service:
@@ -267,10 +289,12 @@ async def stop(core: Core, actor: Actor, service_id: str, key: str | None) -> Se
             return service
         return msgspec.structs.replace(service, stop_asked_by=actor.name, rollout=None)
 
-    return await alter(core, actor, service_id, "service.stop_asked", {}, change, key)
+    return await alter(records, services, actor, service_id, "service.stop_asked", {}, change, key)
 
 
-async def undo_rollout(core: Core, actor: Actor, service_id: str, key: str | None) -> Service:
+async def undo_rollout(
+    records: Records, services: ServiceState, actor: Actor, service_id: str, key: str | None
+) -> Service:
     """Give up the open rollout, or roll back to the release before the one that serves."""
 
     def change(service: Service, now: float) -> Service:
@@ -290,10 +314,12 @@ async def undo_rollout(core: Core, actor: Actor, service_id: str, key: str | Non
         back = Rollout(old=service.live, new=before, stage=RolloutStage.ROLLING, since=now)
         return msgspec.structs.replace(service, rollout=back, failures=0)
 
-    return await alter(core, actor, service_id, "rollout.undone", {}, change, key)
+    return await alter(records, services, actor, service_id, "rollout.undone", {}, change, key)
 
 
-async def promote_rollout(core: Core, actor: Actor, service_id: str, key: str | None) -> Service:
+async def promote_rollout(
+    records: Records, services: ServiceState, actor: Actor, service_id: str, key: str | None
+) -> Service:
     """Stop watching a canary: the new release takes over from here on."""
 
     def change(service: Service, now: float) -> Service:
@@ -307,11 +333,12 @@ async def promote_rollout(core: Core, actor: Actor, service_id: str, key: str | 
         over = msgspec.structs.replace(rollout, stage=RolloutStage.ROLLING, share=None, since=now)
         return msgspec.structs.replace(service, rollout=over)
 
-    return await alter(core, actor, service_id, "rollout.promoted", {}, change, key)
+    return await alter(records, services, actor, service_id, "rollout.promoted", {}, change, key)
 
 
 async def alter(
-    core: Core,
+    records: Records,
+    services: ServiceState,
     actor: Actor,
     service_id: str,
     kind: str,
@@ -324,7 +351,7 @@ async def alter(
     """
 
     def write(tx: Tx) -> Service:
-        now = core.clock.now()
+        now = records.clock.now()
 
         def act() -> str:
             before = find_service(tx, service_id)
@@ -339,8 +366,8 @@ async def alter(
         run_idempotent(tx, actor, key, fingerprint(kind, service_id, facts), now, str, act)
         return find_service(tx, service_id)
 
-    changed = await core.store.write(write)
-    core.services.waker.set()
+    changed = await records.store.write(write)
+    services.waker.set()
     return changed
 
 

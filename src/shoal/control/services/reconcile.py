@@ -12,10 +12,11 @@ import msgspec
 import structlog
 
 from shoal.control.actor import SHOAL
+from shoal.control.capabilities import JobAdmission, Serving
 from shoal.control.commands.job_records import ask_to_stop
-from shoal.control.core import Core
 from shoal.control.loops.watch import cancel
-from shoal.control.record import record_event
+from shoal.control.memory.running import RunningAttempts
+from shoal.control.record import AttemptRecorder, record_event
 from shoal.control.services.desired import desired_replicas
 from shoal.control.services.replicas import begin_replica
 from shoal.control.services.serving_table import publish
@@ -27,6 +28,7 @@ from shoal.control.services.snapshot import (
     open_replicas,
     service_activity,
 )
+from shoal.control.services.state import ServiceState
 from shoal.errors import LimitReached, StoreUnavailable
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.job import Job, JobOutcome
@@ -49,39 +51,49 @@ class ServiceDecision(msgspec.Struct, frozen=True, kw_only=True):
     """Why there should be more or fewer replicas than before."""
 
 
-async def reconcile_services(core: Core) -> None:
+async def reconcile_services(admission: JobAdmission, serving: Serving, running: RunningAttempts) -> None:
     """Run one turn for all services, then publish the table that follows from it."""
     failed: Exception | None = None
-    for service in await core.store.read(lambda tx: tx.services.all()):
+    for service in await serving.records.store.read(lambda tx: tx.services.all()):
         try:
-            await _reconcile(core, service.service_id)
+            await _reconcile(admission, running, serving.services, service.service_id)
         except StoreUnavailable:
             raise
         except Exception as error:
             # A service that cannot be reconciled must not keep the others from it.
             log.exception("service.failed", service=service.reference)
             failed = failed or error
-    await publish(core)
+    await publish(serving)
     if failed is not None:
         raise failed
 
 
-async def _reconcile(core: Core, service_id: str) -> None:
-    snapshot = await core.store.read(lambda tx: load_snapshot(tx, service_id))
+async def _reconcile(
+    admission: JobAdmission, running: RunningAttempts, services: ServiceState, service_id: str
+) -> None:
+    snapshot = await admission.records.store.read(lambda tx: load_snapshot(tx, service_id))
     if snapshot is None:
         return
-    activity = service_activity(core, snapshot)
-    decision = decide(snapshot, activity, core.clock.now())
-    order_sleep(core, snapshot, activity, decision.service)
+    activity = service_activity(
+        admission.records.clock, running, admission.planning.planner, services, snapshot
+    )
+    decision = decide(snapshot, activity, admission.records.clock.now())
+    order_sleep(running, services, snapshot, activity, decision.service)
     if not _is_due(snapshot, decision):
         return
-    stopped = await core.store.write(lambda tx: _apply(core, tx, service_id, activity))
+    stopped = await admission.records.store.write(lambda tx: _apply(admission, tx, service_id, activity))
     for job, attempt in stopped:
         if attempt.state is AttemptState.STOPPING:
-            await cancel(core, job, attempt)
+            await cancel(admission.engine, job, attempt)
 
 
-def order_sleep(core: Core, snapshot: ServiceSnapshot, activity: ServiceActivity, service: Service) -> None:
+def order_sleep(
+    running: RunningAttempts,
+    services: ServiceState,
+    snapshot: ServiceSnapshot,
+    activity: ServiceActivity,
+    service: Service,
+) -> None:
     """Have supervisors put servers to sleep, or wake them, at once. A server may sleep only once no data
     plane sends anything to it.
     """
@@ -90,8 +102,8 @@ def order_sleep(core: Core, snapshot: ServiceSnapshot, activity: ServiceActivity
             continue
         should_sleep = service.is_asleep and replica.draining_at is None
         is_safe = not should_sleep or replica.is_asleep or replica.replica_id in activity.idle
-        if is_safe and core.services.order_sleep(attempt.attempt_id, should_sleep=should_sleep):
-            core.rendezvous.notify(attempt.attempt_id)
+        if is_safe and services.order_sleep(attempt.attempt_id, should_sleep=should_sleep):
+            running.rendezvous.notify(attempt.attempt_id)
 
 
 def decide(snapshot: ServiceSnapshot, activity: ServiceActivity, now: float) -> ServiceDecision:
@@ -152,9 +164,11 @@ def _after_ends(service: Service, ended: tuple[ReplicaRecord, ...], now: float) 
     )
 
 
-def _apply(core: Core, tx: Tx, service_id: str, activity: ServiceActivity) -> list[tuple[Job, Attempt]]:
+def _apply(
+    admission: JobAdmission, tx: Tx, service_id: str, activity: ServiceActivity
+) -> list[tuple[Job, Attempt]]:
     """Do what is decided, as far as there is room. Return the jobs that were asked to stop."""
-    now = core.clock.now()
+    now = admission.records.clock.now()
     snapshot = load_snapshot(tx, service_id)
     if snapshot is None:
         return []
@@ -166,20 +180,22 @@ def _apply(core: Core, tx: Tx, service_id: str, activity: ServiceActivity) -> li
     if decision.service.stop_asked_by is not None and len(decision.ended) == len(snapshot.replicas):
         _remove(tx, snapshot, now)
         return []
-    service = _start(core, tx, snapshot, decision, now)
+    service = _start(admission, tx, snapshot, decision, now)
     _record_changes(tx, snapshot.service, service, decision.because, now)
     if service != snapshot.service:
         tx.services.update(msgspec.structs.replace(service, version=snapshot.service.version + 1))
     _drain(tx, snapshot, decision.steps.drain, now)
-    return _stop(core, tx, snapshot, decision.steps, now)
+    return _stop(admission.records.recorder, tx, snapshot, decision.steps, now)
 
 
-def _start(core: Core, tx: Tx, snapshot: ServiceSnapshot, decision: ServiceDecision, now: float) -> Service:
+def _start(
+    admission: JobAdmission, tx: Tx, snapshot: ServiceSnapshot, decision: ServiceDecision, now: float
+) -> Service:
     """Start as many replicas as the project has room for, and the others when it has."""
     service = decision.service
     try:
         for number in decision.steps.start:
-            begin_replica(core, tx, service, snapshot.releases[number], service.next_slot, now)
+            begin_replica(admission, tx, service, snapshot.releases[number], service.next_slot, now)
             service = msgspec.structs.replace(service, next_slot=service.next_slot + 1)
     except LimitReached as full:
         if service.rollout is not None and _is_under_way(service.rollout, snapshot):
@@ -227,14 +243,18 @@ def _drain(tx: Tx, snapshot: ServiceSnapshot, replica_ids: tuple[str, ...], now:
 
 
 def _stop(
-    core: Core, tx: Tx, snapshot: ServiceSnapshot, steps: replica_steps.ReplicaSteps, now: float
+    recorder: AttemptRecorder,
+    tx: Tx,
+    snapshot: ServiceSnapshot,
+    steps: replica_steps.ReplicaSteps,
+    now: float,
 ) -> list[tuple[Job, Attempt]]:
     reasons = dict(steps.stop)
     for replica, job, attempt in snapshot.replicas:
         if replica.replica_id in reasons:
             facts = {"because": reasons[replica.replica_id]}
             record_event(tx, "replica.stopped", now, SHOAL, job=job, attempt=attempt, data=facts)
-    return ask_to_stop(core, tx, SHOAL, list(reasons), now)
+    return ask_to_stop(recorder, tx, SHOAL, list(reasons), now)
 
 
 def _remove(tx: Tx, snapshot: ServiceSnapshot, now: float) -> None:

@@ -15,9 +15,8 @@ from collections.abc import Collection, Iterator, Sequence
 import msgspec
 
 from shoal.control.commands.job_records import resolve_reference
-from shoal.control.core import Core
 from shoal.control.services.replicas import spec_of_release
-from shoal.engines.base import SavedCheckpoint, SavedState, SupportsCheckpoints
+from shoal.engines.base import Engine, SavedCheckpoint, SavedState, SupportsCheckpoints
 from shoal.errors import Denied, SpecError, StateError
 from shoal.model.job import Job
 from shoal.model.service import Service
@@ -25,7 +24,7 @@ from shoal.serving.table import is_shared_name
 from shoal.settings import Settings
 from shoal.spec.service import ServiceSpec
 from shoal.spec.service_fields import ModelSpec
-from shoal.store import Tx
+from shoal.store import Store, Tx
 
 EMBEDDED_HINT = (
     "leave it out, or have the embedded data plane serve: `shoal down` and `shoal up --data-plane embedded`"
@@ -92,14 +91,14 @@ def _refuse_problems(problems: list[str]) -> None:
 
 
 def check_hosts(
-    core: Core, tx: Tx, project: str, spec: ServiceSpec, existing: Service | None, *, may_claim: bool
+    settings: Settings, tx: Tx, project: str, spec: ServiceSpec, existing: Service | None, *, may_claim: bool
 ) -> None:
     """Raise unless every host of the spec already belongs to this service, or is free and the caller may
     claim it.
     """
     held = set() if existing is None else _claimed_hosts(tx, existing)
     for host in spec.hosts:
-        if _is_cluster_host(core, host):
+        if _is_cluster_host(settings, host):
             raise SpecError(
                 f"`hosts` has `{host}`, which is an address or a name of the cluster itself",
                 hint="use a name of the service's own, such as `chat.example.org`",
@@ -118,21 +117,24 @@ def check_hosts(
             )
 
 
-def granted_hosts(core: Core, services: Sequence[tuple[Service, ServiceSpec]]) -> dict[str, tuple[str, ...]]:
+def granted_hosts(
+    settings: Settings, services: Sequence[tuple[Service, ServiceSpec]]
+) -> dict[str, tuple[str, ...]]:
     """Return the hosts that lead to each service. If two services from before this check have one name, the
     older service gets it.
     """
     taken: set[str] = set()
     granted: dict[str, tuple[str, ...]] = {}
     for service, spec in sorted(services, key=lambda entry: (entry[0].created_at, entry[0].service_id)):
-        hosts = tuple(host for host in spec.hosts if host not in taken and not _is_cluster_host(core, host))
+        hosts = tuple(
+            host for host in spec.hosts if host not in taken and not _is_cluster_host(settings, host)
+        )
         taken.update(hosts)
         granted[service.service_id] = hosts
     return granted
 
 
-def _is_cluster_host(core: Core, host: str) -> bool:
-    settings = core.settings
+def _is_cluster_host(settings: Settings, host: str) -> bool:
     names = {settings.host, settings.serve_host, *settings.allowed_hosts, platform.node()}
     return is_shared_name(host) or host in {name.lower() for name in names}
 
@@ -171,15 +173,15 @@ class ModelChoice(msgspec.Struct, frozen=True, kw_only=True):
     """For people: `NAME@STEP`, or as they called it."""
 
 
-async def choose_model(core: Core, project: str, spec: ServiceSpec) -> ModelChoice:
+async def choose_model(store: Store, engine: Engine, project: str, spec: ServiceSpec) -> ModelChoice:
     """Find the model that the spec names. `SpecError`, `StateError`: there is no such job, or it has not
     saved that.
     """
     wanted = spec.model
     if not isinstance(wanted, ModelSpec):
         return ModelChoice(spec=spec, model=wanted or "")
-    job = await core.store.read(lambda tx: _model_job(tx, wanted.job, project))
-    checkpoint = await _saved_checkpoint(core, job, wanted)
+    job = await store.read(lambda tx: _model_job(tx, wanted.job, project))
+    checkpoint = await _saved_checkpoint(engine, job, wanted)
     exact = wanted.model_copy(update={"job": job.job_id, "step": checkpoint.step, "save": checkpoint.name})
     return ModelChoice(spec=spec.model_copy(update={"model": exact}), model=f"{job.name}@{checkpoint.step}")
 
@@ -193,8 +195,7 @@ def _model_job(tx: Tx, reference: str, project: str) -> Job:
     return matches[0].job
 
 
-async def _saved_checkpoint(core: Core, job: Job, wanted: ModelSpec) -> SavedCheckpoint:
-    engine = core.engine
+async def _saved_checkpoint(engine: Engine, job: Job, wanted: ModelSpec) -> SavedCheckpoint:
     items = (
         (await engine.inspect_checkpoints(job.job_id, 0.0)).items
         if isinstance(engine, SupportsCheckpoints)

@@ -8,11 +8,13 @@ from typing import Any
 
 import msgspec
 
+from shoal.clock import Clock
 from shoal.control.actor import SHOAL
+from shoal.control.capabilities import JobAdmission, Records, Sealing
 from shoal.control.commands.submit import check_quota, in_one_part
-from shoal.control.core import REPORT_PATIENCE_S, Core
 from shoal.control.job_specs import FrozenSpec, freeze
-from shoal.control.record import record_event
+from shoal.control.record import REPORT_PATIENCE_S, record_event
+from shoal.control.services.state import ServiceState
 from shoal.errors import NotFound
 from shoal.identity import open_secrets, seal_secrets
 from shoal.model.attempt import Attempt
@@ -57,18 +59,20 @@ def probe_of(spec: ServiceSpec, service: Service) -> ProbeSpec:
     )
 
 
-def begin_replica(core: Core, tx: Tx, service: Service, release: Release, slot: int, now: float) -> Replica:
+def begin_replica(
+    admission: JobAdmission, tx: Tx, service: Service, release: Release, slot: int, now: float
+) -> Replica:
     """Queue one more replica. `LimitReached`, with nothing changed: the project may not have another job."""
     project = tx.people.get_project(service.project)
     if project is None:
         raise NotFound(f"no project `{service.project}`", hint="shoal project list")
     check_quota(project, tx.jobs.count_open(project.name), 1)
     admitted = tx.submissions.admit(service.project, 1)
-    frozen = in_one_part(core, frozen_replica(release.spec_json))
-    job = _job(core.new_id("job"), frozen, service, release, slot, admitted.first, now)
-    attempt = core.recorder.new_attempt(job, now)
+    frozen = in_one_part(admission.planning.nodes, admission.engine, frozen_replica(release.spec_json))
+    job = _job(admission.records.new_id("job"), frozen, service, release, slot, admitted.first, now)
+    attempt = admission.records.recorder.new_attempt(job, now)
     tx.submissions.add([(job, attempt)])
-    _hand_down_secrets(core, tx, release, job.job_id)
+    _hand_down_secrets(admission.sealing, tx, release, job.job_id)
     replica = Replica(
         replica_id=job.job_id,
         service_id=service.service_id,
@@ -123,26 +127,30 @@ def _job(
     )
 
 
-def _hand_down_secrets(core: Core, tx: Tx, release: Release, job_id: str) -> None:
+def _hand_down_secrets(sealing: Sealing, tx: Tx, release: Release, job_id: str) -> None:
     sealed = tx.secrets.get(release.secrets_id)
     if sealed is not None:
-        opened = open_secrets(core.key, release.secrets_id, sealed)
-        tx.secrets.put(job_id, seal_secrets(core.key, job_id, opened, core.random))
+        opened = open_secrets(sealing.key, release.secrets_id, sealed)
+        tx.secrets.put(job_id, seal_secrets(sealing.key, job_id, opened, sealing.random))
 
 
-async def record_status(core: Core, attempt: Attempt, status: ReplicaStatus) -> None:
+async def record_status(
+    records: Records, services: ServiceState, attempt: Attempt, status: ReplicaStatus
+) -> None:
     """Record a replica's status as its supervisor reported it. Only changes are written."""
-    state = core.services
-    previous = state.replica_statuses.get(attempt.attempt_id)
+    previous = services.replica_statuses.get(attempt.attempt_id)
     if previous == status:
         return
     is_there = is_address(status.address)
-    if core.sidecar_identities is not None:  # any other address would be on the control plane's own machine
+    if services.sidecar_identities is not None:
+        # Any other address would be on the control plane's own machine.
         is_there = is_there and status.address.startswith(SCHEME)
     accepted = status if is_there else _unreachable_status(attempt, status)
-    await core.store.write(lambda tx: _record(core, tx, attempt, accepted), patience_s=REPORT_PATIENCE_S)
-    state.replica_statuses[attempt.attempt_id] = status
-    state.waker.set()
+    await records.store.write(
+        lambda tx: _record(records.clock, tx, attempt, accepted), patience_s=REPORT_PATIENCE_S
+    )
+    services.replica_statuses[attempt.attempt_id] = status
+    services.waker.set()
 
 
 def _unreachable_status(attempt: Attempt, status: ReplicaStatus) -> ReplicaStatus:
@@ -154,11 +162,11 @@ def _unreachable_status(attempt: Attempt, status: ReplicaStatus) -> ReplicaStatu
     return msgspec.structs.replace(status, address="", is_ready=False, because=because)
 
 
-def _record(core: Core, tx: Tx, attempt: Attempt, status: ReplicaStatus) -> None:
+def _record(clock: Clock, tx: Tx, attempt: Attempt, status: ReplicaStatus) -> None:
     before = tx.services.replica(attempt.job_id)
     if before is None:
         return
-    now = core.clock.now()
+    now = clock.now()
     is_first = status.is_ready and before.ready_at is None
     after = msgspec.structs.replace(
         before,

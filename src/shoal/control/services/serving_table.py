@@ -12,14 +12,21 @@ import anyio
 import msgspec
 import structlog
 
-from shoal.control.core import Core
+from shoal.control.capabilities import Sealing, Serving
 from shoal.control.services.release_checks import granted_hosts
 from shoal.control.services.snapshot import ServiceSnapshot, load_snapshot
 from shoal.errors import StoreUnavailable
 from shoal.identity import is_at_least, replica_secret, user_caller
 from shoal.model.people import Membership, Role
 from shoal.model.service import Service, is_serving
-from shoal.serving import table as serving
+from shoal.serving.table import (
+    AllowedCaller,
+    Balance,
+    CallerLimits,
+    ReplicaConfig,
+    ServiceConfig,
+    ServingTable,
+)
 from shoal.sidecar_tls import SCHEME, sidecar_name
 from shoal.spec.service import ServiceSpec
 from shoal.store import Tx
@@ -57,11 +64,11 @@ VERSIONS_PER_EVENT = 1024
 """Versions of the table for each event."""
 
 
-async def publish(core: Core) -> None:
+async def publish(serving: Serving) -> None:
     """Make a new table, and publish it if anything in it has changed."""
-    state = core.services
+    state = serving.services
     async with state.publishing:
-        fresh = await core.store.read(lambda tx: make_table(core, tx))
+        fresh = await serving.records.store.read(lambda tx: make_table(serving, tx))
         is_same = (fresh.services, fresh.tls_identity) == (state.table.services, state.table.tls_identity)
         if is_same and state.table.version > 0:
             return
@@ -69,22 +76,22 @@ async def publish(core: Core) -> None:
         # room.
         version, epoch = (
             max(fresh.version, state.table.version + 1),
-            state.table.epoch or core.random(8).hex(),
+            state.table.epoch or serving.sealing.random(8).hex(),
         )
         state.publish(msgspec.structs.replace(fresh, version=version, epoch=epoch))
 
 
-async def publish_and_wait(core: Core) -> bool:
+async def publish_and_wait(serving: Serving) -> bool:
     """Publish a change of who may call. Return True once all data planes use it, or False after `CONFIRM_S`.
 
     The change is recorded whatever happens here, and the next turn publishes it again.
     """
     try:
-        if not await core.store.read(lambda tx: tx.services.all()):
+        if not await serving.records.store.read(lambda tx: tx.services.all()):
             return True
         with anyio.move_on_after(CONFIRM_S):
-            await publish(core)
-            await core.services.wait_until_applied(core.clock)
+            await publish(serving)
+            await serving.services.wait_until_applied(serving.records.clock)
             return True
     except StoreUnavailable as error:
         log.warning("table.late", because=error.message)
@@ -96,35 +103,39 @@ async def publish_and_wait(core: Core) -> bool:
     return False
 
 
-def make_table(core: Core, tx: Tx) -> serving.ServingTable:
+def make_table(serving: Serving, tx: Tx) -> ServingTable:
     loaded = [load_snapshot(tx, service.service_id) for service in tx.services.all()]
     snapshots = [snapshot for snapshot in loaded if snapshot is not None]
-    callers = _Callers(tx, core.clock.now()) if snapshots else None
+    callers = _Callers(tx, serving.records.clock.now()) if snapshots else None
     hosts = granted_hosts(
-        core, [(snapshot.service, snapshot.spec(snapshot.service.live)) for snapshot in snapshots]
+        serving.settings, [(snapshot.service, snapshot.spec(snapshot.service.live)) for snapshot in snapshots]
     )
     served = [
-        _service(core, snapshot, callers, hosts[snapshot.service.service_id])
+        _service(serving.sealing, snapshot, callers, hosts[snapshot.service.service_id])
         for snapshot in snapshots
         if callers is not None
     ]
-    identity = core.sidecar_identities.for_data_planes() if core.sidecar_identities is not None else None
-    return serving.ServingTable(
+    identity = (
+        serving.services.sidecar_identities.for_data_planes()
+        if serving.services.sidecar_identities is not None
+        else None
+    )
+    return ServingTable(
         version=(tx.events.head().seq + 1) * VERSIONS_PER_EVENT, services=tuple(served), tls_identity=identity
     )
 
 
 def _service(
-    core: Core, snapshot: ServiceSnapshot, callers: _Callers, hosts: tuple[str, ...]
-) -> serving.ServiceConfig:
+    sealing: Sealing, snapshot: ServiceSnapshot, callers: _Callers, hosts: tuple[str, ...]
+) -> ServiceConfig:
     service, spec = snapshot.service, snapshot.spec(snapshot.service.live)
-    return serving.ServiceConfig(
+    return ServiceConfig(
         project=service.project,
         name=service.name,
         hosts=hosts,
-        replicas=tuple(_replicas(core, snapshot)),
+        replicas=tuple(_replicas(sealing, snapshot)),
         shares=_shares(snapshot),
-        balance=serving.Balance(spec.balance),
+        balance=Balance(spec.balance),
         check=spec.readiness.path,
         cap=spec.cap,
         queue_s=spec.max_wait,
@@ -161,17 +172,17 @@ def _shares(snapshot: ServiceSnapshot) -> dict[int, float]:
     return {**kept, rollout.new: rollout.share}
 
 
-def _limits(spec: ServiceSpec) -> serving.CallerLimits:
-    return serving.CallerLimits(rps=spec.limits.rps, concurrency=spec.limits.concurrency, per=spec.limits.per)
+def _limits(spec: ServiceSpec) -> CallerLimits:
+    return CallerLimits(rps=spec.limits.rps, concurrency=spec.limits.concurrency, per=spec.limits.per)
 
 
-def _replicas(core: Core, snapshot: ServiceSnapshot) -> list[serving.ReplicaConfig]:
+def _replicas(sealing: Sealing, snapshot: ServiceSnapshot) -> list[ReplicaConfig]:
     return [
-        serving.ReplicaConfig(
+        ReplicaConfig(
             replica_id=replica.replica_id,
             address=replica.address,
             release=replica.release,
-            secret=replica_secret(core.key, attempt.attempt_id),
+            secret=replica_secret(sealing.key, attempt.attempt_id),
             name=sidecar_name(attempt.attempt_id) if replica.address.startswith(SCHEME) else "",
             is_draining=replica.draining_at is not None or snapshot.service.is_asleep,
         )
@@ -194,10 +205,10 @@ class _Callers:
             if token.is_living(now) and (user := users.get(token.user_id)) is not None
         ]
 
-    def of_service(self, service: Service) -> tuple[serving.AllowedCaller, ...]:
+    def of_service(self, service: Service) -> tuple[AllowedCaller, ...]:
         """Return every caller with a role in the project, once for each token that reaches into it."""
         return tuple(
-            serving.AllowedCaller(
+            AllowedCaller(
                 digest=token.secret_hash.hex(),
                 name=caller.name,
                 project=service.project,

@@ -6,12 +6,15 @@ from collections.abc import Mapping
 
 import msgspec
 
-from shoal.control.core import Core
+from shoal.clock import Clock
+from shoal.control.memory.running import RunningAttempts
 from shoal.control.services.replicas import spec_of_release
+from shoal.control.services.state import ServiceState
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.job import Job
 from shoal.model.node import NodeState
 from shoal.model.service import Release, Replica, Service, is_serving
+from shoal.scheduler import Planner
 from shoal.serving.scaling.replica_steps import ObservedReplica
 from shoal.serving.scaling.traffic import Sample, Stats
 from shoal.spec.service import ServiceSpec
@@ -60,12 +63,12 @@ class ServiceActivity(msgspec.Struct, frozen=True, kw_only=True):
     """
 
 
-def waiting_reasons(core: Core, snapshot: ServiceSnapshot) -> dict[str, str]:
+def waiting_reasons(clock: Clock, planner: Planner, snapshot: ServiceSnapshot) -> dict[str, str]:
     """Return why replicas wait to be placed, by the scheduler's last plan. Only on the event loop."""
     reasons: dict[str, str] = {}
     for replica, job, attempt in snapshot.replicas:
         if job.is_open and attempt.state is AttemptState.QUEUED:
-            explanation = core.planner.explain(attempt.attempt_id, core.clock.now())
+            explanation = planner.explain(attempt.attempt_id, clock.now())
             reasons |= {replica.replica_id: explanation.sentence} if explanation is not None else {}
     return reasons
 
@@ -86,32 +89,37 @@ def load_snapshot(tx: Tx, service_id: str) -> ServiceSnapshot | None:
     )
 
 
-def service_activity(core: Core, snapshot: ServiceSnapshot) -> ServiceActivity:
+def service_activity(
+    clock: Clock,
+    running: RunningAttempts,
+    planner: Planner,
+    services: ServiceState,
+    snapshot: ServiceSnapshot,
+) -> ServiceActivity:
     """Read the activity. Only on the event loop."""
     silent = {
         replica.replica_id
         for replica, job, attempt in snapshot.replicas
         if job.is_open
         and attempt.state is AttemptState.RUNNING
-        and core.leases.silent_nodes(attempt, SILENT_S)
+        and running.leases.silent_nodes(attempt, SILENT_S)
     }
-    state, service = core.services, snapshot.service
-    at = core.clock.monotonic()
+    service, at = snapshot.service, clock.monotonic()
     drained = (
         replica.replica_id
         for replica, _, _ in snapshot.replicas
         if replica.draining_at is not None or service.is_asleep
     )
-    old, new = state.since_step(service)
+    old, new = services.since_step(service)
     return ServiceActivity(
         silent=frozenset(silent),
-        idle=frozenset(replica_id for replica_id in drained if state.is_idle(replica_id, at)),
-        samples=state.traffic.samples(service.project, service.name),
+        idle=frozenset(replica_id for replica_id in drained if services.is_idle(replica_id, at)),
+        samples=services.traffic.samples(service.project, service.name),
         at=at,
-        waits=waiting_reasons(core, snapshot),
+        waits=waiting_reasons(clock, planner, snapshot),
         old_stats=old,
         new_stats=new,
-        watched_s=state.watched_s(service, at),
+        watched_s=services.watched_s(service, at),
     )
 
 

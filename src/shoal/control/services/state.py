@@ -16,7 +16,7 @@ import anyio
 import msgspec
 
 from shoal.clock import Clock
-from shoal.control.memory.health import Signal
+from shoal.control.memory.signals import Signal
 from shoal.identity.authority import SERVER_DAYS, CertifiedKey, make_client, make_sidecar
 from shoal.model.service import Service
 from shoal.serving.scaling.traffic import FRESH_S, Sample, Stats, Traffic
@@ -69,6 +69,8 @@ class ServiceState:
 
     def __init__(self) -> None:
         self.table = EMPTY_TABLE
+        self.sidecar_identities: SidecarIdentities | None = None
+        """Certificates by which data planes reach replicas. Set only if nodes are other machines."""
         self.url: str | None = None
         """Where the data plane of this machine listens. None: there is none."""
         self.wanted_port: int | None = None

@@ -37,5 +37,5 @@ def test_a_job_that_was_never_handed_over_is_silent_on_no_node() -> None:
     lab.clock.advance(QUIET_S + 1)
     lab.run_loops()
     call: Any = SimpleNamespace(plane=lab.plane, visible=lambda: None)
-    assert lab.core.leases.silent_nodes(lab.attempt(job), QUIET_S) == ("n1",)
+    assert lab.core.running.leases.silent_nodes(lab.attempt(job), QUIET_S) == ("n1",)
     assert result_of(nodes._node_views(call))[0]["silent_jobs"] == [], "no process there knows it"

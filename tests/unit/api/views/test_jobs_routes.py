@@ -243,7 +243,7 @@ def test_a_job_that_cannot_start_yet_is_explained(world: ApiWorld) -> None:
 def test_a_waiting_job_has_an_outlook_where_it_is_asked_for(world: ApiWorld) -> None:
     world.submit("member", "vision", resources={"gpus": 3, "nodes": 2}, time_limit="1h")
     waiting = world.submit("member", "vision", resources={"gpus": 3, "nodes": 2})
-    eventually(lambda: bool(world.plane.core.planner.promises))
+    eventually(lambda: bool(world.plane.core.planning.planner.promises))
     plain = world.call("GET", f"/v1/jobs/{waiting}/why", role="viewer").json()
     assert "outlook" not in plain
     explanation = world.call("GET", f"/v1/jobs/{waiting}/why?predict=true", role="viewer").json()

@@ -33,7 +33,7 @@ def settings(tmp_path: Path) -> Settings:
 def a_plane() -> Any:
     """A control plane with a service and no data plane yet."""
     services = SimpleNamespace(url=None, wanted_port=None, table=SimpleNamespace(services=("chat",)))
-    return SimpleNamespace(core=SimpleNamespace(key=b"k" * 32, services=services))
+    return SimpleNamespace(core=SimpleNamespace(sealing=SimpleNamespace(key=b"k" * 32), services=services))
 
 
 def full(*_: object) -> None:

@@ -88,7 +88,7 @@ def test_submission_that_is_cut_off_is_finished_and_answers_the_same(
     lab.restart()
     is_accepted = (when, number) != ("before write", 1)
     if goes_on == "by itself":
-        result_of(finish_arrays(lab.core))
+        result_of(finish_arrays(lab.core.records, lab.core.link.engine, lab.core.sealing))
         assert len(elements(lab)) == (NUM if is_accepted else 0)
     result = submit(lab)
     assert (result.count, result.was_repeated) == (NUM, is_accepted)
@@ -107,7 +107,7 @@ def test_array_that_is_finished_after_a_clock_was_set_back_has_each_number_once_
         submit(lab)
     lab.new_id = id_factory(lambda: 0.0)
     lab.restart()
-    result_of(finish_arrays(lab.core))
+    result_of(finish_arrays(lab.core.records, lab.core.link.engine, lab.core.sealing))
     recorded = elements(lab)
     assert [job.job_id for job in recorded] != sorted(job.job_id for job in recorded)
     assert [job.number for job in recorded] == list(range(1, NUM + 1))
@@ -163,7 +163,7 @@ def test_stop_that_is_cut_off_is_finished_and_answers_the_same(when: str, number
     lab.restart()
     is_asked = (when, number) != ("before write", 1)
     if goes_on == "by itself":
-        result_of(finish_arrays(lab.core))
+        result_of(finish_arrays(lab.core.records, lab.core.link.engine, lab.core.sealing))
         ended = [job for job in elements(lab) if job.outcome is JobOutcome.CANCELLED]
         assert len(ended) == (NUM if is_asked else 0)
     stopped = result_of(lab.plane.stop_array(ANA, array_id, key="s"))
@@ -185,7 +185,7 @@ def test_an_element_that_is_tried_again_behind_a_stop_stays_open() -> None:
         result_of(lab.plane.stop_array(ANA, result.array_id, key="s"))
     lab.restart()
     result_of(lab.plane.retry_job(ANA, result.jobs[0].job_id))
-    result_of(finish_arrays(lab.core))
+    result_of(finish_arrays(lab.core.records, lab.core.link.engine, lab.core.sealing))
     assert [job.outcome for job in elements(lab)] == [None] + [JobOutcome.CANCELLED] * (NUM - 1)
 
 

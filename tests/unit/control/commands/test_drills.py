@@ -312,8 +312,8 @@ def test_drill_that_cannot_be_judged_does_not_block_the_others(
     monkeypatch.setattr(drill_watch, "judge_drill", fail_one)
     lab.clock.advance(31.0)
     with pytest.raises(ValueError, match="cannot be judged"):
-        result_of(watch_drills(lab.core))
-    assert list(lab.core.open_drills.by_id) == [bad.drill_id]
+        result_of(watch_drills(lab.core.records, lab.core.running))
+    assert list(lab.core.running.drills.by_id) == [bad.drill_id]
 
 
 def test_ranks_started_after_the_kill_are_not_killed_again(lab: ControlPlaneLab) -> None:

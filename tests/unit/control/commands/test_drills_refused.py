@@ -131,7 +131,7 @@ def test_one_fault_at_a_time(lab: ControlPlaneLab) -> None:
 def test_one_fault_at_a_time_is_decided_by_the_log(lab: ControlPlaneLab) -> None:
     job = drilled_job(lab)
     start_drill(lab, job, within_s=30.0)
-    lab.core.open_drills.by_id.clear()
+    lab.core.running.drills.by_id.clear()
     for other, kind in ((job, DrillKind.KILL_RANK), (None, DrillKind.KILL_CONTROL)):
         with pytest.raises(StateError, match="is under way"):
             start_drill(lab, other, kind)

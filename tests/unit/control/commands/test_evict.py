@@ -147,7 +147,14 @@ def test_job_with_a_checkpoint_is_evicted_before_one_without() -> None:
     lab.clock.advance(1000)
     for sent in lab.cluster.renewals():
         if sent.renewal.attempt_id == lab.attempt(silent).attempt_id:
-            result_of(renew(lab.core, msgspec.structs.replace(sent.renewal, saved_s=30.0)))
+            result_of(
+                renew(
+                    lab.core.upkeep,
+                    lab.core.inputs,
+                    lab.core.services,
+                    msgspec.structs.replace(sent.renewal, saved_s=30.0),
+                )
+            )
     lab.submit(resources=WHOLE, priority="production")
     lab.place()
     assert (lab.status(silent), lab.status(saver)) == ("stopping", "running")
@@ -169,7 +176,7 @@ def test_elastic_job_with_checkpoints_grows_onto_idle_nodes() -> None:
         lab.stop(job)
     lab.run_loops()
     lab.clock.advance(7200)
-    lab.core.checkpoint_times.note_checkpoint(lab.attempt(elastic).attempt_id, lab.clock.now() - 30)
+    lab.core.running.checkpoint_times.note_checkpoint(lab.attempt(elastic).attempt_id, lab.clock.now() - 30)
     lab.place()
     (grows,) = lab.events("job.grows")
     assert (grows.data["has_nodes"], grows.data["num_nodes"]) == (1, 3)
@@ -192,7 +199,7 @@ def test_no_job_takes_the_nodes_of_one_that_restarts_to_grow() -> None:
     lab.clock.advance(20)
     lab.run_loops()
     lab.clock.advance(1200)
-    lab.core.checkpoint_times.note_checkpoint(lab.attempt(elastic).attempt_id, lab.clock.now() - 30)
+    lab.core.running.checkpoint_times.note_checkpoint(lab.attempt(elastic).attempt_id, lab.clock.now() - 30)
     lab.place()
     assert lab.status(elastic) == "stopping"
     late = lab.submit(resources=WHOLE, time_limit="1m")

@@ -175,16 +175,20 @@ async def on_disk(
         tx.people.add_user(USER)
         tx.people.add_project(Project(name="lab", uid=tx.people.next_uid()))
 
-    await core.store.write(people)
-    await heal(core)
+    await core.records.store.write(people)
+    await heal(core.upkeep)
     spec = parse_job({**SPEC, "fence": f"{FENCE_S:.0f}s"})
-    await submit(core, ANA, SubmitRequest(spec=spec, project="lab", owner=USER), None)
+    await submit(core.admission, ANA, SubmitRequest(spec=spec, project="lab", owner=USER), None)
     await place_and_launch(core)
-    await watch(core)
-    [(_, attempt)] = await core.store.read(lambda tx: tx.attempts.holding())
+    await watch(core.upkeep, core.inputs, core.services)
+    [(_, attempt)] = await core.records.store.read(lambda tx: tx.attempts.holding())
     cluster.cut("n1")
     clock.advance(silent_s)
     return core, cluster, clock, attempt
+
+
+async def look(core: Core) -> None:
+    await watch(core.upkeep, core.inputs, core.services)
 
 
 async def speak_while_it_ends(
@@ -195,7 +199,7 @@ async def speak_while_it_ends(
 ) -> None:
     """Its supervisor renews once the loop has decided its end and before the commit, and is refused."""
     is_decided, may_commit = threading.Event(), threading.Event()
-    advance, write = core.recorder.advance, core.store.write
+    advance, write = core.records.recorder.advance, core.records.store.write
 
     def slow(*arguments: Any) -> Attempt | None:
         after = advance(*arguments)
@@ -212,16 +216,16 @@ async def speak_while_it_ends(
     async def speak() -> None:
         try:
             with pytest.raises(StaleRenewal):
-                await renew(core, of(attempt))
+                await renew(core.upkeep, core.inputs, core.services, of(attempt))
         finally:
             may_commit.set()
 
-    monkeypatch.setattr(core.recorder, "advance", slow)
+    monkeypatch.setattr(core.records.recorder, "advance", slow)
     with anyio.fail_after(2 * LIMIT_S):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(loop, core)
             await anyio.to_thread.run_sync(is_decided.wait, LIMIT_S)
-            monkeypatch.setattr(core.store, "write", in_line)
+            monkeypatch.setattr(core.records.store, "write", in_line)
             tasks.start_soon(speak)
 
 
@@ -231,8 +235,8 @@ async def test_no_renewal_is_answered_from_a_read_while_its_end_is_recorded(
 ) -> None:
     """The end is decided and not committed: a read still finds an attempt that runs."""
     core, _, _, attempt = await on_disk(tmp_path)
-    await speak_while_it_ends(core, attempt, watch, monkeypatch)
-    ended = await core.store.read(lambda tx: tx.attempts.get(attempt.attempt_id))
+    await speak_while_it_ends(core, attempt, look, monkeypatch)
+    ended = await core.records.store.read(lambda tx: tx.attempts.get(attempt.attempt_id))
     assert ended is not None
     assert ended.reason is EndReason.FENCED
-    await core.store.close()
+    await core.records.store.close()

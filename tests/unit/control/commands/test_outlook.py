@@ -31,7 +31,14 @@ def waiting(lab: ControlPlaneLab, **spec: object) -> str:
 
 
 def around(lab: ControlPlaneLab, attempt_id: str) -> Outlook:
-    outlook = anyio.run(predict_start_with_changes, lab.core, ANA, attempt_id)
+    outlook = anyio.run(
+        predict_start_with_changes,
+        lab.core.records.clock,
+        lab.core.planning,
+        lab.core.link.engine,
+        ANA,
+        attempt_id,
+    )
     assert outlook is not None
     return outlook
 
@@ -80,9 +87,29 @@ def test_outlook_says_handed_over_and_not_started_if_the_cluster_has_its_own_que
 
 
 def test_job_that_runs_or_does_not_exist_has_no_outlook(full: ControlPlaneLab) -> None:
-    (held,) = full.core.planner.snapshot().holdings
-    assert anyio.run(predict_start_with_changes, full.core, ANA, held.attempt_id) is None
-    assert anyio.run(predict_starts, full.core, ANA, ["nobody"]) == {}
+    (held,) = full.core.planning.planner.snapshot().holdings
+    assert (
+        anyio.run(
+            predict_start_with_changes,
+            full.core.records.clock,
+            full.core.planning,
+            full.core.link.engine,
+            ANA,
+            held.attempt_id,
+        )
+        is None
+    )
+    assert (
+        anyio.run(
+            predict_starts,
+            full.core.records.clock,
+            full.core.planning,
+            full.core.link.engine,
+            ANA,
+            ["nobody"],
+        )
+        == {}
+    )
 
 
 def test_start_of_a_predicted_job_calibrates_once() -> None:
@@ -90,22 +117,22 @@ def test_start_of_a_predicted_job_calibrates_once() -> None:
     lab, learned = ControlPlaneLab(num_nodes=1), []
     first = lab.running_job(resources=WHOLE, time_limit="1h")
     attempt_id = waiting(lab, resources=WHOLE)
-    lab.core.start_predictions.calibration.note = lambda *noted: learned.append(noted)  # type: ignore[method-assign]
+    lab.core.planning.predictions.calibration.note = lambda *noted: learned.append(noted)  # type: ignore[method-assign]
     around(lab, attempt_id)
     lab.clock.advance(60.0)
     around(lab, attempt_id)
     lab.stop(first)
-    while lab.core.planner.waiting:
+    while lab.core.planning.planner.waiting:
         lab.clock.advance(1.0)
         lab.run_loops()
-    assert attempt_id not in lab.core.start_predictions
+    assert attempt_id not in lab.core.planning.predictions
     assert [waited_s >= 60.0 for _, _, waited_s in learned] == [True]
 
 
 def test_some_waiting_jobs_are_predicted_without_a_question(full: ControlPlaneLab) -> None:
     attempt_ids = [waiting(full, resources=WHOLE) for _ in range(3)]
-    anyio.run(learn_from_newest, full.core)
-    assert all(attempt_id in full.core.start_predictions for attempt_id in attempt_ids)
+    anyio.run(learn_from_newest, full.core.records.clock, full.core.planning, full.core.link.engine)
+    assert all(attempt_id in full.core.planning.predictions for attempt_id in attempt_ids)
 
 
 def test_too_many_questions_at_once_are_refused(full: ControlPlaneLab) -> None:
@@ -118,7 +145,11 @@ def test_too_many_questions_at_once_are_refused(full: ControlPlaneLab) -> None:
     async def ask(number: int) -> None:
         actor = Actor(kind="user", id=f"usr_{number}", name=f"user{number}")
         try:
-            answered.append(await predict_start_with_changes(full.core, actor, attempt_id))
+            answered.append(
+                await predict_start_with_changes(
+                    full.core.records.clock, full.core.planning, full.core.link.engine, actor, attempt_id
+                )
+            )
         except LimitReached as busy:
             refused.append(busy)
 
@@ -141,7 +172,9 @@ def test_questions_of_one_person_leave_room_for_others(full: ControlPlaneLab) ->
 
     async def ask(actor: Actor) -> None:
         try:
-            await predict_start_with_changes(full.core, actor, attempt_id)
+            await predict_start_with_changes(
+                full.core.records.clock, full.core.planning, full.core.link.engine, actor, attempt_id
+            )
             answered.append(actor.name)
         except LimitReached as busy:
             refused.append(busy)
@@ -156,19 +189,19 @@ def test_questions_of_one_person_leave_room_for_others(full: ControlPlaneLab) ->
     anyio.run(all_at_once)
     assert sorted(answered) == ["ana"] * (MAX_EACH + 1) + ["ben"]
     assert refused[0].message == "3 of your questions about starts wait to be answered; this one is too many"
-    assert full.core.start_predictions.is_idle
+    assert full.core.planning.predictions.is_idle
 
 
 def test_no_job_is_predicted_unasked_while_a_question_is_answered(full: ControlPlaneLab) -> None:
     attempt_id = waiting(full, resources=WHOLE)
 
     async def ask_and_learn() -> None:
-        async with full.core.start_predictions.one_at_a_time("usr_ana"):
+        async with full.core.planning.predictions.one_at_a_time("usr_ana"):
             with anyio.fail_after(1):
-                await learn_from_newest(full.core)
+                await learn_from_newest(full.core.records.clock, full.core.planning, full.core.link.engine)
 
     anyio.run(ask_and_learn)
-    assert attempt_id not in full.core.start_predictions
+    assert attempt_id not in full.core.planning.predictions
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def declare(lab: ControlPlaneLab, **fields: Any) -> Window:
 
 
 def wait_reason(lab: ControlPlaneLab, job: Any) -> Explanation:
-    explanation = lab.core.planner.explain(lab.attempt(job).attempt_id, lab.clock.now())
+    explanation = lab.core.planning.planner.explain(lab.attempt(job).attempt_id, lab.clock.now())
     assert explanation is not None
     return explanation
 

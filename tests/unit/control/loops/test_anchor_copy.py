@@ -54,11 +54,11 @@ def mark(home: Path, site_id: str) -> None:
 
 async def add_events(core: Core, count: int) -> None:
     for _ in range(count):
-        await core.store.write(lambda tx: record_event(tx, "access.denied", 1.0, ANA))
+        await core.records.store.write(lambda tx: record_event(tx, "access.denied", 1.0, ANA))
 
 
 def copy_of(core: Core) -> Path:
-    path = copy_path(core)
+    path = copy_path(core.anchors)
     assert path is not None
     return path
 
@@ -68,50 +68,52 @@ async def test_cut_tail_with_the_anchor_set_back_is_found_by_the_second_place(
 ) -> None:
     core = core_with(tmp_path / "home", open_memory_store(), elsewhere)
     await add_events(core, 3)
-    await drop_anchor(core)
-    early = anchor_path(core).read_bytes()
+    await drop_anchor(core.anchors, core.records.store)
+    early = anchor_path(core.anchors).read_bytes()
     await add_events(core, 5)
-    await drop_anchor(core)
+    await drop_anchor(core.anchors, core.records.store)
     assert copy_of(core).parent == elsewhere
     cut = core_with(tmp_path / "home", open_memory_store(), elsewhere)
     await add_events(cut, 3)
-    anchor_path(core).write_bytes(early)
+    anchor_path(core.anchors).write_bytes(early)
     with pytest.raises(StateError, match=f"ends at event 3, but {copy_of(core)} has seen event 8"):
-        await check_anchor(cut)
-    verdict = await verify_audit(cut)
+        await check_anchor(cut.anchors, cut.records.store)
+    verdict = await verify_audit(cut.anchors, cut.records.store)
     assert verdict.flaw is not None
     assert "remembers entry 8" in verdict.flaw.reason
-    alone = core_with(tmp_path / "home", cut.store, None)
-    await check_anchor(alone)  # the home alone cannot know
+    alone = core_with(tmp_path / "home", cut.records.store, None)
+    await check_anchor(alone.anchors, alone.records.store)  # the home alone cannot know
 
 
 async def test_log_rewritten_to_the_same_length_is_refused_at_start(tmp_path: Path, elsewhere: Path) -> None:
     core = core_with(tmp_path / "home", open_memory_store(), elsewhere)
     await add_events(core, 3)
-    await drop_anchor(core)
+    await drop_anchor(core.anchors, core.records.store)
     other = core_with(tmp_path / "home", open_memory_store(), elsewhere)
     for _ in range(5):
-        await other.store.write(lambda tx: record_event(tx, "job.ended", 2.0, ANA))
+        await other.records.store.write(lambda tx: record_event(tx, "job.ended", 2.0, ANA))
     with pytest.raises(StateError, match="event 3 is not the one that"):
-        await check_anchor(other)
+        await check_anchor(other.anchors, other.records.store)
 
 
 async def test_restored_copy_leaves_the_file_of_its_original_alone(tmp_path: Path, elsewhere: Path) -> None:
     original = core_with(tmp_path / "home", open_memory_store(), elsewhere)
     mark(tmp_path / "home", "11aa")
     await add_events(original, 5)
-    await drop_anchor(original)
+    await drop_anchor(original.anchors, original.records.store)
     written = copy_of(original).read_bytes()
     restored = core_with(tmp_path / "copy", open_memory_store(), elsewhere)
     mark(tmp_path / "copy", "11aa")
     await add_events(restored, 3)
-    await check_anchor(restored, is_restored=True)  # the original has gone on since the copy was made
+    await check_anchor(
+        restored.anchors, restored.records.store, is_restored=True
+    )  # the original has gone on since the copy was made
     mark(tmp_path / "copy", "22bb")
-    await drop_anchor(restored)
+    await drop_anchor(restored.anchors, restored.records.store)
     assert copy_of(original).read_bytes() == written
     assert copy_of(restored) == elsewhere / "shoal-0123abcd-22bb.anchor"
     assert copy_of(original) == elsewhere / "shoal-0123abcd-11aa.anchor"
-    await check_anchor(restored)
+    await check_anchor(restored.anchors, restored.records.store)
 
 
 @pytest.mark.parametrize("is_copy", [False, True])
@@ -120,13 +122,13 @@ async def test_forged_anchor_is_refused_at_start_and_named(
 ) -> None:
     core = core_with(tmp_path / "home", open_memory_store(), elsewhere)
     await add_events(core, 8)
-    await drop_anchor(core)
-    path = copy_of(core) if is_copy else anchor_path(core)
+    await drop_anchor(core.anchors, core.records.store)
+    path = copy_of(core) if is_copy else anchor_path(core.anchors)
     path.unlink()
     write_anchor(path, LogHead(3, "ab" * 32), b"x" * 32)
     with pytest.raises(StateError, match="not signed with this home's key"):
-        await check_anchor(core)
-    verdict = await verify_audit(core)
+        await check_anchor(core.anchors, core.records.store)
+    verdict = await verify_audit(core.anchors, core.records.store)
     assert not verdict.is_intact
     assert "forged" in verdict.anchor_problem
 
@@ -134,15 +136,15 @@ async def test_forged_anchor_is_refused_at_start_and_named(
 async def test_missing_second_place_stops_nothing_and_is_reported(tmp_path: Path, elsewhere: Path) -> None:
     core = core_with(tmp_path / "home", open_memory_store(), elsewhere / "not-mounted")
     await add_events(core, 2)
-    await check_anchor(core)
-    await drop_anchor(core)
-    assert anchor_path(core).exists()
+    await check_anchor(core.anchors, core.records.store)
+    await drop_anchor(core.anchors, core.records.store)
+    assert anchor_path(core.anchors).exists()
     (failing,) = core.loop_health.failing
     assert failing.loop == "anchor-copy"
     assert "cannot be used: No such file or directory" in failing.why
     assert not (elsewhere / "not-mounted").exists(), "nothing is written below a place that is not mounted"
     (elsewhere / "not-mounted").mkdir()
-    await drop_anchor(core)
+    await drop_anchor(core.anchors, core.records.store)
     assert core.loop_health.failing == ()
     assert copy_of(core).exists()
 
@@ -164,7 +166,7 @@ async def test_hanging_second_place_times_out_and_blocks_one_thread_only(
     monkeypatch.setattr(anchor, "COPY_WAIT_S", 0.05)
     try:
         for why in ("no answer within 0.05 s", "an earlier attempt still waits"):
-            await drop_anchor(core)
+            await drop_anchor(core.anchors, core.records.store)
             assert why in core.loop_health.failing[0].why
             assert await anyio.to_thread.run_sync(begun.wait, 30), (
                 "its thread may begin after it was given up"
@@ -174,5 +176,5 @@ async def test_hanging_second_place_times_out_and_blocks_one_thread_only(
         gate.set()
     with anchor._copy_lock:
         pass  # the thread has released the lock
-    await drop_anchor(core)
+    await drop_anchor(core.anchors, core.records.store)
     assert core.loop_health.failing == ()

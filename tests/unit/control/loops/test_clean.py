@@ -70,10 +70,10 @@ def test_answers_to_repeated_requests_are_kept_for_a_week() -> None:
     lab = ControlPlaneLab()
     lab.submit(key="k")
     lab.clock.advance(6 * DAY_S)
-    anyio.run(clean, lab.core)
+    anyio.run(clean, lab.core.records, lab.core.planning.planner, lab.core.link.engine, lab.core.settings)
     assert lab.submit_all(key="k").was_repeated
     lab.clock.advance(2 * DAY_S)
-    anyio.run(clean, lab.core)
+    anyio.run(clean, lab.core.records, lab.core.planning.planner, lab.core.link.engine, lab.core.settings)
     assert not lab.submit_all(key="k").was_repeated
 
 
@@ -108,7 +108,7 @@ def test_no_transaction_removes_more_than_its_batch(monkeypatch: pytest.MonkeyPa
         return answer
 
     monkeypatch.setattr(lab.store, "write", counted)
-    anyio.run(clean, lab.core)
+    anyio.run(clean, lab.core.records, lab.core.planning.planner, lab.core.link.engine, lab.core.settings)
     assert max(before - after for before, after in pairwise(left)) == 3
     assert left[0] - left[-1] == 40
 
@@ -123,7 +123,7 @@ def test_archive_unused_for_a_week_goes_with_the_right_to_it(tmp_path: Path) -> 
     lab = ControlPlaneLab(home=tmp_path)
     old, mark = archive(lab, 8 * DAY_S)
     young, young_mark = archive(lab, 6 * DAY_S, "b" * 64)
-    anyio.run(clean, lab.core)
+    anyio.run(clean, lab.core.records, lab.core.planning.planner, lab.core.link.engine, lab.core.settings)
     assert not old.exists()
     assert not mark.exists()
     assert young.exists()
@@ -134,11 +134,11 @@ def test_an_archive_stays_while_a_job_that_uses_it_is_open(tmp_path: Path) -> No
     lab = ControlPlaneLab(home=tmp_path)
     path, mark = archive(lab, 30 * DAY_S)
     job_id = submit_with_archive(lab)
-    anyio.run(clean, lab.core)
+    anyio.run(clean, lab.core.records, lab.core.planning.planner, lab.core.link.engine, lab.core.settings)
     assert path.exists()
     assert mark.exists()
     result_of(lab.plane.stop_job(ANA, job_id))
-    anyio.run(clean, lab.core)
+    anyio.run(clean, lab.core.records, lab.core.planning.planner, lab.core.link.engine, lab.core.settings)
     assert not path.exists()
     with pytest.raises(StateError, match="working directory"):
         result_of(lab.plane.retry_job(ANA, job_id))
@@ -155,15 +155,15 @@ def test_an_upload_that_never_ended_goes_after_a_day(tmp_path: Path) -> None:
     lab = ControlPlaneLab(home=tmp_path)
     old = write(tmp_path / "archives/.part-1", lab.clock.now() - 2 * DAY_S)
     young = write(tmp_path / "archives/.part-2", lab.clock.now())
-    anyio.run(clean, lab.core)
+    anyio.run(clean, lab.core.records, lab.core.planning.planner, lab.core.link.engine, lab.core.settings)
     assert not old.exists()
     assert young.exists()
 
 
 def test_the_engine_is_told_how_long_logs_are_kept_and_how_much() -> None:
     lab = ControlPlaneLab()
-    engine = lab.core.engine = PrunedEngine(lab)
-    anyio.run(clean, lab.core)
+    engine = lab.core.link.engine = PrunedEngine(lab)
+    anyio.run(clean, lab.core.records, lab.core.planning.planner, lab.core.link.engine, lab.core.settings)
     assert engine.asked == (lab.clock.now() - 30 * DAY_S, 10 << 30)
 
 
@@ -171,12 +171,12 @@ def test_checkpoints_of_jobs_ended_long_ago_go_and_others_stay() -> None:
     lab = ControlPlaneLab()
     ended, still_open = lab.submit(), lab.submit()
     lab.stop(ended)
-    engine = lab.core.engine = PrunedEngine(lab, (ended.job_id, still_open.job_id, "not_a_job"))
+    engine = lab.core.link.engine = PrunedEngine(lab, (ended.job_id, still_open.job_id, "not_a_job"))
     lab.clock.advance(29 * DAY_S)
-    anyio.run(clean, lab.core)
+    anyio.run(clean, lab.core.records, lab.core.planning.planner, lab.core.link.engine, lab.core.settings)
     assert engine.dirs == [ended.job_id, still_open.job_id, "not_a_job"]
     lab.clock.advance(2 * DAY_S)
-    anyio.run(clean, lab.core)
+    anyio.run(clean, lab.core.records, lab.core.planning.planner, lab.core.link.engine, lab.core.settings)
     assert engine.dirs == [still_open.job_id, "not_a_job"]
 
 
@@ -185,7 +185,7 @@ def test_no_event_is_ever_cleaned_away() -> None:
     lab.stop(lab.submit())
     before = lab.events()
     lab.clock.advance(1000 * DAY_S)
-    anyio.run(clean, lab.core)
+    anyio.run(clean, lab.core.records, lab.core.planning.planner, lab.core.link.engine, lab.core.settings)
     assert lab.events() == before
 
 

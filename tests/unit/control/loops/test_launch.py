@@ -193,39 +193,43 @@ def test_attempts_under_submission_are_not_taken_again() -> None:
     lab.heal()
     lab.submit()
     lab.submit()
-    placed = result_of(place(lab.core)).placed
+    placed = result_of(place(lab.core.upkeep, lab.core.planning)).placed
     first, second = placed
-    lab.core.submitting.add(first)
-    assert [starting.attempt.attempt_id for starting in result_of(begin_submission_of(lab.core, placed))] == [
-        second
-    ]
-    assert lab.core.submitting == {first, second}
+    lab.core.running.submitting.add(first)
+    assert [
+        starting.attempt.attempt_id
+        for starting in result_of(begin_submission_of(lab.core.records.store, lab.core.running, placed))
+    ] == [second]
+    assert lab.core.running.submitting == {first, second}
 
 
 def test_attempt_that_is_no_longer_starting_is_neither_taken_nor_left_marked() -> None:
     lab = ControlPlaneLab()
     lab.heal()
     job = lab.submit()
-    placed = result_of(place(lab.core)).placed
+    placed = result_of(place(lab.core.upkeep, lab.core.planning)).placed
     result_of(lab.plane.stop_job(ANA, job.job_id))
-    assert result_of(begin_submission_of(lab.core, [*placed, "att_nobody"])) == []
-    assert lab.core.submitting == set()
+    assert (
+        result_of(begin_submission_of(lab.core.records.store, lab.core.running, [*placed, "att_nobody"]))
+        == []
+    )
+    assert lab.core.running.submitting == set()
 
 
 def test_attempt_that_cannot_be_read_is_launched_later_and_says_so() -> None:
     lab = ControlPlaneLab()
     lab.heal()
     job = lab.submit()
-    placed = result_of(place(lab.core)).placed
+    placed = result_of(place(lab.core.upkeep, lab.core.planning)).placed
 
     async def away(fn: object) -> None:
         raise StoreUnavailable("the disk is full")
 
-    read, lab.core.store.read = lab.core.store.read, away  # type: ignore[assignment,method-assign]
-    assert result_of(begin_submission_of(lab.core, placed)) == []
-    lab.core.store.read = read  # type: ignore[method-assign]
-    assert lab.core.submitting == set()
-    assert lab.core.leases.troubles(lab.attempt(job).attempt_id) == ("the disk is full",)
+    read, lab.core.records.store.read = lab.core.records.store.read, away  # type: ignore[assignment,method-assign]
+    assert result_of(begin_submission_of(lab.core.records.store, lab.core.running, placed)) == []
+    lab.core.records.store.read = read  # type: ignore[method-assign]
+    assert lab.core.running.submitting == set()
+    assert lab.core.running.leases.troubles(lab.attempt(job).attempt_id) == ("the disk is full",)
 
 
 def test_attempt_after_a_loss_gets_no_node_that_has_just_gone() -> None:

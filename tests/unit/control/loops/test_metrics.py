@@ -46,7 +46,7 @@ def end_of(lab: ControlPlaneLab, job: Job) -> TaskOutcome:
 
 
 def series(lab: ControlPlaneLab, job: Job) -> list[MetricSeries]:
-    return result_of(lab.core.store.read(lambda tx: tx.metrics.series(job.job_id)))
+    return result_of(lab.core.records.store.read(lambda tx: tx.metrics.series(job.job_id)))
 
 
 def test_metrics_in_a_renewal_are_kept_and_are_no_event() -> None:
@@ -82,10 +82,10 @@ def test_store_that_takes_no_metrics_is_no_reason_to_doubt_a_lease(monkeypatch: 
     async def refuse(*_: object, **__: object) -> None:
         raise StoreUnavailable("the disk is full")
 
-    monkeypatch.setattr(lab.core.store, "write", refuse)
+    monkeypatch.setattr(lab.core.records.store, "write", refuse)
     lab.clock.advance(15)
     assert result_of(lab.plane.renew(renewal(lab, job, LOSS, started_at=1.0))) == RenewalReply()
-    assert lab.core.leases.silence_s(lab.attempt(job).attempt_id, "n1") == 0
+    assert lab.core.running.leases.silence_s(lab.attempt(job).attempt_id, "n1") == 0
 
 
 @pytest.mark.parametrize(
@@ -109,11 +109,11 @@ def test_metrics_go_with_the_logs_of_a_job_that_ended_long_ago() -> None:
     job = lab.running_job()
     result_of(lab.plane.renew(renewal(lab, job, LOSS)))
     lab.clock.advance(lab.settings.keep_logs_s + 1)
-    anyio.run(clean, lab.core)
+    anyio.run(clean, lab.core.records, lab.core.planning.planner, lab.core.link.engine, lab.core.settings)
     assert series(lab, job) != [], "it runs"
     result_of(lab.plane.renew(renewal(lab, job, phase=TaskPhase.ENDED, outcome=end_of(lab, job))))
     lab.clock.advance(lab.settings.keep_logs_s + 1)
-    anyio.run(clean, lab.core)
+    anyio.run(clean, lab.core.records, lab.core.planning.planner, lab.core.link.engine, lab.core.settings)
     assert series(lab, job) == []
 
 
@@ -127,9 +127,9 @@ def test_metrics_of_all_jobs_are_bounded_and_the_oldest_that_ended_go_first(
         result_of(lab.plane.renew(renewal(lab, job, LOSS)))
     for job in (old, new):
         result_of(lab.plane.renew(renewal(lab, job, phase=TaskPhase.ENDED, outcome=end_of(lab, job))))
-    rows = result_of(lab.core.store.read(lambda tx: tx.metrics.num_rows()))
+    rows = result_of(lab.core.records.store.read(lambda tx: tx.metrics.num_rows()))
     monkeypatch.setattr(clean_module, "PAGE", 1)
     for most, left in ((rows, [running, old, new]), (rows - 1, [running, new]), (0, [running])):
         monkeypatch.setattr(clean_module, "MAX_METRIC_ROWS", most)
-        anyio.run(clean, lab.core)
+        anyio.run(clean, lab.core.records, lab.core.planning.planner, lab.core.link.engine, lab.core.settings)
         assert [job for job in (running, old, new) if series(lab, job)] == left

@@ -211,11 +211,15 @@ def test_stale_observation_of_a_replaced_task_stops_nothing(place: str) -> None:
     task = msgspec.structs.replace(before.allocation[1], node=place)
     result_of(
         lab.store.write(
-            lambda tx: lab.plane.core.recorder.advance(tx, attempt_id, RanksRestarted(0, lost, task))
+            lambda tx: lab.plane.core.records.recorder.advance(tx, attempt_id, RanksRestarted(0, lost, task))
         )
     )
     lab.clock.advance(10)
-    result_of(_compare(lab.plane.core, lab.stored_job(job), before, {attempt_id: seen}))
+    result_of(
+        _compare(
+            lab.plane.core.upkeep, lab.plane.core.inputs, lab.stored_job(job), before, {attempt_id: seen}
+        )
+    )
     assert (lab.status(job), lab.attempt(job).orphaned_nodes) == ("running", ())
 
 
@@ -227,7 +231,9 @@ def test_whether_peers_wait_is_decided_on_the_present_attempt() -> None:
     let_pass(lab, 5)
     seen = {observation.node: observation for observation in result_of(lab.engine.list_owned())}
     old = msgspec.structs.replace(lab.attempt(job), orphaned_nodes=("n1", "n2"))  # n1 renews again
-    result_of(_compare(lab.plane.core, lab.stored_job(job), old, {attempt_id: seen}))
+    result_of(
+        _compare(lab.plane.core.upkeep, lab.plane.core.inputs, lab.stored_job(job), old, {attempt_id: seen})
+    )
     assert lab.status(job) == "running"
 
 
@@ -238,7 +244,13 @@ def test_task_that_began_after_the_read_is_judged_next_time() -> None:
     [seen] = [observation for observation in result_of(lab.engine.list_owned()) if observation.node == "n2"]
     seen = msgspec.structs.replace(seen, state=ObservedState.ORPHANED, replacement=1)
     result_of(
-        _compare(lab.plane.core, lab.stored_job(job), attempt, {attempt.attempt_id: {"n1": seen, "n2": seen}})
+        _compare(
+            lab.plane.core.upkeep,
+            lab.plane.core.inputs,
+            lab.stored_job(job),
+            attempt,
+            {attempt.attempt_id: {"n1": seen, "n2": seen}},
+        )
     )
     assert (lab.status(job), lab.attempt(job).orphaned_nodes) == ("running", ())
 

@@ -43,7 +43,9 @@ def runs(lab: ControlPlaneLab) -> set[tuple[str, int]]:
 
 def decisions_follow_from_the_log(lab: ControlPlaneLab) -> int:
     events = result_of(lab.store.read(lambda tx: tx.events.page(0, EventFilter(), 1 << 20)))
-    verdicts = list(DecisionReplay(lab.core.planner.policy).verdicts(facts_of(msgspec.to_builtins(events))))
+    verdicts = list(
+        DecisionReplay(lab.core.planning.planner.policy).verdicts(facts_of(msgspec.to_builtins(events)))
+    )
     assert all(verdict.is_equal for verdict in verdicts), verdicts
     return sum(verdict.decision.replaces is not None for verdict in verdicts)
 
@@ -77,16 +79,16 @@ def test_task_moves_to_another_node_if_its_own_takes_no_work() -> None:
     lab.cluster.power_off("n2")
     lab.watch()
     assert lab.attempt(job).node_names == ("n1", "n2"), "nothing is recorded before it is planned"
-    lab.core.leases.note_trouble(lab.attempt(job).attempt_id, "n2", "something of it does not die")
+    lab.core.running.leases.note_trouble(lab.attempt(job).attempt_id, "n2", "something of it does not die")
     lab.place()
     attempt = lab.attempt(job)
     assert (attempt.node_names, attempt.rendezvous_round) == (("n1", "n3"), 1)
-    assert lab.core.leases.troubles(attempt.attempt_id) == (), "n2 has nothing of it any more"
+    assert lab.core.running.leases.troubles(attempt.attempt_id) == (), "n2 has nothing of it any more"
     assert attempt.logged_nodes == ("n1", "n2", "n3")
     assert runs(lab) == {("n1", 0), ("n3", 1)}
     assert decisions_follow_from_the_log(lab) == 1
     lab.place()
-    assert lab.core.planner.snapshot().holdings[0].allocation == attempt.allocation
+    assert lab.core.planning.planner.snapshot().holdings[0].allocation == attempt.allocation
 
 
 def test_first_node_is_replaced_like_any_other_and_keeps_its_place_among_the_ranks() -> None:
@@ -190,7 +192,13 @@ def test_late_end_of_a_replaced_task_changes_nothing() -> None:
     job = a_gang(lab)
     before = lose(lab, job, "n2")
     lost = before.replacements[0].lost
-    after = result_of(lab.store.write(lambda tx: record_end(lab.core, tx, before.attempt_id, lost)))
+    after = result_of(
+        lab.store.write(
+            lambda tx: record_end(
+                lab.core.records, lab.core.running, lab.core.link.engine, tx, before.attempt_id, lost
+            )
+        )
+    )
     assert after == lab.attempt(job)
     assert (after.state, after.outcomes, after.rendezvous_round) == (AttemptState.RUNNING, (), 1)
 
@@ -277,7 +285,7 @@ def test_fenced_task_is_restarted_at_the_same_look() -> None:
     lab.cluster.cut("n2")
     for _ in range(13):
         lab.clock.advance(10)
-        if lab.core.leases.task_silence_s(lab.attempt(job), "n2") > 60 + FENCE_MARGIN_S:
+        if lab.core.running.leases.task_silence_s(lab.attempt(job), "n2") > 60 + FENCE_MARGIN_S:
             lab.engine.meanwhile("after look", lambda: lab.cluster.heal("n2"))
         for sent in lab.cluster.renewals():
             lab.cluster.deliver_reply(sent, result_of(lab.plane.renew(sent.renewal)))

@@ -13,8 +13,8 @@ from shoal.clock import SystemClock
 from shoal.control import ControlPlane
 from shoal.control.core import Core
 from shoal.control.loops.place import load_recorded_nodes
-from shoal.control.loops.runner import CommitNotifier
 from shoal.control.memory.health import FailingLoop
+from shoal.control.memory.signals import CommitNotifier, Signal
 from shoal.engines.fake import Act, FakeCluster, FakeEngine, Script, always
 from shoal.errors import SpecError, StoreUnavailable
 from shoal.ids import id_factory
@@ -23,17 +23,17 @@ from shoal.model.people import Project
 from shoal.scheduler import WaitReason
 from shoal.settings import Settings
 from shoal.spec import parse_job
-from shoal.store import Tx, open_memory_store
+from shoal.store import Store, Tx, open_memory_store
 from tests.support.planes.bench import ANA, SPEC, USER, ControlPlaneLab, node_facts, result_of
 
 LIMIT_S = 20.0
 VAST = parse_job({**SPEC, "resources": {"cpus": 10_000}})
 
 
-def core_for(script: Script) -> Core:
+def core_for(script: Script, store: Store | None = None) -> Core:
     clock = SystemClock()
     return Core(
-        store=open_memory_store(),
+        store=store or open_memory_store(),
         engine=FakeEngine(FakeCluster([node_facts("n1")], clock=clock, script=script)),
         clock=clock,
         new_id=id_factory(clock.now),
@@ -47,7 +47,7 @@ async def people(core: Core) -> None:
         tx.people.add_user(USER)
         tx.people.add_project(Project(name="lab", uid=tx.people.next_uid()))
 
-    await core.store.write(add)
+    await core.records.store.write(add)
 
 
 async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
@@ -75,7 +75,7 @@ async def test_a_disk_that_is_full_at_the_start_delays_the_loops_and_stops_nothi
 ) -> None:
     core = core_for(always(Act(run_s=0.0)))
     await people(core)
-    write = core.store.write
+    write = core.records.store.write
     failures = iter(range(2))
 
     async def full(fn: Callable[[Tx], object], *, patience_s: float = 0.0) -> object:
@@ -83,7 +83,7 @@ async def test_a_disk_that_is_full_at_the_start_delays_the_loops_and_stops_nothi
             raise StoreUnavailable("no space left on device")
         return await write(fn, patience_s=patience_s)
 
-    monkeypatch.setattr(core.store, "write", full)
+    monkeypatch.setattr(core.records.store, "write", full)
     monkeypatch.setattr("shoal.control.loops.runner.FAILED_PAUSE_S", 0.01)
     monkeypatch.setattr("shoal.control.loops.runner.HEAL_EVERY_S", 0.05)
     async with ControlPlane.running(core) as plane:
@@ -92,7 +92,7 @@ async def test_a_disk_that_is_full_at_the_start_delays_the_loops_and_stops_nothi
 
 
 async def _has_nodes(core: Core) -> bool:
-    return bool(await core.store.read(lambda tx: tx.nodes.all()))
+    return bool(await core.records.store.read(lambda tx: tx.nodes.all()))
 
 
 async def test_a_loop_that_raises_is_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +100,7 @@ async def test_a_loop_that_raises_is_run_again(monkeypatch: pytest.MonkeyPatch) 
     await people(core)
     monkeypatch.setattr("shoal.control.loops.runner.FAILED_PAUSE_S", 0.01)
     monkeypatch.setattr("shoal.control.loops.runner.WATCH_EVERY_S", 0.01)
-    look = core.engine.list_owned
+    look = core.link.engine.list_owned
     failures = iter(range(3))
 
     async def list_owned() -> object:
@@ -108,7 +108,7 @@ async def test_a_loop_that_raises_is_run_again(monkeypatch: pytest.MonkeyPatch) 
             raise RuntimeError("a bug")
         return await look()
 
-    monkeypatch.setattr(core.engine, "list_owned", list_owned)
+    monkeypatch.setattr(core.link.engine, "list_owned", list_owned)
     async with ControlPlane.running(core) as plane:
         await run_one(plane)
 
@@ -119,7 +119,7 @@ async def test_a_loop_that_keeps_failing_is_named_with_its_reason_until_a_turn_g
     core = core_for(always(Act(run_s=0.0)))
     monkeypatch.setattr("shoal.control.loops.runner.FAILED_PAUSE_S", 0.01)
     monkeypatch.setattr("shoal.control.loops.runner.WATCH_EVERY_S", 0.01)
-    look, is_broken = core.engine.list_owned, True
+    look, is_broken = core.link.engine.list_owned, True
 
     async def list_owned() -> object:
         if is_broken:
@@ -135,13 +135,13 @@ async def test_a_loop_that_keeps_failing_is_named_with_its_reason_until_a_turn_g
     async def is_well() -> bool:
         return not watching()
 
-    monkeypatch.setattr(core.engine, "list_owned", list_owned)
-    before = core.clock.now()
+    monkeypatch.setattr(core.link.engine, "list_owned", list_owned)
+    before = core.records.clock.now()
     async with ControlPlane.running(core):
         await until(has_failed_often)
         (failing,) = watching()
         assert failing.why == "RuntimeError: a bug"
-        assert before <= failing.since <= core.clock.now()
+        assert before <= failing.since <= core.records.clock.now()
         is_broken = False
         await until(is_well)
 
@@ -150,7 +150,7 @@ async def test_requests_after_a_start_see_the_first_look() -> None:
     core = core_for(always(Act(run_s=0.0)))
     async with ControlPlane.running(core):
         assert await _has_nodes(core)
-        assert core.outages.current is None
+        assert core.link.outages.current is None
 
 
 async def test_slow_first_look_does_not_block_renewals(
@@ -160,22 +160,22 @@ async def test_slow_first_look_does_not_block_renewals(
     core = core_for(always(Act(run_s=0.0)))
     await people(core)
     monkeypatch.setattr("shoal.control.loops.runner.FIRST_LOOK_S", 0.01)
-    answers, look = anyio.Event(), core.engine.nodes
+    answers, look = anyio.Event(), core.link.engine.nodes
 
     async def nodes() -> list[NodeFacts]:
         await answers.wait()
         return await look()
 
-    monkeypatch.setattr(core.engine, "nodes", nodes)
+    monkeypatch.setattr(core.link.engine, "nodes", nodes)
     with anyio.fail_after(LIMIT_S):
         async with ControlPlane.running(core) as plane:
             result = await plane.submit(ANA, parse_job(SPEC), project="lab", owner=USER)
-            outage = core.outages.current
+            outage = core.link.outages.current
             assert outage is not None
             assert not outage.has_answered
             answers.set()
             await until(lambda: _is_over(core, result.jobs[0].job_id))
-            assert core.outages.current is None
+            assert core.link.outages.current is None
 
 
 async def test_submission_before_the_first_look_is_judged_by_the_recorded_nodes(
@@ -185,15 +185,14 @@ async def test_submission_before_the_first_look_is_judged_by_the_recorded_nodes(
     await people(core)
     async with ControlPlane.running(core):
         pass
-    later = core_for(always(Act(run_s=0.0)))
-    later.store = core.store
+    later = core_for(always(Act(run_s=0.0)), core.records.store)
     monkeypatch.setattr("shoal.control.loops.runner.FIRST_LOOK_S", 0.01)
-    monkeypatch.setattr(later.engine, "nodes", anyio.sleep_forever)
+    monkeypatch.setattr(later.link.engine, "nodes", anyio.sleep_forever)
     with anyio.fail_after(LIMIT_S):
         async with ControlPlane.running(later) as plane:
             with pytest.raises(SpecError, match="10000"):
                 await plane.submit(ANA, VAST, project="lab", owner=USER)
-            assert later.nodes.pools == {"default"}
+            assert later.planning.nodes.pools == {"default"}
 
 
 async def test_job_that_can_never_fit_is_refused_from_the_first_moment_of_a_cluster() -> None:
@@ -212,17 +211,17 @@ async def test_why_says_never_fits_once_a_slow_cluster_first_answers(
     core = core_for(always(Act(run_s=0.0)))
     await people(core)
     monkeypatch.setattr("shoal.control.loops.runner.FIRST_LOOK_S", 0.01)
-    answers, look = anyio.Event(), core.engine.nodes
+    answers, look = anyio.Event(), core.link.engine.nodes
 
     async def nodes() -> list[NodeFacts]:
         await answers.wait()
         return await look()
 
-    monkeypatch.setattr(core.engine, "nodes", nodes)
+    monkeypatch.setattr(core.link.engine, "nodes", nodes)
     with anyio.fail_after(LIMIT_S):
         async with ControlPlane.running(core) as plane:
             job = (await plane.submit(ANA, VAST, project="lab", owner=USER)).jobs[0]
-            attempts = await core.store.read(lambda tx: tx.attempts.of_job(job.job_id))
+            attempts = await core.records.store.read(lambda tx: tx.attempts.of_job(job.job_id))
             explanation = plane.explain(job, attempts)
             assert explanation is not None
             assert (
@@ -248,20 +247,20 @@ def test_jobs_are_scored_by_the_cluster_even_if_its_nodes_were_known_before_the_
     lab.submit(resources={"cpus": 1})
     lab.restart()
     lab.place()
-    stamped = lab.core.planner.waiting
+    stamped = lab.core.planning.planner.waiting
     lab.restart()
-    result_of(load_recorded_nodes(lab.core))
+    result_of(load_recorded_nodes(lab.core.records.store, lab.core.planning))
     lab.place()
-    assert lab.core.planner.waiting == stamped != []
+    assert lab.core.planning.planner.waiting == stamped != []
 
 
 async def _is_over(core: Core, job_id: str) -> bool:
-    job = await core.store.read(lambda tx: tx.jobs.get(job_id))
+    job = await core.records.store.read(lambda tx: tx.jobs.get(job_id))
     return job is not None and not job.is_open
 
 
 async def test_wait_for_a_change_ends_with_the_next_commit_or_the_timeout() -> None:
-    changed = CommitNotifier()
+    changed = CommitNotifier(Signal())
     await changed.wait(0.0)
     woken = anyio.Event()
 
@@ -278,12 +277,12 @@ async def test_wait_for_a_change_ends_with_the_next_commit_or_the_timeout() -> N
 
 
 async def test_commit_just_before_the_placer_waits_is_not_missed() -> None:
-    changed = CommitNotifier()
-    changed.notify()
+    plan = Signal()
+    CommitNotifier(plan).notify()
     with anyio.fail_after(LIMIT_S / 2):
-        await changed.plan_signal.wait(LIMIT_S)
+        await plan.wait(LIMIT_S)
 
 
 def test_commit_without_events_is_not_new() -> None:
-    changed = CommitNotifier()
+    changed = CommitNotifier(Signal())
     assert [changed.is_new(seq) for seq in (0, 0, 7, 7, 7, 8)] == [True, False, True, False, False, True]

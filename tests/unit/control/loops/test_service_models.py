@@ -62,7 +62,7 @@ class SavingEngine(StagedEngine):
 class Bench:
     def __init__(self) -> None:
         self.lab = ControlPlaneLab()
-        self.engine = self.lab.core.engine = SavingEngine(self.lab)
+        self.engine = self.lab.core.link.engine = SavingEngine(self.lab)
 
     def train(self, name: str = "train") -> Job:
         return self.lab.submit(name=name, checkpoint={})
@@ -147,7 +147,7 @@ def test_name_of_a_model_is_kept_as_it_is(bench: Bench) -> None:
 
 
 def replica_orders(bench: Bench) -> tuple[TaskSpec, ...]:
-    anyio.run(reconcile_services, bench.lab.core)
+    anyio.run(reconcile_services, bench.lab.core.admission, bench.lab.core.serving, bench.lab.core.running)
     [service] = bench.lab.read(lambda tx: tx.services.all())
     [(_, job, _)] = bench.lab.read(lambda tx: tx.services.replicas(service.service_id))
     attempt = an_attempt(job, allocation=(NodeTask(node="n1", cpus=1.0, memory_bytes=1 << 30),))
@@ -184,7 +184,13 @@ def test_checkpoints_that_a_service_serves_outlive_their_time(bench: Bench) -> N
         bench.lab.stop(job)
     bench.serve({"job": "train"})
     bench.lab.clock.advance(31 * DAY_S)
-    anyio.run(clean, bench.lab.core)
+    anyio.run(
+        clean,
+        bench.lab.core.records,
+        bench.lab.core.planning.planner,
+        bench.lab.core.link.engine,
+        bench.lab.core.settings,
+    )
     assert list(bench.engine.items) == [served.job_id]
 
 

@@ -56,12 +56,12 @@ def test_writing_usage_down_any_number_of_times_changes_nothing() -> None:
     lab = ControlPlaneLab()
     first = lab.running_job(resources=CPUS)
     lab.clock.advance(HOUR)
-    result_of(write_usage(lab.core))
+    result_of(write_usage(lab.core.records.store, lab.core.planning.planner))
     lab.running_job(resources=CPUS)
     lab.clock.advance(HOUR)
     ended(lab, first)
-    result_of(write_usage(lab.core))
-    result_of(write_usage(lab.core))
+    result_of(write_usage(lab.core.records.store, lab.core.planning.planner))
+    result_of(write_usage(lab.core.records.store, lab.core.planning.planner))
     lab.clock.advance(HOUR)
     lab.restart()
     assert used(lab) == pytest.approx(expected((3, 1), (2, 0)), rel=1e-3)
@@ -70,7 +70,7 @@ def test_writing_usage_down_any_number_of_times_changes_nothing() -> None:
 def test_recorded_usage_is_not_read_again() -> None:
     lab = ControlPlaneLab()
     ended(lab, lab.running_job(resources=CPUS))
-    anyio.run(clean, lab.core)
+    anyio.run(clean, lab.core.records, lab.core.planning.planner, lab.core.link.engine, lab.core.settings)
     seen = lab.read(lambda tx: recall_usage(tx, HALF_LIFE_S)).seen_seq
     assert lab.read(lambda tx: tx.meta.get("usage") or "").startswith(f'{{"seen_seq":{seen},')
 

@@ -82,10 +82,10 @@ def test_job_under_submission_to_a_dead_node_is_not_given_up_before_the_answer()
     lab.clock.advance(QUIET_S + 1)
     lab.heal()
     lab.set_node_state(lost, NodeState.DEAD)
-    lab.core.submitting.add(attempt.attempt_id)
+    lab.core.running.submitting.add(attempt.attempt_id)
     lab.heal()
     assert lab.attempt(job) == attempt
-    lab.core.submitting.discard(attempt.attempt_id)
+    lab.core.running.submitting.discard(attempt.attempt_id)
     lab.heal()
     assert lab.attempts(job)[0].reason is EndReason.LOST
 
@@ -151,7 +151,7 @@ def test_renewal_contradicts_a_declared_death_while_the_engine_is_away() -> None
     lab.clock.advance(QUIET_S + 1)
     lab.run_loops()
     lab.set_node_state("n1", NodeState.DEAD)
-    lab.core.leases.note_alive(lab.attempt(job).attempt_id, "n1")
+    lab.core.running.leases.note_alive(lab.attempt(job).attempt_id, "n1")
     lab.heal()
     assert (lab.status(job), len(lab.attempts(job))) == ("running", 1)
     lab.clock.advance(QUIET_S + 1)
@@ -175,7 +175,7 @@ def test_renewal_contradicts_a_declared_death_on_a_closed_or_down_node(
     assert f"`shoal drain {where}`" in (refused.value.hint or "")
     lab.clock.advance(QUIET_S + 1)
     lab.set_node_state(where, NodeState.DEAD)
-    lab.core.leases.note_alive(lab.attempt(job).attempt_id, where)
+    lab.core.running.leases.note_alive(lab.attempt(job).attempt_id, where)
     lab.heal()
     assert (lab.status(job), len(lab.attempts(job))) == ("running", 1), "it spoke before it was replaced"
 
@@ -187,7 +187,7 @@ def test_node_with_another_renewing_job_is_not_declared_dead() -> None:
     lab.cluster.facts["n1"] = msgspec.structs.replace(facts, is_alive=False, closed="drained in Slurm")
     lab.heal()
     lab.clock.advance(QUIET_S + 1)
-    lab.core.leases.note_alive(lab.attempt(well).attempt_id, "n1")
+    lab.core.running.leases.note_alive(lab.attempt(well).attempt_id, "n1")
     with pytest.raises(StateError) as refused:
         lab.set_node_state("n1", NodeState.DEAD)
     assert well.reference in refused.value.message
@@ -203,7 +203,7 @@ def test_silence_of_a_node_counts_from_its_last_renewal() -> None:
     async def late() -> list[Observation]:
         return [msgspec.structs.replace(seen, silent_s=QUIET_S + 1) for seen in await list_owned()]
 
-    lab.core.engine.list_owned = late  # type: ignore[method-assign]
+    lab.core.link.engine.list_owned = late  # type: ignore[method-assign]
     facts = lab.cluster.facts["n1"]
     lab.cluster.facts["n1"] = msgspec.structs.replace(facts, is_alive=False)
     lab.clock.advance(QUIET_S + 1)
@@ -249,9 +249,9 @@ def test_queued_task_of_an_engine_in_outage_is_no_sign_of_life_of_a_node() -> No
     async def queued() -> list[Observation]:
         return [msgspec.structs.replace(seen, is_queued=True) for seen in await list_owned()]
 
-    lab.core.engine.list_owned = queued  # type: ignore[method-assign]
+    lab.core.link.engine.list_owned = queued  # type: ignore[method-assign]
     job = lab.running_job()
-    assert lab.core.leases.queue_reasons(lab.attempt(job).attempt_id)
+    assert lab.core.running.leases.queue_reasons(lab.attempt(job).attempt_id)
     lab.engine.lose_cluster()
     lab.heal()
     assert lab.set_node_state("n1", NodeState.DEAD).state is NodeState.DEAD
@@ -262,7 +262,9 @@ def test_queued_task_that_has_since_renewed_contradicts_a_declared_death() -> No
     attempt = lab.attempt(lab.running_job())
     lab.engine.lose_cluster()
     lab.heal()
-    lab.core.leases.note_trouble(attempt.attempt_id, "n1", "the cluster cannot be asked", is_queued=True)
+    lab.core.running.leases.note_trouble(
+        attempt.attempt_id, "n1", "the cluster cannot be asked", is_queued=True
+    )
     renewal = Renewal(
         attempt_id=attempt.attempt_id, epoch=attempt.epoch, node="n1", phase=TaskPhase.PREPARING
     )
@@ -282,7 +284,7 @@ def test_suspended_task_is_no_sign_of_life_of_its_node() -> None:
             msgspec.structs.replace(seen, is_hearsay=True, raw="SUSPENDED") for seen in await list_owned()
         ]
 
-    lab.core.engine.list_owned = suspended  # type: ignore[method-assign]
+    lab.core.link.engine.list_owned = suspended  # type: ignore[method-assign]
     facts = lab.cluster.facts["n1"]
     lab.cluster.facts["n1"] = msgspec.structs.replace(facts, is_alive=False)
     lab.clock.advance(15)
@@ -292,5 +294,5 @@ def test_suspended_task_is_no_sign_of_life_of_its_node() -> None:
     assert "in 6 s" in (refused.value.hint or "")
     lab.clock.advance(QUIET_S - 14)
     lab.run_loops()
-    assert lab.core.leases.task_silence_s(lab.attempt(job), "n1") == 0
+    assert lab.core.running.leases.task_silence_s(lab.attempt(job), "n1") == 0
     assert begin_anew(lab, "n1") == (job.job_id,)

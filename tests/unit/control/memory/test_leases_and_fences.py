@@ -115,7 +115,9 @@ def renewal_of(attempt: Attempt, **changes: Any) -> Renewal:
 
 def carry(world: SimWorld, renewal: Renewal) -> object:
     answers: list[object] = []
-    world.driver.spawn("renew", renew(world.core, renewal), answers.append)
+    world.driver.spawn(
+        "renew", renew(world.core.upkeep, world.core.inputs, world.core.services, renewal), answers.append
+    )
     world.driver.drain()
     return answers[0]
 

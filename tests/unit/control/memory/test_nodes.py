@@ -106,7 +106,7 @@ def test_drain_continues_if_the_node_got_work_since_the_look() -> None:
     lab.set_node_state("n1", NodeState.READY)
     lab.running_job()
     lab.set_node_state("n1", NodeState.DRAINING)
-    result_of(lab.store.write(partial(_finish_drains, lab.core, empty)))
+    result_of(lab.store.write(partial(_finish_drains, lab.core.records.clock, empty)))
     assert lab.node("n1").state is NodeState.DRAINING
 
 
@@ -365,7 +365,7 @@ def test_a_node_that_answers_or_holds_work_is_not_removed() -> None:
 
 
 def away(lab: ControlPlaneLab) -> EngineOutage | None:
-    return lab.core.outages.current
+    return lab.core.link.outages.current
 
 
 def test_an_engine_that_answers_again_is_believed_again() -> None:
@@ -413,7 +413,7 @@ def test_late_answer_is_shown_before_the_engine_gives_up_and_decides_nothing(
     asked_at = lab.clock.now()
 
     def shown() -> EngineOutage | None:
-        return lab.core.outages.reported
+        return lab.core.link.outages.reported
 
     async def nodes() -> list[NodeFacts]:
         assert shown() is None

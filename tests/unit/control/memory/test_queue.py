@@ -61,7 +61,14 @@ def full() -> ControlPlaneLab:
 
 
 def wait_reason(lab: ControlPlaneLab, job: Job) -> Explanation:
-    explanation = explain(lab.core, lab.stored_job(job), lab.attempts(job))
+    explanation = explain(
+        lab.core.records.clock,
+        lab.core.running,
+        lab.core.planning,
+        lab.core.link,
+        lab.stored_job(job),
+        lab.attempts(job),
+    )
     assert explanation is not None
     return explanation
 
@@ -73,7 +80,7 @@ def test_after_the_first_look_only_what_changed_is_read() -> None:
     lab.place()
     lab.place()
     job = lab.submit()
-    changes = lab.read(lambda tx: read_changes(tx, lab.core.queue.seen_seq))
+    changes = lab.read(lambda tx: read_changes(tx, lab.core.planning.queue.seen_seq))
     assert [changed.job_id for changed, _ in changes.jobs] == [job.job_id]
 
 
@@ -87,7 +94,7 @@ def test_new_job_is_judged_without_judging_all_others_again(full: ControlPlaneLa
 def test_freed_resources_go_to_the_job_that_waits_longest(full: ControlPlaneLab, plans: Plans) -> None:
     newcomer = full.submit(resources=WHOLE)
     full.place()
-    result_of(full.plane.stop_job(ANA, full.core.planner.snapshot().holdings[0].job_id))
+    result_of(full.plane.stop_job(ANA, full.core.planning.planner.snapshot().holdings[0].job_id))
     full.run_loops()
     assert plans.num_whole == 1
     assert full.status(newcomer) == "queued"
@@ -178,7 +185,7 @@ def test_stamps_of_jobs_that_are_gone_are_recorded_with_no_decision(full: Contro
         full.place()
         result_of(full.plane.stop_job(ANA, job.job_id))
         full.place()
-    assert len(full.core.queue.fresh_stamps) == 1
+    assert len(full.core.planning.queue.fresh_stamps) == 1
 
 
 def test_closed_time_of_a_node_is_shown_as_of_now() -> None:
@@ -203,14 +210,14 @@ def test_run_times_are_learned_once_although_the_first_look_fails(monkeypatch: p
     monkeypatch.setattr(
         "shoal.control.loops.place.learn_run_times", lambda _, runs: learned.append(len(runs))
     )
-    read, fails = lab.core.store.read, iter([False, True])
+    read, fails = lab.core.records.store.read, iter([False, True])
 
     async def away(fn: Callable[[Tx], object]) -> object:
         if next(fails, False):
             raise StoreUnavailable("the server is away")
         return await read(fn)
 
-    monkeypatch.setattr(lab.core.store, "read", away)
+    monkeypatch.setattr(lab.core.records.store, "read", away)
     for _ in range(3):
         with suppress(StoreUnavailable):
             lab.place()
@@ -226,11 +233,11 @@ def test_growing_job_comes_first_whatever_similar_runs_teach() -> None:
     result_of(lab.store.write(lambda tx: tx.attempts.update(goes_on)))
     result_of(lab.plane.set_node_state(ANA, "n1", NodeState.CORDONED, "repair"))
     lab.place()
-    (before,) = lab.core.planner.waiting
+    (before,) = lab.core.planning.planner.waiting
     lab.clock.advance(1)
     lab.watch()
     lab.place()
-    (after,) = lab.core.planner.waiting
+    (after,) = lab.core.planning.planner.waiting
     assert before.expected_s != after.expected_s
     assert (before.due_at, after.due_at) == (None, None)
 

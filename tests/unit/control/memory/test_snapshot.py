@@ -315,7 +315,7 @@ def test_job_that_was_never_submitted_says_that_its_cluster_does_not_answer() ->
     assert "declare-dead" not in (explanation.hint or "")
     assert explanation.facts == {"in_short": "cluster away"}
     attempt_id = lab.attempt(job).attempt_id
-    lab.core.leases.note_trouble(attempt_id, "n1", CLUSTER_UNREACHABLE)
+    lab.core.running.leases.note_trouble(attempt_id, "n1", CLUSTER_UNREACHABLE)
     explanation = lab.plane.explain(job, lab.attempts(job))
     assert explanation is not None
     assert not explanation.sentence.startswith("not handed"), "its engine may have it"
@@ -329,7 +329,7 @@ def test_job_under_submission_to_a_late_cluster_says_so() -> None:
     explanations: list[Explanation | None] = []
 
     def hang() -> None:
-        with lab.core.outages.asking():
+        with lab.core.link.outages.asking():
             for passed_s in (0.0, LATE_S, QUIET_S):
                 lab.clock.advance(passed_s)
                 explanations.append(lab.plane.explain(job, lab.attempts(job)))
@@ -355,12 +355,12 @@ def test_cluster_queue_reason_is_shown_in_short() -> None:
         "something else": None,
     }
     for raw, in_short in examples.items():
-        lab.core.leases.note_trouble(attempt_id, "n1", raw, is_queued=True)
+        lab.core.running.leases.note_trouble(attempt_id, "n1", raw, is_queued=True)
         explanation = lab.plane.explain(lab.stored_job(job), lab.attempts(job))
         assert explanation is not None
         assert (explanation.details, explanation.facts.get("in_short")) == ((f"n1: {raw}",), in_short)
-    lab.core.leases.note_trouble(attempt_id, "n1", "Slurm job 5 is RUNNING")
-    assert lab.core.leases.queue_reasons(attempt_id) == (), "Slurm has started it"
+    lab.core.running.leases.note_trouble(attempt_id, "n1", "Slurm job 5 is RUNNING")
+    assert lab.core.running.leases.queue_reasons(attempt_id) == (), "Slurm has started it"
 
 
 def test_retried_job_says_how_the_last_attempt_ended() -> None:

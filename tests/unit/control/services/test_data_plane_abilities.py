@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +61,7 @@ def test_port_of_shoal_or_below_1024_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.anyio
 async def test_serve_and_scale_both_refuse_it(tmp_path: Path) -> None:
-    async with open_plane(tmp_path) as plane:
-        plane.core.settings = replace(plane.core.settings, data_plane="haproxy")
+    async with open_plane(tmp_path, data_plane="haproxy") as plane:
         await plane.create_project(ROOT, "vision", {})
         user = await plane.create_user(ROOT, "ana")
 

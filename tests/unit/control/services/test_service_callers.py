@@ -115,13 +115,15 @@ async def test_token_is_returned_once_every_data_plane_knows_it(
 
         def say(process: str, version: int) -> None:
             state.note_report(
-                ServingReport(process_id=process, version=version), plane.core.clock.monotonic()
+                ServingReport(process_id=process, version=version), plane.core.records.clock.monotonic()
             )
 
         async def create() -> None:
             created.append(await token(plane, ana))
 
-        state.note_report(ServingReport(process_id="one", version=1), plane.core.clock.monotonic() - FRESH_S)
+        state.note_report(
+            ServingReport(process_id="one", version=1), plane.core.records.clock.monotonic() - FRESH_S
+        )
         say("two", 1)
         async with anyio.create_task_group() as group:
             group.start_soon(create)
@@ -140,7 +142,7 @@ async def test_token_is_returned_although_a_data_plane_is_silent(
     async with open_plane(tmp_path) as plane:
         ana = await served(plane)
         plane.core.services.note_report(
-            ServingReport(process_id="one", version=1), plane.core.clock.monotonic()
+            ServingReport(process_id="one", version=1), plane.core.records.clock.monotonic()
         )
         with anyio.fail_after(30):
             created = await token(plane, ana)
@@ -168,7 +170,7 @@ async def test_revocation_says_whether_every_data_plane_has_confirmed_it(
         ana = await served(plane)
         created, _ = await plane.create_token(ROOT, ana, label="", scope=Role.VIEWER)
         monkeypatch.setattr(serving_table, "CONFIRM_S", 60.0 if is_confirmed else 0.5)
-        state, clock = plane.core.services, plane.core.clock
+        state, clock = plane.core.services, plane.core.records.clock
         for ago_s in heard_s:
             state.note_report(ServingReport(process_id="one", version=1), clock.monotonic() - ago_s)
         confirmed = []
@@ -211,7 +213,7 @@ async def test_older_table_never_follows_a_newer_one(tmp_path: Path, monkeypatch
     async with open_plane(tmp_path, is_running=False) as plane:
         ana = await served(plane)
         created, _ = await plane.create_token(ROOT, ana, label="", scope=Role.VIEWER)
-        read, gate = plane.core.store.read, anyio.Event()
+        read, gate = plane.core.records.store.read, anyio.Event()
 
         async def slow(fn: Any) -> Any:
             result = await read(fn)
@@ -223,8 +225,8 @@ async def test_older_table_never_follows_a_newer_one(tmp_path: Path, monkeypatch
 
         async with anyio.create_task_group() as group:
             with monkeypatch.context() as patched:
-                patched.setattr(plane.core.store, "read", slow)
-                group.start_soon(serving_table.publish, plane.core)
+                patched.setattr(plane.core.records.store, "read", slow)
+                group.start_soon(serving_table.publish, plane.core.serving)
                 await anyio.sleep(0.05)
             group.start_soon(plane.revoke_token, ROOT, created.token_id)
             with anyio.fail_after(30):
@@ -246,7 +248,7 @@ async def test_table_marks_a_service_whose_replicas_keep_failing(tmp_path: Path)
             return change
 
         for count, expected in ((2, False), (3, True), (0, False)):
-            await plane.core.store.write(fail(count))
-            await serving_table.publish(plane.core)
+            await plane.core.records.store.write(fail(count))
+            await serving_table.publish(plane.core.serving)
             [chat] = plane.core.services.table.services
             assert chat.is_failing is expected

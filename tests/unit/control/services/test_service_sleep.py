@@ -36,7 +36,7 @@ class Bench:
         self.tend()
 
     def tend(self) -> None:
-        anyio.run(reconcile_services, self.lab.core)
+        anyio.run(reconcile_services, self.lab.core.admission, self.lab.core.serving, self.lab.core.running)
 
     def replica(self) -> tuple[Replica, Attempt]:
         [service] = self.lab.read(lambda tx: tx.services.all())
@@ -64,7 +64,7 @@ class Bench:
             count = ReleaseCounters(project="lab", name="chat", release=1, queued=queued)
             applied = state.table.version if version is None else version
             report = ServingReport(process_id="prc_1", version=applied, counts=(count,))
-            state.note_report(report, self.lab.core.clock.monotonic())
+            state.note_report(report, self.lab.core.records.clock.monotonic())
             self.tend()
 
     def sleep(self) -> None:

@@ -56,13 +56,13 @@ class Cluster:
         return service
 
     async def look(self) -> ServiceSnapshot:
-        loaded = await self.plane.core.store.read(lambda tx: load_snapshot(tx, self.service_id))
+        loaded = await self.plane.core.records.store.read(lambda tx: load_snapshot(tx, self.service_id))
         assert loaded is not None
         return loaded
 
     async def said(self) -> None:
         """Supervisors report that their servers are ready; a data plane reports its counts."""
-        loaded = await self.plane.core.store.read(lambda tx: load_snapshot(tx, self.service_id))
+        loaded = await self.plane.core.records.store.read(lambda tx: load_snapshot(tx, self.service_id))
         for replica, _, attempt in () if loaded is None or self.is_held else loaded.replicas:
             if attempt.state is AttemptState.RUNNING:
                 serving = ReplicaStatus(
@@ -82,7 +82,7 @@ class Cluster:
         waiting = ReleaseCounters(project="vision", name="chat", release=0, queued=self.queued)
         counts = tuple(msgspec.structs.replace(count) for count in (waiting, *self.counts.values()))
         report = ServingReport(process_id="prc_1", version=state.table.version, counts=counts)
-        state.note_report(report, self.plane.core.clock.monotonic())
+        state.note_report(report, self.plane.core.records.clock.monotonic())
 
     async def until(
         self, is_so: Callable[[ServiceSnapshot], bool], within_s: float = 30.0
@@ -244,7 +244,12 @@ async def test_two_turns_at_once_start_no_replica_twice(tmp_path: Path) -> None:
         await ours.serve(replicas=4)
         async with anyio.create_task_group() as turns:
             for _ in range(8):
-                turns.start_soon(reconcile_services, ours.plane.core)
+                turns.start_soon(
+                    reconcile_services,
+                    ours.plane.core.admission,
+                    ours.plane.core.serving,
+                    ours.plane.core.running,
+                )
         await ours.until_ready(4)
         assert [replica.slot for replica, _, _ in (await ours.look()).replicas] == [1, 2, 3, 4]
 
@@ -273,7 +278,7 @@ async def test_idle_service_goes_down_to_one_and_then_to_zero(tmp_path: Path) ->
         look = await ours.until(lambda look: look.service.replicas == 0)
         assert look.service.live == 1
         await ours.until(lambda look: not look.replicas)
-        events = await ours.plane.core.store.read(lambda tx: tx.events.latest(100))
+        events = await ours.plane.core.records.store.read(lambda tx: tx.events.latest(100))
         resized = [event.data["replicas"] for event in events if event.kind == "service.resized"]
         assert resized[-2:] == [1, 0]
 
@@ -315,7 +320,7 @@ async def test_rollout_without_room_for_another_replica_replaces_in_place(
 
         await ours.until(is_done)
         assert fewest == 3
-        events = await ours.plane.core.store.read(lambda tx: tx.events.latest(200))
+        events = await ours.plane.core.records.store.read(lambda tx: tx.events.latest(200))
         reasons = [event.data["because"] for event in events if event.kind == "rollout.waits"]
         assert reasons[0].startswith("no room for one more replica: needs 1 node with 2 free GPUs")
 
@@ -466,10 +471,10 @@ async def test_stopped_service_is_gone_with_its_replicas(tmp_path: Path) -> None
         with pytest.raises(StateError, match="being stopped by root"):
             await ours.serve(env={"A": "1"})
         with anyio.fail_after(30):
-            while await ours.plane.core.store.read(lambda tx: tx.services.all()):
+            while await ours.plane.core.records.store.read(lambda tx: tx.services.all()):
                 await ours.said()
                 await anyio.sleep(0.02)
-        open_jobs = await ours.plane.core.store.read(lambda tx: tx.jobs.count_open("vision"))
+        open_jobs = await ours.plane.core.records.store.read(lambda tx: tx.jobs.count_open("vision"))
         assert open_jobs == 0
 
 
@@ -511,7 +516,7 @@ async def test_name_of_a_service_resolves_to_a_living_replica_of_the_serving_rel
     async with cluster(tmp_path) as ours:
 
         async def named() -> Job:
-            [reference] = await ours.plane.core.store.read(
+            [reference] = await ours.plane.core.records.store.read(
                 lambda tx: resolve_reference(tx, "chat", ("vision",))
             )
             return reference.job
@@ -542,7 +547,7 @@ async def test_replicas_of_a_large_service_start_and_stop_in_batches(
             await ours.until(lambda look: len(look.replicas) == 20)
             await ours.plane.stop_service(ROOT, ours.service_id)
             with anyio.fail_after(30):
-                while await ours.plane.core.store.read(lambda tx: tx.services.all()):
+                while await ours.plane.core.records.store.read(lambda tx: tx.services.all()):
                     await ours.said()
                     await anyio.sleep(0.02)
         turns = [change.num_statements for change in changes if change.name.startswith("_reconcile")]

@@ -38,13 +38,13 @@ async def until(is_so: Callable[[], object]) -> None:
 
 async def begun(plane: ControlPlane) -> TaskAssignment:
     """A replica whose supervisor has its task spec."""
-    plane.core.sidecar_identities = SidecarIdentities(
+    plane.core.services.sidecar_identities = SidecarIdentities(
         make_authority("a test's", SystemClock().now()), SystemClock()
     )
-    owner = next(iter(await plane.core.store.read(lambda tx: tx.people.users())))
+    owner = next(iter(await plane.core.records.store.read(lambda tx: tx.people.users())))
     spec = parse_service({"name": "chat", "run": "serve"})
     await plane.serve(SHOAL, ServiceRequest(spec=spec, project=DEFAULT_PROJECT, owner=owner))
-    mailbox = plane.core.engine.mailbox  # type: ignore[attr-defined]
+    mailbox = plane.core.link.engine.mailbox  # type: ignore[attr-defined]
     await until(mailbox.tasks)
     [task] = mailbox.tasks()
     request = TaskSpecRequest(attempt_id=task.task_spec.attempt_id, node="n1", process="a" * 32)
@@ -75,7 +75,7 @@ async def test_task_spec_of_a_replica_comes_with_a_sidecar_identity(plane: Contr
 
 
 async def test_task_spec_of_a_job_has_no_sidecar_identity(plane: ControlPlane) -> None:
-    plane.core.sidecar_identities = SidecarIdentities(
+    plane.core.services.sidecar_identities = SidecarIdentities(
         make_authority("a test's", SystemClock().now()), SystemClock()
     )
     assert (await plane.assign_task(await waiting(plane))).credentials.sidecar is None
@@ -91,8 +91,8 @@ async def test_table_names_the_sidecar_and_the_data_planes_identity(plane: Contr
         "tls:10.0.0.7:19000",
         sidecar_name(assignment.task_spec.attempt_id),
     )
-    assert plane.core.sidecar_identities is not None
-    assert state.table.tls_identity == plane.core.sidecar_identities.for_data_planes()
+    assert plane.core.services.sidecar_identities is not None
+    assert state.table.tls_identity == plane.core.services.sidecar_identities.for_data_planes()
 
 
 async def test_replica_that_claims_an_address_of_the_control_plane_gets_no_requests(
@@ -100,7 +100,7 @@ async def test_replica_that_claims_an_address_of_the_control_plane_gets_no_reque
 ) -> None:
     assignment = await begun(plane)
     await plane.renew(renewal(assignment, "127.0.0.1:22"))
-    replica = await plane.core.store.read(lambda tx: tx.services.replica(assignment.task_spec.job_id))
+    replica = await plane.core.records.store.read(lambda tx: tx.services.replica(assignment.task_spec.job_id))
     assert replica is not None
     assert (replica.is_ready, replica.address) == (False, "")
     assert "127.0.0.1:22" in replica.because

@@ -140,7 +140,11 @@ def test_decision_to_move_an_externally_stopped_job_comes_out_equal() -> None:
         ended_at=lab.clock.now(),
         is_external_stop=True,
     )
-    result_of(lab.store.write(lambda tx: lab.core.recorder.advance(tx, first.attempt_id, TaskEnded(stopped))))
+    result_of(
+        lab.store.write(
+            lambda tx: lab.core.records.recorder.advance(tx, first.attempt_id, TaskEnded(stopped))
+        )
+    )
     turns(lab, 2)
     assert [one.node_names for one in lab.attempts(job)] == [("n1",), ("n2",)]
     verdicts = list(DecisionReplay().verdicts(facts(lab)))
@@ -277,7 +281,9 @@ def test_eviction_after_a_restart_forgets_the_checkpoints_that_were_known_before
     for seconds in (10.0, 20.0, 30.0):
         job = lab.running_job(resources={"cpus": 8})
         lab.clock.advance(100.0)
-        lab.core.checkpoint_times.note_checkpoint(lab.attempt(job).attempt_id, lab.clock.now() - seconds)
+        lab.core.running.checkpoint_times.note_checkpoint(
+            lab.attempt(job).attempt_id, lab.clock.now() - seconds
+        )
     for _ in range(2):
         lab.submit(resources={"cpus": 8}, priority="production")
         lab.place()
@@ -340,7 +346,7 @@ def test_elements_that_were_recorded_later_count_from_when_their_array_was_submi
     lab.clock.advance(1.0)
     lab.submit(resources={"cpus": 8})
     lab.clock.advance(1.0)
-    result_of(arrays.finish_arrays(lab.core))
+    result_of(arrays.finish_arrays(lab.core.records, lab.core.link.engine, lab.core.sealing))
     turns(lab, 30)
     past = facts(lab)
     assert len({fact.candidate.submitted_at for _, fact in past if isinstance(fact, QueuedFact)}) == 2
