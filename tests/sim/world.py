@@ -36,7 +36,7 @@ ANA = Actor(kind="user", id="usr_ana", name="ana")
 USER = User(user_id="usr_ana", name="ana")
 LOOPS: dict[str, Callable[[Core], Coroutine[Any, Any, object]]] = {
     "place": place_and_launch,
-    "watch": lambda core: watch(core.upkeep, core.inputs, core.services),
+    "watch": lambda core: watch(core.upkeep, core.inputs),
     "heal": lambda core: heal(core.upkeep),
 }
 
@@ -87,7 +87,7 @@ class SimWorld:
             policy=self.policy,
         )
         self.core.leadership.control_urls = ("http://simulated",)
-        self.core.running.single_flight = SimSingleFlight()
+        self.core.running.single_flight = SimSingleFlight(self.core.running.attempts)
 
     def crash(self) -> None:
         self.log("the control plane is killed")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable
 
-from tests.style.tree import Import, Module, length
+from tests.style.tree import Function, Import, Module, length
 
 LEAVES = frozenset(
     {
@@ -100,6 +101,9 @@ IMPURE_MODULES = frozenset(
 )
 HEAVY_FOR_WORKERS = frozenset({"alembic", "fastapi", "pydantic", "sqlalchemy", "uvicorn"})
 REFUSED_NAMES = frozenset({"common", "helper", "helpers", "misc", "part2", "util", "utils"})
+
+COMPOSITION = frozenset({"shoal.control.opening", "shoal.control.loops.runner", "shoal.control.plane"})
+"""Modules that build the control plane and start its loops. They alone may hand all of it on."""
 
 MAX_FUNCTION_LINES = 70
 
@@ -201,6 +205,29 @@ def worker_weight(modules: Iterable[Module]) -> list[str]:
         for item in module.imports()
         if _top(item) in HEAVY_FOR_WORKERS
     ]
+
+
+def takers_of_core(modules: Iterable[Module]) -> list[str]:
+    """Functions that take all of the control plane, and so may touch anything in it."""
+    return [
+        f"{module.at(function.lineno)}: `{function.name}` takes `Core`; give it the capabilities that it uses"
+        for module in modules
+        if module.name not in COMPOSITION
+        for function in module.functions()
+        if any("Core" in names_in(argument.annotation) for argument in arguments_of(function))
+    ]
+
+
+def arguments_of(function: Function) -> list[ast.arg]:
+    arguments = function.args
+    several = [argument for argument in (arguments.vararg, arguments.kwarg) if argument is not None]
+    return [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, *several]
+
+
+def names_in(annotation: ast.expr | None) -> set[str]:
+    """The names and attributes in an annotation, also in one that is quoted."""
+    text = "" if annotation is None else ast.unparse(annotation)
+    return set(re.findall(r"\w+", text))
 
 
 def long_files(modules: Iterable[Module], limit: int) -> list[str]:

@@ -21,6 +21,12 @@ def test_every_room_imports_only_rooms_below_it(source: list[Module]) -> None:
     assert rules.closed_doors(source) == []
 
 
+def test_functions_take_the_capabilities_that_they_use_and_not_all_of_the_control_plane(
+    source: list[Module],
+) -> None:
+    assert rules.takers_of_core(source) == []
+
+
 def test_every_room_has_been_given_its_doors(source: list[Module]) -> None:
     assert rules.unknown_rooms(source) == []
 

@@ -40,7 +40,7 @@ MUTANTS = (
     Mutant(
         "fence_passes_while_a_renewal_is_answered",
         "control/memory/leases.py",
-        " and task not in self._speaking",
+        " and task not in speaking",
         "",
         "P2: a supervisor that is told to go on is not replaced",
         ("control",),
@@ -186,8 +186,8 @@ MUTANTS = (
     Mutant(
         "node_whose_renewal_is_answered_counts_as_silent",
         "control/memory/leases.py",
-        "return 0.0 if task in self._speaking else self._supervisor_silence_s(task)",
-        "return self._supervisor_silence_s(task)",
+        "return 0.0 if task in memory.speaking else self._supervisor_silence_s(memory, task)",
+        "return self._supervisor_silence_s(memory, task)",
         "P2: a supervisor that is told to go on is not replaced",
         ("control",),
     ),

@@ -212,7 +212,7 @@ class ControlPlaneLab:
         return result_of(place_and_launch(self.core)).next_look_s
 
     def watch(self) -> None:
-        result_of(watch(self.core.upkeep, self.core.inputs, self.core.services))
+        result_of(watch(self.core.upkeep, self.core.inputs))
 
     def run_loops(self) -> None:
         """Everything once, in the order a start has."""

@@ -109,10 +109,10 @@ async def renew(
     attempt = await _receive(upkeep, services, renewal)
     if attempt.state is AttemptState.RUNNING and attempt.nodes_to_start:
         upkeep.signals.watch.set()
-    if renewal.wait_s > 0 and not _has_news(upkeep.running, services, attempt, renewal):
+    if renewal.wait_s > 0 and not _has_news(upkeep.running, attempt, renewal):
         await upkeep.running.rendezvous.wait_for_news(renewal.attempt_id, min(renewal.wait_s, MAX_WAIT_S))
         attempt = await _record_if_news(upkeep.records, upkeep.running, upkeep.link.engine, renewal)
-    reply = await _reply(upkeep.records.store, upkeep.running, services, attempt, renewal.node)
+    reply = await _reply(upkeep.records.store, upkeep.running, attempt, renewal.node)
     return msgspec.structs.replace(reply, control_urls=inputs.leadership.announced_urls)
 
 
@@ -137,9 +137,7 @@ async def _find_cause_first(
         await upkeep.running.rank_failures.wait_for_others(attempt, failure)
 
 
-async def _reply(
-    store: Store, running: RunningAttempts, services: ServiceState, attempt: Attempt, node: str
-) -> RenewalReply:
+async def _reply(store: Store, running: RunningAttempts, attempt: Attempt, node: str) -> RenewalReply:
     port = running.rendezvous.port(attempt.attempt_id, attempt.rendezvous_round)
     drill = running.drills.command_for(attempt, node)
     if attempt.state is not AttemptState.STOPPING:
@@ -149,7 +147,7 @@ async def _reply(
             master_port=port,
             is_after_hang=is_after_hang,
             drill=drill,
-            should_sleep=services.sleep_order(attempt.attempt_id),
+            should_sleep=running.replicas.sleep_order(attempt.attempt_id),
         )
     job = await store.read(lambda tx: tx.jobs.get(attempt.job_id))
     assert job is not None
@@ -162,7 +160,7 @@ async def _reply(
     )
 
 
-def _has_news(running: RunningAttempts, services: ServiceState, attempt: Attempt, renewal: Renewal) -> bool:
+def _has_news(running: RunningAttempts, attempt: Attempt, renewal: Renewal) -> bool:
     """Whether there is something to tell that the supervisor does not know."""
     port = running.rendezvous.port(attempt.attempt_id, attempt.rendezvous_round)
     return (
@@ -170,7 +168,7 @@ def _has_news(running: RunningAttempts, services: ServiceState, attempt: Attempt
         or attempt.rendezvous_round > renewal.rendezvous_round
         or port not in (None, renewal.master_port)
         or running.drills.command_for(attempt, renewal.node) is not None
-        or services.sleep_order(attempt.attempt_id) is not None
+        or running.replicas.sleep_order(attempt.attempt_id) is not None
     )
 
 
@@ -191,7 +189,9 @@ async def _receive(upkeep: Upkeep, services: ServiceState, renewal: Renewal) -> 
             renewal.attempt_id, upkeep.records.clock.now() - renewal.saved_s
         )
     if renewal.replica_status is not None:
-        await replicas.record_status(upkeep.records, services, attempt, renewal.replica_status)
+        await replicas.record_status(
+            upkeep.records, upkeep.running, services, attempt, renewal.replica_status
+        )
     if renewal.metrics:
         await record_metrics(upkeep.records, attempt, renewal.node, renewal.metrics)
     return attempt

@@ -117,16 +117,16 @@ async def place(upkeep: Upkeep, planning: Planning) -> PlacementCycle:
         return PlacementCycle(moved, 0.0, work.spent_s)
     with work:
         resting_s = planning.queue.wake(now)
-        saved = dict(upkeep.running.checkpoint_times.unrecorded)
         usages = planning.planner.competing_usages()
         plan, doomed = planning.planner.plan(now), planning.queue.doomed
+        saved = upkeep.running.checkpoint_times.unrecorded() if plan.evictions else {}
     placed: list[str] = []
     try:
         if plan.starts or plan.evictions or doomed:
             basis = DecisionBasis(
                 at=now,
                 seen_seq=changes.seen_seq,
-                saved=saved if plan.evictions else {},
+                saved=saved,
                 is_all_saved=bool(plan.evictions) and not upkeep.running.checkpoint_times.has_recorded,
                 usages=usages,
                 windows=changes.windows,

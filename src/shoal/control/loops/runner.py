@@ -109,7 +109,7 @@ async def _run_all(core: Core, has_looked: anyio.Event) -> None:
     await _run_turn(health, "heal", lambda: heal(core.upkeep))
     # Of a new cluster, the first nodes.
     await _run_turn(health, "place", lambda: load_recorded_nodes(core.records.store, core.planning))
-    await _run_turn(health, "watch", lambda: watch(core.upkeep, core.inputs, core.services))
+    await _run_turn(health, "watch", lambda: watch(core.upkeep, core.inputs))
     has_looked.set()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_run_placement, health, core.upkeep, core.inputs, core.planning)
@@ -131,7 +131,7 @@ def _loops(core: Core) -> list[Loop]:
     return [
         Loop(
             "watch",
-            lambda: watch(core.upkeep, core.inputs, core.services),
+            lambda: watch(core.upkeep, core.inputs),
             lambda: core.signals.watch.wait(WATCH_EVERY_S),
         ),
         Loop("heal", lambda: heal(core.upkeep), lambda: core.signals.heal.wait(HEAL_EVERY_S)),

@@ -17,7 +17,6 @@ from shoal.control.loops.node_refresh import refresh_nodes
 from shoal.control.loops.replace import can_replace, record_end
 from shoal.control.memory.leases import FENCE_MARGIN_S
 from shoal.control.memory.running import RunningAttempts
-from shoal.control.services.state import ServiceState
 from shoal.engines.base import Engine, Observation, ObservedState, SupportsReaping
 from shoal.errors import EngineUnreachable, StoreUnavailable
 from shoal.model.attempt import Attempt, AttemptState, EndReason
@@ -49,19 +48,12 @@ LATE_STOP_S = 60.0
 """How long after a time limit the control plane stops an attempt whose supervisor did not."""
 
 
-async def watch(upkeep: Upkeep, inputs: SubmissionInputs, services: ServiceState) -> None:
+async def watch(upkeep: Upkeep, inputs: SubmissionInputs) -> None:
     """Look once at everything that runs or should run."""
     holding = await upkeep.records.store.read(lambda tx: tx.attempts.holding())
-    upkeep.running.leases.follow([attempt for _, attempt in holding])
+    upkeep.running.follow([attempt for _, attempt in holding])
     being_submitted = frozenset(upkeep.running.submitting)
     seen = await _observe(upkeep.link.engine)
-    upkeep.running.checkpoint_times.keep_only(attempt.attempt_id for _, attempt in holding)
-    upkeep.running.single_flight.keep_only(attempt.attempt_id for _, attempt in holding)
-    upkeep.running.rendezvous.keep_only(attempt.attempt_id for _, attempt in holding)
-    upkeep.running.drills.keep_only(attempt.attempt_id for _, attempt in holding)
-    upkeep.running.rank_failures.keep_only(attempt.attempt_id for _, attempt in holding)
-    upkeep.running.worlds.keep_only(attempt.attempt_id for _, attempt in holding)
-    services.keep_only(attempt.attempt_id for _, attempt in holding)
     failed: Exception | None = None
     for job, attempt in holding:
         if attempt.attempt_id in being_submitted:

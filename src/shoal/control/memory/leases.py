@@ -9,12 +9,12 @@ them too.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from math import inf
 
 from shoal.clock import Clock
+from shoal.control.memory.attempt_table import AttemptMemories, AttemptMemory, TaskKey
 from shoal.model.attempt import Attempt
 from shoal.scheduler.explain.text import listed
 
@@ -27,46 +27,17 @@ QUIET_S = 20.0
 class Leases:
     """When each task last gave a sign of life."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, attempts: AttemptMemories) -> None:
         self._clock = clock
-        self._alive_at: dict[tuple[str, str, int], float] = {}
-        """By attempt, node and replacement. The silence of a task does not count for the task that replaces
-        it.
-        """
-        self._spoke_at: dict[tuple[str, str, int], float] = {}
-        """The same, but only signs from the node itself. A cluster's word holds off a fence and does nothing
-        else.
-        """
-        self._speaking = Counter[tuple[str, str, int]]()
-        """Tasks whose renewal is being answered now."""
-        self._followed_since: dict[tuple[str, str, int], float] = {}
-        """Since when this control plane follows the tasks that may run: see `follow`."""
-        self._submitted_at: dict[str, float] = {}
-        self._running_since: dict[str, float] = {}
-        self._troubles: dict[tuple[str, str], str] = {}
-        """By attempt that has not begun, and node. The node is empty if the whole attempt could not be handed
-        over.
-        """
-        self._queue_reasons: dict[tuple[str, str], str] = {}
-        """The troubles of tasks that wait in the cluster's own queue."""
+        self._attempts = attempts
 
     def follow(self, attempts: Sequence[Attempt]) -> None:
-        """Count the silence of the tasks of these attempts, from now if there was no sign of life. Forget all
-        others.
-        """
-        now, kept = self._clock.monotonic(), {attempt.attempt_id for attempt in attempts}
-        tasks = [
-            (attempt.attempt_id, node, attempt.replacement_on(node))
-            for attempt in attempts
-            for node in attempt.nodes_left
-        ]
-        self._followed_since = {task: self._followed_since.get(task, now) for task in tasks}
-        self._alive_at = {key: at for key, at in self._alive_at.items() if key[0] in kept}
-        self._spoke_at = {key: at for key, at in self._spoke_at.items() if key[0] in kept}
-        self._submitted_at = {k: at for k, at in self._submitted_at.items() if k in kept}
-        self._troubles = {key: reason for key, reason in self._troubles.items() if key[0] in kept}
-        self._queue_reasons = {key: reason for key, reason in self._queue_reasons.items() if key[0] in kept}
-        self._running_since = {k: at for k, at in self._running_since.items() if k in kept}
+        """Count the silence of the tasks of these attempts, from now if there was no sign of life."""
+        now = self._clock.monotonic()
+        for attempt in attempts:
+            memory = self._attempts.of(attempt.attempt_id)
+            tasks = [(node, attempt.replacement_on(node)) for node in attempt.nodes_left]
+            memory.followed_since = {task: memory.followed_since.get(task, now) for task in tasks}
 
     def note_alive(
         self,
@@ -81,42 +52,43 @@ class Leases:
         `is_hearsay`: only the cluster says that the task is there or waits, and nothing on the node has
         spoken.
         """
-        at, task = self._clock.monotonic() - ago_s, (attempt_id, node, replacement)
-        self._alive_at[task] = max(at, self._alive_at.get(task, at))
+        at, task = self._clock.monotonic() - ago_s, (node, replacement)
+        memory = self._attempts.of(attempt_id)
+        memory.alive_at[task] = max(at, memory.alive_at.get(task, at))
         if not is_hearsay:
-            self._spoke_at[task] = max(at, self._spoke_at.get(task, at))
-            self._queue_reasons.pop((attempt_id, node), None)
+            memory.spoke_at[task] = max(at, memory.spoke_at.get(task, at))
+            memory.queue_reasons.pop(node, None)
 
     @contextmanager
     def speaking(self, attempt_id: str, node: str, replacement: int = 0) -> Iterator[None]:
         """Hold off every fence while a node speaks and may be told to go on. The block decides that and calls
         `note_alive`. A read may be older than an end that is just being recorded: see `is_overdue`.
         """
-        task = (attempt_id, node, replacement)
-        self._speaking[task] += 1
+        speaking, task = self._attempts.of(attempt_id).speaking, (node, replacement)
+        speaking[task] += 1
         try:
             yield
         finally:
-            self._speaking[task] -= 1
-            if not self._speaking[task]:
-                del self._speaking[task]
+            speaking[task] -= 1
+            if not speaking[task]:
+                del speaking[task]
 
     def is_overdue(self, attempt_id: str, node: str, replacement: int = 0) -> bool:
         """Whether the task has been silent for so long that another transaction may be recording its end now,
         because of a fence or an operator's word. Then the reply to a renewal needs a write. That write comes
         before the end, which then does not happen, or after it.
         """
-        return self._supervisor_silence_s((attempt_id, node, replacement)) > QUIET_S
+        return self._supervisor_silence_s(self._attempts.get(attempt_id), (node, replacement)) > QUIET_S
 
     def has_sign_of_life(self, attempt_id: str, node: str, replacement: int = 0) -> bool:
         """Whether this task has given any sign of life."""
-        return (attempt_id, node, replacement) in self._alive_at
+        return (node, replacement) in self._attempts.get(attempt_id).alive_at
 
     def note_submission(self, attempt_id: str) -> None:
         """Note that the attempt was handed to its engine, perhaps in vain. A task that starts because of it
         is silent at first.
         """
-        self._submitted_at[attempt_id] = self._clock.monotonic()
+        self._attempts.of(attempt_id).submitted_at = self._clock.monotonic()
 
     def note_trouble(
         self, attempt_id: str, node: str, reason: str | None, *, is_queued: bool = False
@@ -124,21 +96,22 @@ class Leases:
         """Note what the engine last said about a task that has not begun; None clears it. An empty `node`
         means the whole attempt. `is_queued`: the task waits in the cluster's own queue.
         """
-        self._queue_reasons.pop((attempt_id, node), None)
+        memory = self._attempts.of(attempt_id)
+        memory.queue_reasons.pop(node, None)
         if reason is not None and is_queued:
-            self._queue_reasons[attempt_id, node] = reason
+            memory.queue_reasons[node] = reason
         if reason is None:
-            self._troubles.pop((attempt_id, node), None)
+            memory.troubles.pop(node, None)
         else:
-            self._troubles[attempt_id, node] = reason
+            memory.troubles[node] = reason
 
     def troubles(self, attempt_id: str, *, has_whole: bool = True) -> tuple[str, ...]:
         """Return why the attempt has not begun: each reason once, with the nodes it is about. `has_whole`:
         include the reasons that are about the whole attempt.
         """
         nodes: dict[str, list[str]] = {}
-        for (trouble_attempt_id, node), reason in sorted(self._troubles.items()):
-            if trouble_attempt_id == attempt_id and (node or has_whole):
+        for node, reason in sorted(self._attempts.get(attempt_id).troubles.items()):
+            if node or has_whole:
                 nodes.setdefault(reason, []).extend([node] if node else [])
         return tuple(f"{listed(names)}: {reason}" if names else reason for reason, names in nodes.items())
 
@@ -146,22 +119,20 @@ class Leases:
         """Whether no part of the attempt could be handed over, or that is under way, and its engine has said
         nothing of it.
         """
-        attempt_id = attempt.attempt_id
-        has_task = any((attempt_id, node) in self._troubles for node in attempt.node_names)
-        return (is_being_handed_over or (attempt_id, "") in self._troubles) and not has_task
+        troubles = self._attempts.get(attempt.attempt_id).troubles
+        has_task = any(node in troubles for node in attempt.node_names)
+        return (is_being_handed_over or "" in troubles) and not has_task
 
     def queue_reasons(self, attempt_id: str) -> tuple[str, ...]:
         """Return what the cluster says of tasks that wait in its own queue, each reason once."""
-        return tuple(
-            dict.fromkeys(
-                reason for key, reason in sorted(self._queue_reasons.items()) if key[0] == attempt_id
-            )
-        )
+        reasons = self._attempts.get(attempt_id).queue_reasons
+        return tuple(dict.fromkeys(reasons[node] for node in sorted(reasons)))
 
     def silence_s(self, attempt_id: str, node: str, replacement: int = 0) -> float:
         """Seconds since the last sign of life, or since the task is followed if there was none."""
-        now, task = self._clock.monotonic(), (attempt_id, node, replacement)
-        return now - self._alive_at.get(task, self._followed_since.get(task, now))
+        now, task = self._clock.monotonic(), (node, replacement)
+        memory = self._attempts.get(attempt_id)
+        return now - memory.alive_at.get(task, memory.followed_since.get(task, now))
 
     def task_silence_s(self, attempt: Attempt, node: str) -> float:
         """Silence of the node's present task of the attempt."""
@@ -178,13 +149,13 @@ class Leases:
         renewal is being answered. Infinite if the task waits in the cluster's own queue and never spoke,
         because then there is no supervisor.
         """
-        task = attempt.attempt_id, node, attempt.replacement_on(node)
-        return 0.0 if task in self._speaking else self._supervisor_silence_s(task)
+        memory, task = self._attempts.get(attempt.attempt_id), (node, attempt.replacement_on(node))
+        return 0.0 if task in memory.speaking else self._supervisor_silence_s(memory, task)
 
-    def _supervisor_silence_s(self, task: tuple[str, str, int]) -> float:
-        now = self._clock.monotonic()
-        is_nobody = task not in self._spoke_at and task[:2] in self._queue_reasons
-        return inf if is_nobody else now - self._spoke_at.get(task, self._followed_since.get(task, now))
+    def _supervisor_silence_s(self, memory: AttemptMemory, task: TaskKey) -> float:
+        now, node = self._clock.monotonic(), task[0]
+        is_nobody = task not in memory.spoke_at and node in memory.queue_reasons
+        return inf if is_nobody else now - memory.spoke_at.get(task, memory.followed_since.get(task, now))
 
     def fenced_nodes(self, attempt: Attempt, fence_s: float) -> tuple[str, ...]:
         """Return the nodes whose supervisors have certainly stopped everything of the attempt: they were
@@ -200,10 +171,11 @@ class Leases:
         """Whether a node of `fenced_nodes` is still silent. A submission for other nodes of the attempt
         meanwhile changes nothing, unless the node's own task was never seen to begin.
         """
-        task, limit = (attempt.attempt_id, node, attempt.replacement_on(node)), fence_s + FENCE_MARGIN_S
+        task, limit = (node, attempt.replacement_on(node)), fence_s + FENCE_MARGIN_S
         if node in attempt.nodes_to_start and self._since_submission_s(attempt) <= limit:
             return False
-        is_silent = self.silence_s(*task) > limit and task not in self._speaking
+        speaking = self._attempts.get(attempt.attempt_id).speaking
+        is_silent = self.task_silence_s(attempt, node) > limit and task not in speaking
         return is_silent and node not in attempt.orphaned_nodes
 
     def fence_left_s(self, attempt: Attempt, silent: Iterable[str], fence_s: float) -> float:
@@ -212,9 +184,12 @@ class Leases:
         return fence_s + FENCE_MARGIN_S - min(self._since_submission_s(attempt), *silences)
 
     def _since_submission_s(self, attempt: Attempt) -> float:
-        return self._clock.monotonic() - self._submitted_at.get(attempt.attempt_id, -inf)
+        submitted_at = self._attempts.get(attempt.attempt_id).submitted_at
+        return inf if submitted_at is None else self._clock.monotonic() - submitted_at
 
     def ran_for_s(self, attempt_id: str) -> float:
         """Seconds since this control plane first saw the attempt running. Never more than it really ran."""
-        now = self._clock.monotonic()
-        return now - self._running_since.setdefault(attempt_id, now)
+        memory, now = self._attempts.of(attempt_id), self._clock.monotonic()
+        if memory.running_since is None:
+            memory.running_since = now
+        return now - memory.running_since

@@ -9,12 +9,10 @@ from collections.abc import Iterable
 
 import msgspec
 
+from shoal.control.memory.attempt_table import AttemptMemories
 from shoal.model.attempt import Attempt
 from shoal.model.drill import Drill, drill_command_for
 from shoal.wire import ActivitySigns, DrillAct, DrillCommand, DrillResult, Progress, Renewal
-
-AttemptNode = tuple[str, str]
-"""An attempt's id and a node."""
 
 
 class OpenDrill:
@@ -58,16 +56,18 @@ class OpenDrill:
 class OpenDrills:
     """Used on the event loop alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, attempts: AttemptMemories) -> None:
+        self._attempts = attempts
         self.by_id: dict[str, OpenDrill] = {}
         self.opened_at: float | None = None
         """When the open drills were read from the log. None: they still have to be read."""
         self.newest: dict[str, str] = {}
         """By drill: the newest attempt of its job."""
-        self._progress: dict[AttemptNode, Progress] = {}
-        self._rounds: dict[AttemptNode, int] = {}
-        self._signs: dict[AttemptNode, ActivitySigns] = {}
-        self._first_renewal_at: dict[AttemptNode, float] = {}
+
+    @property
+    def attempt_ids(self) -> set[str]:
+        """Attempts by which drills under way are judged, also after they have ended."""
+        return {open_drill.drill.attempt_id for open_drill in self.by_id.values()}
 
     def of_job(self, job_id: str) -> OpenDrill | None:
         return next(
@@ -78,13 +78,13 @@ class OpenDrills:
         """Note the drill facts of a renewal. Return whether other supervisors may have
         something to do now.
         """
-        task = (renewal.attempt_id, renewal.node)
-        self._first_renewal_at.setdefault(task, now)
-        self._rounds[task] = renewal.rendezvous_round
+        memory, node = self._attempts.of(renewal.attempt_id), renewal.node
+        memory.first_renewal_at.setdefault(node, now)
+        memory.rounds[node] = renewal.rendezvous_round
         if renewal.progress is not None:
-            self._progress[task] = renewal.progress
+            memory.progress[node] = renewal.progress
         if renewal.signs is not None:
-            self._signs[task] = renewal.signs
+            memory.signs[node] = renewal.signs
         act_result = renewal.drill_result
         open_drill = self.by_id.get(act_result.drill_id) if act_result is not None else None
         return (
@@ -119,14 +119,15 @@ class OpenDrills:
 
     def progress(self, attempt_id: str, nodes: Iterable[str]) -> tuple[Progress, ...]:
         """Return the newest progress of each of these nodes that has reported any."""
-        newest = (self._progress.get((attempt_id, node)) for node in nodes)
+        newest = map(self._attempts.get(attempt_id).progress.get, nodes)
         return tuple(report for report in newest if report is not None)
 
     def signs(self, attempt: Attempt) -> tuple[ActivitySigns, ...]:
         """Return the signs of activity of the attempt's newest rank group; empty until every node has
         reported its own.
         """
-        reported = [self._signs.get((attempt.attempt_id, node)) for node in attempt.node_names]
+        signs_by_node = self._attempts.get(attempt.attempt_id).signs
+        reported = [signs_by_node.get(node) for node in attempt.node_names]
         complete = tuple(
             signs
             for signs in reported
@@ -136,21 +137,11 @@ class OpenDrills:
 
     def rendezvous_round(self, attempt_id: str, node: str) -> int:
         """Return the rendezvous round that the node last reported; -1 if it has reported none."""
-        return self._rounds.get((attempt_id, node), -1)
+        return self._attempts.get(attempt_id).rounds.get(node, -1)
 
     def first_renewal_at(self, attempt_id: str, node: str) -> float | None:
         """When this control plane first heard from the node."""
-        return self._first_renewal_at.get((attempt_id, node))
-
-    def keep_only(self, attempt_ids: Iterable[str]) -> None:
-        """Forget attempts that hold nothing any more, except those of drills under way."""
-        kept = {*attempt_ids, *(open_drill.drill.attempt_id for open_drill in self.by_id.values())}
-        self._progress = {task: value for task, value in self._progress.items() if task[0] in kept}
-        self._rounds = {task: value for task, value in self._rounds.items() if task[0] in kept}
-        self._signs = {task: value for task, value in self._signs.items() if task[0] in kept}
-        self._first_renewal_at = {
-            task: value for task, value in self._first_renewal_at.items() if task[0] in kept
-        }
+        return self._attempts.get(attempt_id).first_renewal_at.get(node)
 
 
 def to_milliseconds(number: float | None) -> float | None:

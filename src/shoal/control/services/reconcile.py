@@ -78,7 +78,7 @@ async def _reconcile(
         admission.records.clock, running, admission.planning.planner, services, snapshot
     )
     decision = decide(snapshot, activity, admission.records.clock.now())
-    order_sleep(running, services, snapshot, activity, decision.service)
+    order_sleep(running, snapshot, activity, decision.service)
     if not _is_due(snapshot, decision):
         return
     stopped = await admission.records.store.write(lambda tx: _apply(admission, tx, service_id, activity))
@@ -88,11 +88,7 @@ async def _reconcile(
 
 
 def order_sleep(
-    running: RunningAttempts,
-    services: ServiceState,
-    snapshot: ServiceSnapshot,
-    activity: ServiceActivity,
-    service: Service,
+    running: RunningAttempts, snapshot: ServiceSnapshot, activity: ServiceActivity, service: Service
 ) -> None:
     """Have supervisors put servers to sleep, or wake them, at once. A server may sleep only once no data
     plane sends anything to it.
@@ -102,7 +98,7 @@ def order_sleep(
             continue
         should_sleep = service.is_asleep and replica.draining_at is None
         is_safe = not should_sleep or replica.is_asleep or replica.replica_id in activity.idle
-        if is_safe and services.order_sleep(attempt.attempt_id, should_sleep=should_sleep):
+        if is_safe and running.replicas.order_sleep(attempt.attempt_id, should_sleep=should_sleep):
             running.rendezvous.notify(attempt.attempt_id)
 
 

@@ -13,6 +13,7 @@ from shoal.control.actor import SHOAL
 from shoal.control.capabilities import JobAdmission, Records, Sealing
 from shoal.control.commands.submit import check_quota, in_one_part
 from shoal.control.job_specs import FrozenSpec, freeze
+from shoal.control.memory.running import RunningAttempts
 from shoal.control.record import REPORT_PATIENCE_S, record_event
 from shoal.control.services.state import ServiceState
 from shoal.errors import NotFound
@@ -135,10 +136,14 @@ def _hand_down_secrets(sealing: Sealing, tx: Tx, release: Release, job_id: str) 
 
 
 async def record_status(
-    records: Records, services: ServiceState, attempt: Attempt, status: ReplicaStatus
+    records: Records,
+    running: RunningAttempts,
+    services: ServiceState,
+    attempt: Attempt,
+    status: ReplicaStatus,
 ) -> None:
     """Record a replica's status as its supervisor reported it. Only changes are written."""
-    previous = services.replica_statuses.get(attempt.attempt_id)
+    previous = running.replicas.status(attempt.attempt_id)
     if previous == status:
         return
     is_there = is_address(status.address)
@@ -149,7 +154,7 @@ async def record_status(
     await records.store.write(
         lambda tx: _record(records.clock, tx, attempt, accepted), patience_s=REPORT_PATIENCE_S
     )
-    services.replica_statuses[attempt.attempt_id] = status
+    running.replicas.note_status(attempt.attempt_id, status)
     services.waker.set()
 
 

@@ -1,7 +1,7 @@
-"""What the control plane knows of services in memory: the newest table, replica statuses, reports of data
+"""What the control plane knows of services in memory: the newest table and the reports of data
 planes.
 
-All of it can be lost: the table is made from the records, and supervisors and data planes report again.
+All of it can be lost: the table is made from the records, and data planes report again.
 
 `SidecarIdentities` makes the certificates with which sidecars and data planes prove themselves to each other,
 by the cluster's own authority. They are not stored: a replica's identity goes with its task spec, and the
@@ -9,8 +9,6 @@ data planes' identity stands in the table.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterable
 
 import anyio
 import msgspec
@@ -22,7 +20,7 @@ from shoal.model.service import Service
 from shoal.serving.scaling.traffic import FRESH_S, Sample, Stats, Traffic
 from shoal.serving.table import ServingReport, ServingTable
 from shoal.sidecar_tls import DATA_PLANE, sidecar_name
-from shoal.wire import ReplicaStatus, TlsIdentity
+from shoal.wire import TlsIdentity
 
 IDENTITY_RENEW_S = SERVER_DAYS * 86400 / 2
 """Age at which the data planes get a new identity."""
@@ -75,10 +73,6 @@ class ServiceState:
         """Where the data plane of this machine listens. None: there is none."""
         self.wanted_port: int | None = None
         """The port that it should have, if it listens at another one."""
-        self.replica_statuses: dict[str, ReplicaStatus] = {}
-        """By attempt."""
-        self._sleep: dict[str, bool] = {}
-        """By attempt: whether its server should sleep. No entry until a turn has decided."""
         self.traffic = Traffic()
         self.waker = Signal()
         """Set when there is a reason to look at services at once."""
@@ -106,26 +100,6 @@ class ServiceState:
         self._reported = anyio.Event()
         if any(count.queued for count in report.counts):
             self.waker.set()
-
-    def keep_only(self, attempt_ids: Iterable[str]) -> None:
-        """Forget attempts that hold nothing any more."""
-        kept = set(attempt_ids)
-        self.replica_statuses = {
-            attempt_id: status for attempt_id, status in self.replica_statuses.items() if attempt_id in kept
-        }
-        self._sleep = {attempt_id: order for attempt_id, order in self._sleep.items() if attempt_id in kept}
-
-    def order_sleep(self, attempt_id: str, *, should_sleep: bool) -> bool:
-        """Note whether the server should sleep. Return whether that is news."""
-        before, self._sleep[attempt_id] = self._sleep.get(attempt_id), should_sleep
-        return before != should_sleep
-
-    def sleep_order(self, attempt_id: str) -> bool | None:
-        """Return what the supervisor still has to be told; None if there is nothing, or the server already
-        does it.
-        """
-        order, status = self._sleep.get(attempt_id), self.replica_statuses.get(attempt_id)
-        return order if status is not None and order != status.is_asleep else None
 
     def load(self, service: Service, now: float) -> Sample | None:
         """Return the last whole second of load; None if no data plane reported lately."""

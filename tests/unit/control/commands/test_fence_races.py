@@ -180,7 +180,7 @@ async def on_disk(
     spec = parse_job({**SPEC, "fence": f"{FENCE_S:.0f}s"})
     await submit(core.admission, ANA, SubmitRequest(spec=spec, project="lab", owner=USER), None)
     await place_and_launch(core)
-    await watch(core.upkeep, core.inputs, core.services)
+    await watch(core.upkeep, core.inputs)
     [(_, attempt)] = await core.records.store.read(lambda tx: tx.attempts.holding())
     cluster.cut("n1")
     clock.advance(silent_s)
@@ -188,7 +188,7 @@ async def on_disk(
 
 
 async def look(core: Core) -> None:
-    await watch(core.upkeep, core.inputs, core.services)
+    await watch(core.upkeep, core.inputs)
 
 
 async def speak_while_it_ends(

@@ -10,6 +10,7 @@ import pytest
 from shoal.control import StaleRenewal
 from shoal.control.loops.replace import MAX_QUICK, record_end
 from shoal.control.loops.watch import REPLACEMENT_PATIENCE_S
+from shoal.control.memory.attempt_table import AttemptMemories
 from shoal.control.memory.leases import FENCE_MARGIN_S
 from shoal.control.memory.supervisor_reports import SingleFlight
 from shoal.engines.fake import Act, SentRenewal, Verb
@@ -365,7 +366,7 @@ def test_failures_of_one_rendezvous_round_are_checked_once() -> None:
 
 
 def test_one_check_serves_all_concurrent_callers_and_a_failed_one_serves_none() -> None:
-    single_flight = SingleFlight()
+    single_flight = SingleFlight(AttemptMemories())
     taken: list[int] = []
 
     async def check() -> None:

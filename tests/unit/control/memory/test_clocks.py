@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 from math import inf
 
 import msgspec
 import pytest
 
+from shoal.control.memory.attempt_table import AttemptMemories
 from shoal.control.memory.leases import FENCE_MARGIN_S, Leases
 from shoal.control.memory.queue import Backoff
+from shoal.control.memory.running import RunningAttempts
 from shoal.engines.fake import Act, VirtualClock, always
 from shoal.model.attempt import Attempt, AttemptState, NodeTask
+from shoal.scheduler import Planner, Policy
 from shoal.wire import EndKind, TaskOutcome
 from tests.support.planes.bench import ControlPlaneLab
 
@@ -37,7 +39,7 @@ def clock() -> VirtualClock:
 
 
 def test_silence_is_counted_from_the_last_sign_of_life(clock: VirtualClock) -> None:
-    leases = Leases(clock)
+    leases = Leases(clock, AttemptMemories())
     leases.note_alive("att", "n1")
     clock.advance(30)
     assert leases.silence_s("att", "n1") == 30
@@ -46,7 +48,7 @@ def test_silence_is_counted_from_the_last_sign_of_life(clock: VirtualClock) -> N
 
 
 def test_task_without_a_sign_of_life_is_silent_since_it_is_followed(clock: VirtualClock) -> None:
-    leases = Leases(clock)
+    leases = Leases(clock, AttemptMemories())
     clock.advance(HOUR)
     leases.follow([attempt("n1")])
     clock.advance(5)
@@ -58,15 +60,15 @@ def test_task_without_a_sign_of_life_is_silent_since_it_is_followed(clock: Virtu
 def test_asking_for_a_silence_changes_nothing(
     clock: VirtualClock,
 ) -> None:
-    leases = Leases(clock)
-    before = copy.deepcopy(vars(leases) | {"_clock": None})
+    attempts = AttemptMemories()
+    leases = Leases(clock, attempts)
     leases.silent_nodes(attempt("n1", "n2"), 0)
     leases.supervisor_silence_s(attempt("n1"), "n1")
-    assert vars(leases) | {"_clock": None} == before
+    assert list(attempts) == []
 
 
 def test_older_sign_of_life_does_not_replace_a_later_one(clock: VirtualClock) -> None:
-    leases = Leases(clock)
+    leases = Leases(clock, AttemptMemories())
     clock.advance(HOUR)
     leases.note_alive("att", "n1", ago_s=9)
     assert leases.silence_s("att", "n1") == 9
@@ -76,21 +78,22 @@ def test_older_sign_of_life_does_not_replace_a_later_one(clock: VirtualClock) ->
 
 
 def test_hearsay_holds_off_the_fence_and_is_no_sign_of_the_supervisor(clock: VirtualClock) -> None:
-    leases, gang = Leases(clock), attempt("n1")
-    leases.follow([gang])
+    running, gang = RunningAttempts(clock, Planner(Policy())), attempt("n1")
+    leases = running.leases
+    running.follow([gang])
     leases.note_alive("att", "n1")
     clock.advance(HOUR)
     leases.note_alive("att", "n1", is_hearsay=True)
     assert (leases.silence_s("att", "n1"), leases.supervisor_silence_s(gang, "n1")) == (0, HOUR)
-    leases.follow([])
-    leases.follow([gang])
+    running.follow([])
+    running.follow([gang])
     assert leases.supervisor_silence_s(gang, "n1") == 0, "an attempt that holds nothing is forgotten"
 
 
 def test_queued_task_has_no_supervisor_until_it_speaks(
     clock: VirtualClock,
 ) -> None:
-    leases, gang = Leases(clock), attempt("n1")
+    leases, gang = Leases(clock, AttemptMemories()), attempt("n1")
     leases.note_alive("att", "n1", is_hearsay=True)
     leases.note_trouble("att", "n1", "PENDING", is_queued=True)
     assert leases.supervisor_silence_s(gang, "n1") == inf
@@ -102,7 +105,7 @@ def test_queued_task_has_no_supervisor_until_it_speaks(
 
 @pytest.mark.parametrize("by", [HOUR, -HOUR])
 def test_a_jump_of_the_wall_clock_moves_no_fence(clock: VirtualClock, by: float) -> None:
-    leases = Leases(clock)
+    leases = Leases(clock, AttemptMemories())
     gang = attempt("n1")
     leases.note_alive("att", "n1")
     clock.advance(40 + FENCE_MARGIN_S)
@@ -113,7 +116,7 @@ def test_a_jump_of_the_wall_clock_moves_no_fence(clock: VirtualClock, by: float)
 
 
 def test_each_node_has_a_fence_of_its_own(clock: VirtualClock) -> None:
-    leases = Leases(clock)
+    leases = Leases(clock, AttemptMemories())
     gang = attempt("n1", "n2")
     for node in ("n1", "n2"):
         leases.note_alive("att", node)
@@ -123,7 +126,7 @@ def test_each_node_has_a_fence_of_its_own(clock: VirtualClock) -> None:
 
 
 def test_a_node_whose_end_is_recorded_is_not_silent(clock: VirtualClock) -> None:
-    leases = Leases(clock)
+    leases = Leases(clock, AttemptMemories())
     ended = TaskOutcome(attempt_id="att", epoch=1, node="n1", kind=EndKind.SUCCEEDED, ended_at=0.0)
     gang = msgspec.structs.replace(attempt("n1", "n2"), outcomes=(ended,))
     leases.follow([gang])
@@ -132,11 +135,12 @@ def test_a_node_whose_end_is_recorded_is_not_silent(clock: VirtualClock) -> None
 
 
 def test_leases_of_attempts_that_hold_nothing_are_forgotten(clock: VirtualClock) -> None:
-    leases = Leases(clock)
+    running = RunningAttempts(clock, Planner(Policy()))
+    leases = running.leases
     leases.note_alive("att", "n1")
     leases.ran_for_s("att")
     clock.advance(10)
-    leases.follow([])
+    running.follow([])
     assert (leases.silence_s("att", "n1"), leases.ran_for_s("att")) == (0, 0)
 
 

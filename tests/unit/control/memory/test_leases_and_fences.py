@@ -12,6 +12,7 @@ import pytest
 from shoal.clock import SystemClock
 from shoal.control.commands.renewals import renew
 from shoal.control.commands.submit import SubmitRequest
+from shoal.control.memory.attempt_table import AttemptMemories
 from shoal.control.memory.leases import FENCE_MARGIN_S, Leases
 from shoal.errors import StateError
 from shoal.model.attempt import Attempt
@@ -145,7 +146,7 @@ def test_outcome_of_a_stale_epoch_ends_nothing(world: SimWorld) -> None:
 
 
 def test_cluster_reason_for_every_node_of_a_gang_is_shown_once() -> None:
-    leases = Leases(SystemClock())
+    leases = Leases(SystemClock(), AttemptMemories())
     for node in ("n1", "n2", "n3"):
         leases.note_trouble("att_1", node, "Slurm job 12 is PENDING (Resources)", is_queued=True)
     leases.note_trouble("att_1", "n4", "no task spec so far")

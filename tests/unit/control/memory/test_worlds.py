@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shoal.control.memory.attempt_table import AttemptMemories
 from shoal.control.memory.supervisor_reports import ReportedWorlds
 from shoal.model.attempt import Attempt, NodeTask
 from shoal.wire import EndKind, Renewal, TaskOutcome, TaskPhase, World
@@ -34,7 +35,7 @@ def outcome(node: str, world: World | None) -> TaskOutcome:
 
 
 def test_world_of_the_node_that_misses_others_counts() -> None:
-    worlds = ReportedWorlds()
+    worlds = ReportedWorlds(AttemptMemories())
     assert worlds.of(an_attempt()) is None
     worlds.note_renewal(renewal("node-1", WHOLE))
     assert worlds.of(an_attempt()) == WHOLE
@@ -43,15 +44,16 @@ def test_world_of_the_node_that_misses_others_counts() -> None:
 
 
 def test_restarted_ranks_have_formed_no_world() -> None:
-    worlds = ReportedWorlds()
+    worlds = ReportedWorlds(AttemptMemories())
     worlds.note_renewal(renewal("node-1", SPLIT))
     worlds.note_renewal(renewal("node-1", None))
     assert worlds.of(an_attempt()) is None
 
 
 def test_outcome_is_known_when_the_attempt_is_over() -> None:
-    worlds = ReportedWorlds()
+    attempts = AttemptMemories()
+    worlds = ReportedWorlds(attempts)
     worlds.note_renewal(renewal("node-1", SPLIT))
-    worlds.keep_only(())
+    attempts.drop(lambda _, __: True)
     assert worlds.of(an_attempt(outcome("node-1", WHOLE), outcome("node-2", WHOLE))) == WHOLE
     assert worlds.of(an_attempt(outcome("node-1", SPLIT), outcome("node-2", WHOLE))) == SPLIT

@@ -43,11 +43,11 @@ def test_start_is_recorded_in_parts_and_outlives_its_replica() -> None:
         lab.clock.advance(5.0)
         status = ReplicaStatus(address=f"127.0.0.1:{1000 + replica.slot}", is_ready=True, at=lab.clock.now())
         started = msgspec.structs.replace(attempt, started_at=attempt.placed_at + 2.0)
-        result_of(record_status(lab.core.records, lab.core.services, started, status))
+        result_of(record_status(lab.core.records, lab.core.running, lab.core.services, started, status))
         again = msgspec.structs.replace(status, is_ready=False, because="status 500")
         for report in (again, status):
             lab.clock.advance(1.0)
-            result_of(record_status(lab.core.records, lab.core.services, started, report))
+            result_of(record_status(lab.core.records, lab.core.running, lab.core.services, started, report))
     first, second = the_service(lab).starts
     assert (first.queued_s, first.starting_s) == pytest.approx((3.0, 2.0), abs=0.1)
     assert first.loading_s == pytest.approx(3.0, abs=0.1)

@@ -74,7 +74,7 @@ class Cluster:
                     node=attempt.node_names[0],
                     phase=TaskPhase.RUNNING,
                     replica_status=serving
-                    if attempt.attempt_id not in self.plane.core.services.replica_statuses
+                    if self.plane.core.running.replicas.status(attempt.attempt_id) is None
                     else None,
                 )
                 await self.plane.renew(renewal)
