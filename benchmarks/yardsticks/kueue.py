@@ -22,7 +22,7 @@ from benchmarks.measure import table
 from benchmarks.yardsticks.section import Report, Section, Traces, say
 from shoal.cli.control_plane.server import BACKEND, tune
 from shoal.clock import SystemClock
-from shoal.control import Actor, ControlPlane
+from shoal.control import Actor
 from shoal.control.core import Core
 from shoal.control.job_specs import FrozenSpec, freeze
 from shoal.engines.base import Submission
@@ -34,6 +34,7 @@ from shoal.model.people import DeviceAmounts, Role, User
 from shoal.settings import Settings
 from shoal.spec import parse_job
 from shoal.store import open_store
+from tests.support.planes.commands import Commands
 
 KUEUE_S = 351.0
 """Documented by Kueue for the whole case."""
@@ -94,7 +95,7 @@ class Network:
     def wake(self) -> None:
         self._is_news.set()
 
-    async def carry(self, plane: ControlPlane) -> None:
+    async def carry(self, plane: Commands) -> None:
         """Runs for ever."""
         async with anyio.create_task_group() as renewals:
             while True:
@@ -106,7 +107,7 @@ class Network:
                 with anyio.move_on_after(wait_s):
                     await self._is_news.wait()
 
-    async def _carry_one(self, plane: ControlPlane, sent: SentRenewal) -> None:
+    async def _carry_one(self, plane: Commands, sent: SentRenewal) -> None:
         try:
             answer = await plane.renew(sent.renewal)
         except StateError:
@@ -143,7 +144,7 @@ class Result:
 
 
 @asynccontextmanager
-async def open_plane(home: Path, case: Case) -> AsyncIterator[tuple[ControlPlane, Network]]:
+async def open_plane(home: Path, case: Case) -> AsyncIterator[tuple[Commands, Network]]:
     """One node per cohort, as large as all of them: quotas bind, and node sizes never do."""
     clock = SystemClock()
     cpus = float(case.cohorts * case.cohort_cpus)
@@ -165,7 +166,7 @@ async def open_plane(home: Path, case: Case) -> AsyncIterator[tuple[ControlPlane
     )
     core.leadership.control_urls = ("http://fake",)
     try:
-        async with ControlPlane.running(core) as plane, anyio.create_task_group() as tasks:
+        async with Commands.running(core) as plane, anyio.create_task_group() as tasks:
             await _make_projects(plane, case)
             tasks.start_soon(network.carry, plane)
             yield plane, network
@@ -174,7 +175,7 @@ async def open_plane(home: Path, case: Case) -> AsyncIterator[tuple[ControlPlane
         await store.close()
 
 
-async def _make_projects(plane: ControlPlane, case: Case) -> None:
+async def _make_projects(plane: Commands, case: Case) -> None:
     await plane.core.records.store.write(lambda tx: tx.people.add_user(USER))
     for cohort in range(case.cohorts):
         limit = DeviceAmounts(cpus=case.cohort_cpus)
@@ -229,7 +230,7 @@ async def drive(home: Path, case: Case) -> Result:
         return Result(took_s, submitting_s, cpu_s, num_ended)
 
 
-async def _num_succeeded(plane: ControlPlane) -> int:
+async def _num_succeeded(plane: Commands) -> int:
     counts = await plane.core.records.store.read(lambda tx: tx.jobs.count_by_status())
     return counts.get("succeeded", 0)
 

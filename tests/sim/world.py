@@ -184,9 +184,7 @@ class SimWorld:
 
     def set_node(self, name: str, state: NodeState) -> None:
         self.log(f"{state} {name}")
-        work = set_node_state(
-            self.core.records, self.core.running, self.core.link.outages, ANA, name, state, "drill", None
-        )
+        work = set_node_state(self.core.upkeep, ANA, name, state, "drill", None)
         self.driver.spawn("node", work, lambda end: self.raise_unless(end, StoreUnavailable, ShoalError))
 
     def declare_window(self, name: str, in_s: float, duration_s: float) -> None:

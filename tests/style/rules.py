@@ -102,8 +102,15 @@ IMPURE_MODULES = frozenset(
 HEAVY_FOR_WORKERS = frozenset({"alembic", "fastapi", "pydantic", "sqlalchemy", "uvicorn"})
 REFUSED_NAMES = frozenset({"common", "helper", "helpers", "misc", "part2", "util", "utils"})
 
-COMPOSITION = frozenset({"shoal.control.opening", "shoal.control.loops.runner", "shoal.control.plane"})
-"""Modules that build the control plane and start its loops. They alone may hand all of it on."""
+COMPOSITION = frozenset(
+    {
+        *("shoal.control.opening", "shoal.control.loops.runner"),
+        *("shoal.api.app", "shoal.api.call", "shoal.api.http.server"),
+    }
+)
+"""Modules that build the control plane, start its loops and open it to requests. They alone may take all of
+it.
+"""
 
 MAX_FUNCTION_LINES = 70
 

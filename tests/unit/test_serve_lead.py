@@ -19,7 +19,6 @@ import pytest
 
 from shoal.cli.backup import database_copy
 from shoal.cli.control_plane import data_plane, server, standby
-from shoal.control import ControlPlane
 from shoal.errors import AlreadyLed, HomeMissing, SpecError, StoreUnavailable
 from shoal.settings import Settings
 from shoal.store.threaded import ThreadedStore
@@ -38,7 +37,7 @@ async def test_standby_control_plane_refuses_nodes_and_releases_their_port(
             socket.create_connection(("127.0.0.1", settings.nodes_port), timeout=5)
         raise AlreadyLed("another control plane leads")
 
-    monkeypatch.setattr(ControlPlane, "open", another_leads)
+    monkeypatch.setattr(server, "open_core", another_leads)
     settings = Settings(home=tmp_path, nodes_host="127.0.0.1", nodes_port=0)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         for _ in range(2):
@@ -57,7 +56,10 @@ async def test_only_a_sqlite_database_is_copied_on_request(
     @contextlib.asynccontextmanager
     async def opened(_: Settings) -> AsyncIterator[Any]:
         yield SimpleNamespace(
-            core=SimpleNamespace(records=SimpleNamespace(store=ThreadedStore.__new__(ThreadedStore)))
+            records=SimpleNamespace(store=ThreadedStore.__new__(ThreadedStore)),
+            leadership=None,
+            sealing=SimpleNamespace(key=b""),
+            services=None,
         )
 
     def begins(name: str) -> Callable[..., Awaitable[None]]:
@@ -106,7 +108,7 @@ def living(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Living:
             listener.close()
             return True
 
-        monkeypatch.setattr(ControlPlane, "open", opening)
+        monkeypatch.setattr(server, "open_core", opening)
         monkeypatch.setattr(standby, "may_lead", may_lead)
         monkeypatch.setattr(standby, "stand_by", stand_by)
         monkeypatch.setattr(standby, "AGAIN_S", 0.0)

@@ -24,7 +24,7 @@ from shoal.api.queries import NoQuery
 from shoal.api.routes import ALL
 from shoal.api.routing import DeclaredRoute, RouteDeclaration, RouteHandler, route_table
 from shoal.api.views.openapi import build_schema
-from shoal.control import ControlPlane
+from shoal.control import Core
 from shoal.errors import Bug, NotFound, ShoalError, SpecError
 
 OnError = Callable[[Request, Exception], Awaitable[Response]]
@@ -77,9 +77,9 @@ def _called_with_request(route: DeclaredRoute) -> RouteHandler:
 log = structlog.get_logger()
 
 
-def create_app(plane: ControlPlane) -> ASGIApp:
+def create_app(core: Core) -> ASGIApp:
     """The ASGI application of a running control plane."""
-    services = ApiServices(plane)
+    services = ApiServices(core)
     return Guard(_application(services), services)
 
 
@@ -96,7 +96,7 @@ def describe_api() -> dict[str, Any]:
 def _application(services: ApiServices) -> FastAPI:
     app = _routed()
     route_table(app, OPEN)
-    app.state.turns = services.plane.core.loop_health  # for the one route that has no call
+    app.state.turns = services.core.loop_health  # for the one route that has no call
     _install_handlers(app, services)
     return app
 

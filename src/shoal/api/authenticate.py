@@ -12,13 +12,14 @@ from typing import NoReturn
 
 import msgspec
 
-from shoal.control import ControlPlane
 from shoal.control.actor import load_caller
+from shoal.control.capabilities import Records, Sealing
 from shoal.errors import Unauthenticated
 from shoal.identity import Caller, CallerKind, UserTokenText, parse_signed, parse_user_token
 from shoal.identity.credentials import SignedKind, SignedToken
 from shoal.model.attempt import AttemptState
 from shoal.model.people import Project, User
+from shoal.settings import Settings
 from shoal.store import Tx
 
 KEPT_S = 1.0
@@ -51,8 +52,10 @@ class AuthenticatedCaller(msgspec.Struct, frozen=True):
 class Authenticator:
     """Resolves callers by their token, and projects by name, with a cache."""
 
-    def __init__(self, plane: ControlPlane) -> None:
-        self._core = plane.core
+    def __init__(self, records: Records, sealing: Sealing, settings: Settings) -> None:
+        self._records = records
+        self._sealing = sealing
+        self._settings = settings
         self._remembered: OrderedDict[bytes, AuthenticatedCaller] = OrderedDict()
         self._projects: dict[str, tuple[Project, float]] = {}
         self._generation = 0
@@ -67,7 +70,7 @@ class Authenticator:
         """The caller that presents this token. Raises `Unauthenticated`, the same for every reason."""
         if len(text) > MAX_TOKEN_LENGTH:
             self._refuse()
-        signed = parse_signed(self._core.sealing.key, text)
+        signed = parse_signed(self._sealing.key, text)
         if signed is not None:
             return await self._signed(signed)
         presented = parse_user_token(text)
@@ -76,11 +79,11 @@ class Authenticator:
         # Remembered by digest, so a dump of this process holds no more tokens than it must.
         digest = hashlib.sha256(text.encode()).digest()
         remembered = self._remembered.get(digest)
-        if remembered is None or self._core.records.clock.monotonic() - remembered.at > KEPT_S:
+        if remembered is None or self._records.clock.monotonic() - remembered.at > KEPT_S:
             remembered = await self._load(presented, digest)
         if (
             remembered.caller.expires_at is not None
-            and remembered.caller.expires_at <= self._core.records.clock.now()
+            and remembered.caller.expires_at <= self._records.clock.now()
         ):
             self._refuse()
         return remembered
@@ -88,11 +91,11 @@ class Authenticator:
     async def project(self, name: str) -> Project | None:
         """The project, as it was at most `KEPT_S` ago."""
         kept = self._projects.get(name)
-        now = self._core.records.clock.monotonic()
+        now = self._records.clock.monotonic()
         if kept is not None and now - kept[1] <= KEPT_S:
             return kept[0]
         generation = self._generation
-        project = await self._core.records.store.read(lambda tx: tx.people.get_project(name))
+        project = await self._records.store.read(lambda tx: tx.people.get_project(name))
         if project is not None and generation == self._generation and len(self._projects) < MAX_KEPT:
             self._projects[name] = (project, now)
         return project
@@ -100,14 +103,14 @@ class Authenticator:
     async def _load(self, presented: UserTokenText, digest: bytes) -> AuthenticatedCaller:
         # Before the read: a change that commits during the read bumps the generation, and the result is not
         # kept.
-        generation, now = self._generation, self._core.records.clock.monotonic()
+        generation, now = self._generation, self._records.clock.monotonic()
 
         def load(tx: Tx) -> tuple[User, Caller, int] | None:
             token = tx.tokens.get(presented.token_id)
             caller = load_caller(tx, token) if presented.matches(token) else None
             return (*caller, tx.people.generation()) if caller is not None else None
 
-        loaded = await self._core.records.store.read(load)
+        loaded = await self._records.store.read(load)
         self._remembered.pop(digest, None)
         if loaded is None:
             self._refuse()
@@ -161,7 +164,7 @@ class Authenticator:
                 owner=job.owner,
             )
 
-        task_caller = await self._core.records.store.read(load)
+        task_caller = await self._records.store.read(load)
         if task_caller is None:
             self._refuse()
         return AuthenticatedCaller(caller=task_caller, user=None, at=0.0)
@@ -172,7 +175,7 @@ class Authenticator:
             "this request has no valid token",
             hint="`shoal login URL` takes a token that `shoal token create` made (header "
             "`Authorization: Bearer TOKEN`); "
-            f"{LOST_OF_SEVERAL if self._core.settings.shared is not None else LOST}",
+            f"{LOST_OF_SEVERAL if self._settings.shared is not None else LOST}",
         )
 
 

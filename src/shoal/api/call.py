@@ -22,7 +22,7 @@ from shoal.api.authenticate import AuthenticatedCaller, Authenticator
 from shoal.api.http.bodies import SubmissionCache, read_raw_json
 from shoal.api.http.limits import SCOPE_KEY, Denials, StreamSlots
 from shoal.api.http.problems import BadRequest
-from shoal.control import Actor, ControlPlane
+from shoal.control import Actor, Core
 from shoal.control.actor import PermissionCheck, RequestRights
 from shoal.errors import Bug, Denied, NotFound, NotVisible, SpecError
 from shoal.identity import Caller, CallerKind, Permission, authorize, is_at_least, visible_projects
@@ -35,12 +35,12 @@ _KEY = re.compile(r"[\x21-\x7e]{1,200}")
 class ApiServices:
     """What all requests share."""
 
-    def __init__(self, plane: ControlPlane) -> None:
-        limits = plane.settings.limits
-        self.plane = plane
-        self.authenticator = Authenticator(plane)
-        self.denials = Denials(plane)
-        self.started_at = plane.core.records.clock.now()
+    def __init__(self, core: Core) -> None:
+        limits = core.settings.limits
+        self.core = core
+        self.authenticator = Authenticator(core.records, core.sealing, core.settings)
+        self.denials = Denials(core.records, core.refusals)
+        self.started_at = core.records.clock.now()
         self.submissions = SubmissionCache()
         self.slots = StreamSlots(limits.max_streams, limits.max_streams_per_actor)
 
@@ -68,8 +68,9 @@ class Call:
         self.is_authorized = False
 
     @property
-    def plane(self) -> ControlPlane:
-        return self.services.plane
+    def core(self) -> Core:
+        """The capabilities of the control plane. A route hands a command those that it takes."""
+        return self.services.core
 
     @property
     def actor(self) -> Actor:
@@ -94,9 +95,9 @@ class Call:
         """Raise unless this request would still be admitted. For effects outside the store; commands check by
         themselves.
         """
-        rights, core = self.rights, self.plane.core
+        rights, records = self.rights, self.core.records
         if rights is not None:
-            await core.records.store.read(lambda tx: rights.check(tx, core.records.clock.now()))
+            await records.store.read(lambda tx: rights.check(tx, records.clock.now()))
 
     def enter(self, permission: Permission) -> None:
         """Note the route. Refuse here what can be refused before the request is read."""

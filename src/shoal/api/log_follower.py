@@ -64,8 +64,8 @@ async def follow(call: Call, wanted: LogFollowRequest) -> AsyncIterator[bytes]:
 
 class _Follower:
     def __init__(self, call: Call, wanted: LogFollowRequest) -> None:
-        self._core = call.plane.core
-        self._changed = call.plane.core.signals.commits
+        self._core = call.core
+        self._changed = call.core.signals.commits
         self._wanted = wanted
         self._position = wanted.position
         self._announced = wanted.position.epoch if wanted.position and wanted.is_resumed else None

@@ -37,8 +37,8 @@ from shoal.store import Store
 class Core:
     """The capabilities of one control plane. After a crash only the store and the engine matter.
 
-    Only the modules that open a control plane and run its loops hold this object. Functions are given the
-    capabilities that they use: see `capabilities.py`.
+    Only the modules that open a control plane, run its loops and serve its API take this object. All other
+    functions take the capabilities that they use: see `capabilities.py`.
     """
 
     def __init__(

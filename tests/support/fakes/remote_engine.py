@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import anyio
 import anyio.from_thread
@@ -23,9 +24,11 @@ import msgspec
 
 from shoal.api.http.server import serve_nodes
 from shoal.clock import Clock, SystemClock
-from shoal.control import ControlPlane
 from shoal.control.bootstrap import load_authority, load_certificate
+from shoal.control.capabilities import SubmissionInputs, Upkeep
+from shoal.control.commands import mailbox
 from shoal.control.core import Core
+from shoal.control.services.state import ServiceState
 from shoal.engines.fake import VirtualClock
 from shoal.engines.remote.cluster_observation import ClusterObservation, ClusterObservations, ClusterTaskState
 from shoal.engines.remote.connection import ControlPlaneAccess
@@ -42,19 +45,19 @@ from shoal.wire import LaunchRequest, TaskAssignment, TaskCredentials, TaskSpec,
 KEY = b"k" * 32
 
 
-class MailboxPlane(ControlPlane):
+async def assign_unrecorded_task(
+    upkeep: Upkeep, inputs: SubmissionInputs, services: ServiceState, request: TaskSpecRequest
+) -> TaskAssignment:
     """Gives orders of attempts that no store has."""
-
-    async def assign_task(self, request: TaskSpecRequest) -> TaskAssignment:
-        engine = self.core.link.engine
-        assert isinstance(engine, RemoteEngine)
-        share = engine.mailbox.assign(request)
-        key = proof_key(KEY, request.attempt_id, request.node)
-        return TaskAssignment(
-            task_spec=share.task_spec,
-            credentials=TaskCredentials(proof_key=key, secrets={"PASSWORD": "swordfish"}),
-            has_archive=share.task_spec.archive_digest is not None,
-        )
+    engine = upkeep.link.engine
+    assert isinstance(engine, RemoteEngine)
+    share = engine.mailbox.assign(request)
+    key = proof_key(KEY, request.attempt_id, request.node)
+    return TaskAssignment(
+        task_spec=share.task_spec,
+        credentials=TaskCredentials(proof_key=key, secrets={"PASSWORD": "swordfish"}),
+        has_archive=share.task_spec.archive_digest is not None,
+    )
 
 
 class MailboxServer:
@@ -76,7 +79,10 @@ class MailboxServer:
     @contextlib.contextmanager
     def serving(self, engine: RemoteEngine) -> Iterator[None]:
         certify = partial(load_certificate, self.settings, self.clock)
-        with anyio.from_thread.start_blocking_portal() as portal:
+        with (
+            mock.patch.object(mailbox, "assign_task", assign_unrecorded_task),
+            anyio.from_thread.start_blocking_portal() as portal,
+        ):
             ready = threading.Event()
             until: list[anyio.Event] = []
 
@@ -92,7 +98,7 @@ class MailboxServer:
                 )
                 until.append(anyio.Event())
                 ready.set()
-                await serve_nodes(MailboxPlane(self._core), self._listener, certify, until=until[0])
+                await serve_nodes(self._core, self._listener, certify, until=until[0])
                 await store.close()
 
             done = portal.start_task_soon(run)

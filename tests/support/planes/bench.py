@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 import anyio
 import msgspec
 
-from shoal.control import Actor, ControlPlane, SubmitResult
+from shoal.control import Actor, SubmitResult
 from shoal.control.core import Core
 from shoal.control.loops.heal import heal
 from shoal.control.loops.launch import launch
@@ -41,6 +41,7 @@ from shoal.model.people import Project, Role, User
 from shoal.settings import Settings
 from shoal.spec import parse_job
 from shoal.store import Event, EventFilter, Tx, open_memory_store
+from tests.support.planes.commands import Commands
 
 T = TypeVar("T")
 ANA = Actor(kind="user", id="usr_ana", name="ana")
@@ -201,7 +202,7 @@ class ControlPlaneLab:
             key=key,
         )
         self.core.leadership.control_urls = ("http://lab",)
-        self.plane = ControlPlane(self.core)
+        self.plane = Commands(self.core)
 
     # The loops.
 

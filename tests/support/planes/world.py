@@ -40,7 +40,7 @@ from shoal.api.http.connections import ConnectionSlots
 from shoal.api.http.protocol import ConnectionLimits
 from shoal.api.http.server import make_server, open_socket
 from shoal.clock import SystemClock
-from shoal.control import Actor, ControlPlane
+from shoal.control import Actor
 from shoal.control.core import Core
 from shoal.control.loops import runner
 from shoal.engines.fake import Act, FakeCluster, FakeEngine, Script, always
@@ -56,6 +56,7 @@ from shoal.wire import Renewal, TaskPhase
 from tests.support.host.processes import pause_s
 from tests.support.planes import asgi
 from tests.support.planes.asgi import AsgiReply, AsgiStream
+from tests.support.planes.commands import Commands
 
 FOREVER = always(Act(run_s=None, lines=("hello",)))
 """Every job prints a line and runs until it is stopped."""
@@ -85,7 +86,7 @@ async def open_plane(
     is_durable: bool = False,
     is_running: bool = True,
     data_plane: str = "embedded",
-) -> AsyncIterator[ControlPlane]:
+) -> AsyncIterator[Commands]:
     """`is_durable`: SQLite on disk instead of memory. Not `is_running`: no loop moves anything."""
     clock = SystemClock()
     settings = Settings(home=home, port=0, limits=limits or ServerLimits(), data_plane=data_plane)
@@ -102,10 +103,10 @@ async def open_plane(
     try:
         if is_running:
             with _quick_loops():
-                async with ControlPlane.running(core) as plane:
+                async with Commands.running(core) as plane:
                     yield plane
         else:
-            yield ControlPlane(core)
+            yield Commands(core)
     finally:
         await store.close()
 
@@ -136,7 +137,7 @@ SPEC = {"run": "sleep 1000", "name": "train"}
 class ApiWorld:
     """Everything a test needs: tokens by role, jobs by project, and a way to call."""
 
-    def __init__(self, portal: anyio.from_thread.BlockingPortal, plane: ControlPlane, app: ASGIApp) -> None:
+    def __init__(self, portal: anyio.from_thread.BlockingPortal, plane: Commands, app: ASGIApp) -> None:
         self.portal = portal
         self.plane = plane
         self.app = app
@@ -242,7 +243,7 @@ def open_world(
     with anyio.from_thread.start_blocking_portal(backend_options=options) as portal:
         opened = open_plane(home, script=script, limits=limits, is_durable=is_durable)
         with portal.wrap_async_context_manager(opened) as plane:
-            world = ApiWorld(portal, plane, create_app(plane))
+            world = ApiWorld(portal, plane, create_app(plane.core))
             portal.call(_add_people, world)
             _submit_jobs(world)
             _add_narrow_tokens(world)

@@ -167,7 +167,7 @@ def test_a_quiet_job_is_not_looked_at_for_every_commit_of_others(monkeypatch: py
 
     monkeypatch.setattr("shoal.api.log_follower.anyio.sleep", sleep)
     monkeypatch.setattr(lab.core.signals, "commits", BusyCluster())
-    call: Any = SimpleNamespace(plane=SimpleNamespace(core=lab.core))
+    call: Any = SimpleNamespace(core=lab.core)
     follower = log_follower._Follower(call, log_follower.LogFollowRequest(job.job_id, None, False, ALL, None))
     looks: list[float] = []
     while lab.clock.monotonic() < 30:
@@ -187,7 +187,7 @@ def test_an_attempt_that_its_cluster_lets_wait_is_placed_and_has_not_started(
     lab = ControlPlaneLab(script=lambda _: Act(claim_s=60.0, run_s=None), num_nodes=1)
     job = lab.running_job(resources={"nodes": 1, "cpus": 1})
     monkeypatch.setattr(lab.core.signals, "commits", BusyCluster())
-    call: Any = SimpleNamespace(plane=SimpleNamespace(core=lab.core))
+    call: Any = SimpleNamespace(core=lab.core)
     wanted = log_follower.LogFollowRequest(job.job_id, None, is_resumed=False, lines=ALL, tail=None)
     follower = log_follower._Follower(call, wanted)
     attempt_id = lab.attempt(job).attempt_id
@@ -216,7 +216,7 @@ def test_follower_of_a_job_learns_that_its_cluster_does_not_answer(monkeypatch: 
     lab.heal()
     job = lab.submit()
     monkeypatch.setattr(lab.core.signals, "commits", BusyCluster())
-    call: Any = SimpleNamespace(plane=SimpleNamespace(core=lab.core))
+    call: Any = SimpleNamespace(core=lab.core)
     wanted = log_follower.LogFollowRequest(job.job_id, None, is_resumed=False, lines=ALL, tail=None)
     follower = log_follower._Follower(call, wanted)
     sent: list[bytes] = []
@@ -246,7 +246,7 @@ def test_an_attempt_that_ended_before_it_began_has_not_started(monkeypatch: pyte
     lab = ControlPlaneLab(script=lambda _: Act(claim_s=60.0, run_s=None), num_nodes=1)
     job = lab.running_job(resources={"nodes": 1, "cpus": 1})
     monkeypatch.setattr(lab.core.signals, "commits", BusyCluster())
-    call: Any = SimpleNamespace(plane=SimpleNamespace(core=lab.core))
+    call: Any = SimpleNamespace(core=lab.core)
     wanted = log_follower.LogFollowRequest(job.job_id, None, is_resumed=False, lines=ALL, tail=None)
     follower = log_follower._Follower(call, wanted)
     assert lab.attempt(job).state is AttemptState.STARTING

@@ -13,7 +13,6 @@ import msgspec
 import pytest
 
 from shoal.clock import SystemClock
-from shoal.control import ControlPlane
 from shoal.control.actor import SHOAL
 from shoal.control.bootstrap import DEFAULT_PROJECT, ensure_admin
 from shoal.control.core import Core
@@ -39,6 +38,7 @@ from shoal.wire import (
     TaskSpec,
     TaskSpecRequest,
 )
+from tests.support.planes.commands import Commands
 from tests.support.planes.world import open_plane
 
 pytestmark = pytest.mark.anyio
@@ -64,7 +64,7 @@ class Unstarted(RemoteEngine):
 
 
 @pytest.fixture
-async def plane(tmp_path: Path) -> AsyncIterator[ControlPlane]:
+async def plane(tmp_path: Path) -> AsyncIterator[Commands]:
     clock, store = SystemClock(), open_memory_store()
     engine = Unstarted(tmp_path, clock=clock, access=ControlPlaneAccess(urls=("https://login:1",), ca="ca"))
     core = Core(
@@ -76,12 +76,12 @@ async def plane(tmp_path: Path) -> AsyncIterator[ControlPlane]:
         key=b"k" * 32,
     )
     await ensure_admin(core.records, core.sealing, core.settings, "ana")
-    async with ControlPlane.running(core) as plane:
+    async with Commands.running(core) as plane:
         yield plane
     await store.close()
 
 
-async def waiting(plane: ControlPlane) -> TaskSpecRequest:
+async def waiting(plane: Commands) -> TaskSpecRequest:
     """Return the request for a task spec that waits in the mailbox."""
     core = plane.core
     owner = (await core.records.store.read(lambda tx: tx.people.users()))[0]
@@ -94,9 +94,7 @@ async def waiting(plane: ControlPlane) -> TaskSpecRequest:
     return TaskSpecRequest(attempt_id=tasks[0].task_spec.attempt_id, node="n1", process="first")
 
 
-async def test_task_spec_comes_with_credentials_that_were_on_no_disk(
-    plane: ControlPlane, tmp_path: Path
-) -> None:
+async def test_task_spec_comes_with_credentials_that_were_on_no_disk(plane: Commands, tmp_path: Path) -> None:
     request = await waiting(plane)
     assignment = await plane.assign_task(request)
     assert (assignment.task_spec.attempt_id, assignment.credentials.secrets) == (
@@ -111,7 +109,7 @@ async def test_task_spec_comes_with_credentials_that_were_on_no_disk(
 
 
 async def test_task_spec_is_completed_by_the_engine_when_it_is_assigned(
-    plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
+    plane: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def away(task_spec: TaskSpec) -> TaskSpec:
         raise EngineUnreachable("the address of its first node is not known")
@@ -132,7 +130,7 @@ async def test_task_spec_is_completed_by_the_engine_when_it_is_assigned(
 
 
 async def test_task_spec_is_not_assigned_to_an_agent_that_has_stopped_waiting(
-    plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
+    plane: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     core, since = plane.core, plane.core.records.clock.monotonic()
     request = await waiting(plane)
@@ -152,7 +150,7 @@ async def test_task_spec_is_not_assigned_to_an_agent_that_has_stopped_waiting(
 
 
 async def test_no_task_spec_for_a_second_process_another_node_or_another_replacement(
-    plane: ControlPlane,
+    plane: Commands,
 ) -> None:
     request = await waiting(plane)
     await plane.assign_task(request)
@@ -161,7 +159,7 @@ async def test_no_task_spec_for_a_second_process_another_node_or_another_replace
             await plane.assign_task(msgspec.structs.replace(request, **other))
 
 
-async def test_no_task_spec_for_a_job_that_was_stopped(plane: ControlPlane) -> None:
+async def test_no_task_spec_for_a_job_that_was_stopped(plane: Commands) -> None:
     request = await waiting(plane)
     [(job, _)] = await plane.core.records.store.read(lambda tx: tx.attempts.with_jobs([request.attempt_id]))
     await plane.stop_job(SHOAL, job.job_id)
@@ -170,7 +168,7 @@ async def test_no_task_spec_for_a_job_that_was_stopped(plane: ControlPlane) -> N
 
 
 async def test_no_task_spec_for_an_attempt_that_ends_while_it_is_assigned(
-    plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
+    plane: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = await waiting(plane)
     core = plane.core
@@ -197,7 +195,7 @@ async def test_no_task_spec_for_an_attempt_that_ends_while_it_is_assigned(
 
 
 async def test_long_silent_agent_gets_no_task_spec_if_its_end_is_recorded_first(
-    plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
+    plane: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A read is older than an end that is just being recorded."""
     request = await waiting(plane)
@@ -222,7 +220,7 @@ async def test_long_silent_agent_gets_no_task_spec_if_its_end_is_recorded_first(
 
 
 async def test_agent_of_a_job_stopped_during_assignment_has_the_task_spec_and_learns_of_the_stop(
-    plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
+    plane: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = await waiting(plane)
     core = plane.core
@@ -250,7 +248,7 @@ async def test_agent_of_a_job_stopped_during_assignment_has_the_task_spec_and_le
 
 
 async def test_deposed_control_plane_refuses_no_agent(
-    plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
+    plane: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = await waiting(plane)
     await plane.assign_task(request)

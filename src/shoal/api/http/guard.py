@@ -114,7 +114,7 @@ class Guard:
     """
 
     def __init__(self, app: ASGIApp, services: ApiServices) -> None:
-        core = services.plane.core
+        core = services.core
         self._app = app
         self._services = services
         self._monotonic = core.records.clock.monotonic

@@ -16,7 +16,10 @@ import structlog
 from starlette.types import Scope
 
 from shoal.connection_quota import peer_of
-from shoal.control import Actor, ControlPlane
+from shoal.control import Actor
+from shoal.control.capabilities import Records
+from shoal.control.commands.audit import record_denied
+from shoal.control.memory.refusals import Refusals
 from shoal.errors import LimitReached, NotFound, NotVisible, ShoalError, StoreUnavailable
 from shoal.identity import Caller, CallerKind
 
@@ -131,10 +134,11 @@ class Denials:
     address, and a bounded number for all addresses together. Counts the others.
     """
 
-    def __init__(self, plane: ControlPlane) -> None:
-        self._plane = plane
-        self._rate = Bucket(BURST, PER_S, plane.core.records.clock.monotonic)
-        self._rate_of_strangers = Bucket(STRANGERS_BURST, STRANGERS_PER_S, plane.core.records.clock.monotonic)
+    def __init__(self, records: Records, refusals: Refusals) -> None:
+        self._records = records
+        self._refusals = refusals
+        self._rate = Bucket(BURST, PER_S, records.clock.monotonic)
+        self._rate_of_strangers = Bucket(STRANGERS_BURST, STRANGERS_PER_S, records.clock.monotonic)
 
     async def note(self, scope: Scope, error: ShoalError, request_id: str) -> None:
         """Record the request if it was refused for its sender, or for what the sender may not see."""
@@ -153,7 +157,7 @@ class Denials:
         is_elsewhere = isinstance(error, NotVisible)
         route = f"{method} {_route(scope)} {error.status}"
         is_nowhere = is_missing and not is_elsewhere
-        self._plane.core.refusals.count(actor, route, path, is_elsewhere=is_elsewhere, is_nowhere=is_nowhere)
+        self._refusals.count(actor, route, path, is_elsewhere=is_elsewhere, is_nowhere=is_nowhere)
 
     def _take(self, call: HasCaller | None, actor: Actor) -> bool:
         """Whether the refused request gets an entry of its own."""
@@ -164,7 +168,7 @@ class Denials:
     async def _write(self, actor: Actor, method: str, path: str, error: ShoalError, request_id: str) -> None:
         facts = {"method": method, "path": path, "status": error.status, "code": error.code}
         try:
-            await self._plane.record_denied(actor, f"{method} {path}", facts)
+            await record_denied(self._records, actor, f"{method} {path}", facts)
         except StoreUnavailable:
             log.warning("audit.lost", request_id=request_id, **facts)
 

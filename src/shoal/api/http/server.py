@@ -24,7 +24,7 @@ from starlette.types import ASGIApp
 from shoal.api.app import create_app
 from shoal.api.http.connections import ConnectionSlots
 from shoal.api.http.protocol import BoundedProtocol, ConnectionLimits
-from shoal.control import ControlPlane
+from shoal.control import Core
 from shoal.errors import SpecError, StateError
 from shoal.settings import Settings
 from shoal.tls_listener import TlsListener
@@ -98,7 +98,7 @@ def _open(host: str, port: int, hint: str, *, is_listening: bool = True) -> sock
 
 async def serve(
     settings: Settings,
-    plane: ControlPlane,
+    core: Core,
     *,
     listener: socket.socket | None = None,
     on_ready: Callable[[str], None] | None = None,
@@ -107,7 +107,7 @@ async def serve(
     connections.
     """
     listener = listener or open_socket(settings)
-    server = make_server(create_app(plane), settings)
+    server = make_server(create_app(core), settings)
     server.on_ready = partial(on_ready, url_of(settings, listener)) if on_ready else None
     try:
         await server.serve(sockets=[listener])
@@ -122,16 +122,14 @@ def url_of(settings: Settings, listener: socket.socket) -> str:
     return f"{scheme}://{rest.rpartition(':')[0]}:{port}"
 
 
-async def serve_nodes(
-    plane: ControlPlane, listener: socket.socket, certify: Certify, *, until: anyio.Event
-) -> None:
+async def serve_nodes(core: Core, listener: socket.socket, certify: Certify, *, until: anyio.Event) -> None:
     """Serve supervisors on other machines, over TLS by the home's own authority, until asked to end.
 
     `certify` returns files of a certificate and its key that stay valid for a while. It is called now and
     once a day, because a certificate that expired in a running process would end every job on other machines
     by its fence.
     """
-    config = _configured(create_app(plane), *certify())
+    config = _configured(create_app(core), *certify())
     config.load()
     assert config.ssl is not None
     server = SecondaryServer(config)

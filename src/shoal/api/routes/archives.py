@@ -25,7 +25,7 @@ routes = RouteGroup("archives")
 
 def archives_of(call: Call) -> Archives:
     """The archives of this control plane."""
-    settings = call.plane.settings
+    settings = call.core.settings
     limits = settings.limits
     tar_limits = TarLimits(limits.max_archive_files, limits.max_unpacked_bytes)
     return Archives(settings.state_dir, tar_limits, limits.max_project_archive_bytes)
@@ -43,7 +43,7 @@ async def put_archive(request: Request, digest: str, query: Annotated[ArchiveQue
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in MEDIA_TYPES:
         raise WrongMediaType(f"send the header `Content-Type: {MEDIA_TYPES[0]}`")
-    limit = min(project.max_upload_bytes, call.plane.settings.limits.max_archive_bytes)
+    limit = min(project.max_upload_bytes, call.core.settings.limits.max_archive_bytes)
     declared = int(request.headers.get("content-length", limit))
     if declared > limit:
         raise TooLarge(f"the archive has {declared} bytes; the limit of project `{project.name}` is {limit}")
@@ -73,5 +73,5 @@ async def _candidates(call: Call, named: str | None) -> tuple[str, ...]:
     def names(tx: Tx) -> tuple[str, ...]:
         return tuple(project.name for project in tx.people.projects())
 
-    existing = await call.plane.core.records.store.read(names)
+    existing = await call.core.records.store.read(names)
     return tuple(name for name in existing if (visible is None or name in visible) and named in (None, name))

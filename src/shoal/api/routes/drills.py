@@ -15,6 +15,7 @@ from shoal.api.routes.jobs import load_job
 from shoal.api.routing import RouteGroup
 from shoal.api.views import cluster
 from shoal.api.views.cluster import render_drill
+from shoal.control.commands import drills as drill_commands
 from shoal.control.commands.drills import DrillRecord, DrillRequest, drill_history
 from shoal.errors import SpecError
 from shoal.identity import Permission
@@ -31,7 +32,7 @@ async def list_drills(request: Request, query: Annotated[DrillQuery, Query()]) -
     projects = call.visible()
     wanted = EventFilter(projects=projects, job_id=query.job, kinds_prefix="drill.")
     # Each drill has two events, and few drills are under way.
-    store, count = call.plane.core.records.store, 2 * query.limit + 2
+    store, count = call.core.records.store, 2 * query.limit + 2
     events = await latest_events(store, wanted, count, request.is_disconnected)
     drills = (await store.read(lambda tx: drill_history(tx, events)))[-query.limit :]
     view: cluster.DrillPageView = {"items": [render_drill(drill) for drill in drills], "next_cursor": None}
@@ -61,7 +62,9 @@ async def drill_job(request: Request, job_id: str, query: Annotated[NoQuery, Que
         within_s=body.within_s,
         is_forced=body.is_forced,
     )
-    drill = await call.plane.start_drill(call.actor, drill_request, key=key)
+    drill = await drill_commands.start_drill(
+        call.core.records, call.core.running, call.actor, drill_request, key=key
+    )
     held = DrillRecord(drill=drill, project=job.project, ref=job.reference, result=None)
     return json_response(render_drill(held), 201)
 
@@ -88,7 +91,9 @@ async def drill_cluster(request: Request, query: Annotated[NoQuery, Query()]) ->
         within_s=body.within_s,
         is_forced=body.is_forced,
     )
-    drill = await call.plane.start_drill(call.actor, drill_request, key=key)
+    drill = await drill_commands.start_drill(
+        call.core.records, call.core.running, call.actor, drill_request, key=key
+    )
     held = DrillRecord(
         drill=drill,
         project=job.project if job is not None else None,

@@ -18,6 +18,7 @@ from shoal.api.routing import RouteGroup
 from shoal.api.views import schema
 from shoal.api.views.cluster import VerifyView, render_verdict
 from shoal.api.views.render import render_event
+from shoal.control.commands import audit
 from shoal.errors import SpecError
 from shoal.identity import Permission
 from shoal.store import Event, EventFilter, EventScan, Store, Tx
@@ -82,12 +83,12 @@ async def stream_events(request: Request, query: Annotated[EventStreamQuery, Que
             raise SpecError("Last-Event-ID is the number of an event", hint="leave it out to begin now")
         after = int(last_id)
     if after is None:
-        after = (await call.plane.core.records.store.read(lambda tx: tx.events.head())).seq
+        after = (await call.core.records.store.read(lambda tx: tx.events.head())).seq
     return EventStream(call, _events(call, wanted, after))
 
 
 async def _events(call: Call, wanted: EventFilter, after: int) -> AsyncIterator[bytes]:
-    core = call.plane.core
+    core = call.core
     quiet_since = core.records.clock.monotonic()
     yield HEARTBEAT
     while True:
@@ -95,7 +96,7 @@ async def _events(call: Call, wanted: EventFilter, after: int) -> AsyncIterator[
         if page:
             yield b"".join(event("event", item, item["seq"]) for item in page)
         if is_done:
-            await call.plane.core.signals.commits.wait(1.0)
+            await call.core.signals.commits.wait(1.0)
         now = core.records.clock.monotonic()
         if now - quiet_since > HEARTBEAT_S:
             quiet_since = now
@@ -116,7 +117,7 @@ def _rendered(page: list[Event], tx: Tx) -> list[schema.EventView]:
 async def list_audit(request: Request, query: Annotated[AuditQuery, Query()]) -> Response:
     """What people and their tokens did, and what callers were refused. `tail` as for events."""
     call = call_of(request)
-    await call.plane.write_refusals()
+    await audit.write_refusals(call.core.records, call.core.refusals, is_all=True)
     return json_response(await _read(call, request, query, EventFilter(without_ours=True)))
 
 
@@ -124,7 +125,7 @@ async def list_audit(request: Request, query: Annotated[AuditQuery, Query()]) ->
 async def verify_audit(request: Request, query: Annotated[NoQuery, Query()]) -> Response:
     """Recompute the whole chain, and compare users, roles, projects, tokens and the policy with the log."""
     call = call_of(request)
-    return json_response(render_verdict(await call.plane.verify_audit()))
+    return json_response(render_verdict(await audit.verify_audit(call.core.anchors, call.core.records.store)))
 
 
 async def _filter(call: Call, query: EventQuery | EventStreamQuery) -> EventFilter:
@@ -141,7 +142,7 @@ async def _filter(call: Call, query: EventQuery | EventStreamQuery) -> EventFilt
 async def _read(
     call: Call, request: Request, query: EventQuery | AuditQuery, wanted: EventFilter
 ) -> schema.EventPageView:
-    store, tail = call.plane.core.records.store, query.tail
+    store, tail = call.core.records.store, query.tail
     if tail is not None:
         if query.after is not None:
             raise SpecError("`tail` and `after` exclude each other", hint="drop one of them")

@@ -24,6 +24,7 @@ from shoal.api.views import schema
 from shoal.api.views.render import render_attempt, render_job
 from shoal.api.views.services import ReportedView, TableView
 from shoal.control import StaleRenewal
+from shoal.control.commands import mailbox, renewals
 from shoal.control.loops.leadership import check_leadership
 from shoal.errors import Denied, SpecError, Unauthenticated
 from shoal.identity import Permission, proof_key
@@ -53,10 +54,10 @@ async def renew_lease(request: Request, query: Annotated[NoQuery, Query()]) -> R
     if (renewal.attempt_id, renewal.node) != (call.caller.attempt_id, call.caller.node):
         raise Denied("this token renews the lease of another attempt or node")
     try:
-        reply = await call.plane.renew(renewal)
+        reply = await renewals.renew(call.core.upkeep, call.core.inputs, call.core.services, renewal)
     except StaleRenewal as error:
         reply = RenewalReply(is_stale=True, should_stop=True, grace_s=0.0, because=error.message)
-    reply = prove(proof_key(call.plane.core.sealing.key, renewal.attempt_id, renewal.node), renewal, reply)
+    reply = prove(proof_key(call.core.sealing.key, renewal.attempt_id, renewal.node), renewal, reply)
     view: schema.RenewalReplyView = {
         "should_stop": reply.should_stop,
         "grace_s": reply.grace_s,
@@ -82,7 +83,7 @@ async def show_self(request: Request, query: Annotated[NoQuery, Query()]) -> Res
     mine = next((a for a in attempts if a.attempt_id == call.caller.attempt_id), None)
     if mine is None:
         raise Unauthenticated("this job's attempt has ended")
-    shown = render_attempt(mine, call.plane.core.running.worlds.of(mine))
+    shown = render_attempt(mine, call.core.running.worlds.of(mine))
     view: schema.SelfView = {"job": render_job(job, attempts[-1]), "attempt": shown}
     return json_response(view)
 
@@ -102,7 +103,9 @@ BYTES = "application/octet-stream"
 async def fetch_task_spec(request: Request, query: Annotated[NoQuery, Query()]) -> Response:
     """The spec of one task, for the first process that asks for it, once the task may begin."""
     call = call_of(request)
-    assignment = await call.plane.assign_task(await _read_task_spec_request(call, request))
+    assignment = await mailbox.assign_task(
+        call.core.upkeep, call.core.inputs, call.core.services, await _read_task_spec_request(call, request)
+    )
     return Response(msgspec.json.encode(assignment), media_type="application/json")
 
 
@@ -118,7 +121,13 @@ async def fetch_archive(request: Request, query: Annotated[NoQuery, Query()]) ->
     """The snapshot of the working directory of a task, for the process that has the task's spec."""
     call = call_of(request)
     return FileResponse(
-        await call.plane.archive_for(await _read_task_spec_request(call, request)), media_type=TAR
+        await mailbox.archive_for(
+            call.core.records.store,
+            call.core.link.engine,
+            call.core.leadership,
+            await _read_task_spec_request(call, request),
+        ),
+        media_type=TAR,
     )
 
 
@@ -138,7 +147,9 @@ async def take_status_report(request: Request, query: Annotated[NoQuery, Query()
         raise SpecError(f"not a status report: {error}") from error
     if (report.attempt_id, report.node) != (call.caller.attempt_id, call.caller.node):
         raise Denied("this token is for another attempt or node")
-    reply = await call.plane.receive_status_report(report, piece)
+    reply = await mailbox.receive_report(
+        call.core.records.store, call.core.link.engine, call.core.leadership, report, piece
+    )
     view: schema.StatusReplyView = {
         "size": reply.size,
         "stop_grace_s": reply.stop_grace_s,
@@ -171,9 +182,9 @@ async def read_table(request: Request, query: Annotated[TableQuery, Query()]) ->
     tag_match = TABLE_TAG.fullmatch(request.headers.get("if-none-match", ""))
     after = max(query.after, int(tag_match[2]) if tag_match else 0)
     epoch = (tag_match[1] if tag_match else None) or ""
-    table = await call.plane.core.services.wait_for_newer(after, query.wait_s, epoch)
+    table = await call.core.services.wait_for_newer(after, query.wait_s, epoch)
     # A deposed leader must not confirm its own table.
-    check_leadership(call.plane.core.records.clock, call.plane.core.leadership)
+    check_leadership(call.core.records.clock, call.core.leadership)
     if table is None:
         return Response(status_code=UNCHANGED)
     tag = {"etag": f'"{table.epoch}-{table.version}"'}
@@ -190,6 +201,6 @@ async def take_report(request: Request, query: Annotated[NoQuery, Query()]) -> R
         report = msgspec.convert(decode_strictly(await read_raw_json(request)), ServingReport)
     except msgspec.ValidationError as error:
         raise SpecError(f"not a serving report: {error}") from error
-    call.plane.core.services.note_report(report, call.plane.core.records.clock.monotonic())
-    view: ReportedView = {"version": call.plane.core.services.table.version}
+    call.core.services.note_report(report, call.core.records.clock.monotonic())
+    view: ReportedView = {"version": call.core.services.table.version}
     return json_response(view)

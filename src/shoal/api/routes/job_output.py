@@ -46,7 +46,7 @@ async def read_logs(request: Request, job_id: str, query: Annotated[LogQuery, Qu
     position = _position(query, query.cursor)
     epoch = position.epoch if position else query.attempt
     attempt = _attempt(attempts, epoch)
-    engine = call.plane.core.link.engine
+    engine = call.core.link.engine
     if query.tail is not None:
         page = await read_tail(engine, attempt, _wanted(query), query.tail)
     else:
@@ -116,7 +116,7 @@ async def read_metrics(request: Request, job_id: str, query: Annotated[MetricsQu
         series = [curve for curve in tx.metrics.series(job.job_id) if not wanted or curve.name in wanted]
         return [_render_curve(curve, tx.metrics.points(job.job_id, curve), query.points) for curve in series]
 
-    curves = await call.plane.core.records.store.read(read)
+    curves = await call.core.records.store.read(read)
     shown = render_job(job, attempts[-1])
     view: schema.MetricsView = {
         "ref": shown["ref"],
@@ -162,7 +162,7 @@ async def list_checkpoints(
     call = call_of(request)
     job, attempts = await load_job(call, job_id)
     call.allow(job.project, job_id=job.job_id)
-    engine, checkpoints = call.plane.core.link.engine, SavedCheckpoints()
+    engine, checkpoints = call.core.link.engine, SavedCheckpoints()
     if isinstance(engine, SupportsCheckpoints):
         checkpoints = await engine.inspect_checkpoints(job.job_id, VERIFY_S if query.verify else 0.0)
     shown = render_job(job, attempts[-1])

@@ -23,12 +23,17 @@ from shoal.api.views.render import (
     render_outlook,
     status_of,
 )
+from shoal.control.commands import arrays as array_commands
+from shoal.control.commands import explain as explaining
+from shoal.control.commands import jobs as job_commands
+from shoal.control.commands import submit as submitting
 from shoal.control.commands.job_records import ReferencedJob, resolve_reference
 from shoal.control.job_specs import checkpoint_dir_on
 from shoal.errors import ArchiveMissing, NotFound, SpecError
 from shoal.identity import Permission
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.job import Job
+from shoal.scheduler import Explanation
 from shoal.spec import JobSpec
 from shoal.store import JobFilter, Tx
 
@@ -45,18 +50,17 @@ async def submit_job(request: Request, query: Annotated[NoQuery, Query()]) -> Re
     )
     project = _project_for(call, body.project, frozen.spec)
     call.allow(project)
-    result = await call.plane.submit(
-        call.actor,
-        frozen,
+    submission = submitting.SubmitRequest(
+        spec=frozen,
         project=project,
         owner=call.person(),
-        key=key,
         archive_digest=body.archive,
         left_behind=body.left_behind.to_wire() if body.left_behind else None,
         secrets=body.secrets,
         raw_request=raw_fields,
         refusal=missing_archive(call, project, body.archive),
     )
+    result = await submitting.submit(call.core.admission, call.actor, submission, key)
     shown = result.jobs
     # A new job is queued, so its state is known. A job that was accepted before may be in any state, and so
     # may the first elements of an array when the last is recorded.
@@ -98,7 +102,7 @@ async def list_jobs(request: Request, query: Annotated[JobQuery, Query()]) -> Re
     if query.ref is not None:
         return json_response(await _find(call, query.ref, projects))
     before = _parse_cursor(query.cursor) if query.cursor else None
-    page = await call.plane.core.records.store.read(lambda tx: _page(tx, query, projects, before))
+    page = await call.core.records.store.read(lambda tx: _page(tx, query, projects, before))
     shown = page[: query.limit]
     items = [render_job(job, attempt) for job, attempt in shown]
     if query.predict:
@@ -115,7 +119,13 @@ async def _add_outlooks(
 ) -> None:
     """All outlooks come from the same scenarios, so a page costs about as much as its last job alone."""
     queued = {attempt.attempt_id for _, attempt in shown if attempt.state is AttemptState.QUEUED}
-    predictions = await call.plane.predict_starts(call.actor, queued) if queued else {}
+    predictions = (
+        await explaining.predict_starts(
+            call.core.records.clock, call.core.planning, call.core.link.engine, call.actor, queued
+        )
+        if queued
+        else {}
+    )
     for item, (_, attempt) in zip(items, shown, strict=True):
         outlook = predictions.get(attempt.attempt_id)
         item["outlook"] = render_outlook(outlook) if outlook else None
@@ -147,7 +157,7 @@ async def _find(call: Call, reference: str, projects: tuple[str, ...] | None) ->
             (named, tx.attempts.newest(named.job.job_id)) for named in resolve_reference(tx, reference, where)
         ]
 
-    job_ids = await call.plane.core.records.store.read(find)
+    job_ids = await call.core.records.store.read(find)
     items = [render_job(named.job, attempt) for named, attempt in job_ids]
     view: schema.JobPageView = {"items": items, "next_cursor": None}
     if len(job_ids) == 1 and job_ids[0][0].array_id is not None:
@@ -161,8 +171,8 @@ async def show_job(request: Request, job_id: str, query: Annotated[NoQuery, Quer
     call = call_of(request)
     job, attempts = await load_job(call, job_id)
     call.allow(job.project, job_id=job.job_id)
-    explanation = call.plane.explain(job, attempts) if attempts else None
-    return json_response(render_detail(job, attempts, explanation, call.plane.core.running.worlds.of))
+    explanation = _explanation(call, job, attempts) if attempts else None
+    return json_response(render_detail(job, attempts, explanation, call.core.running.worlds.of))
 
 
 @routes.add("GET", "/v1/jobs/{job_id}/why", Permission.JOB_READ, answers=schema.WhyView)
@@ -172,7 +182,10 @@ async def explain_job(request: Request, job_id: str, query: Annotated[WhyQuery, 
     job, attempts = await load_job(call, job_id)
     call.allow(job.project, job_id=job.job_id)
     newest = attempts[-1]
-    explanation = call.plane.explain(job, attempts, has_outlook=query.predict)
+    explanation = _explanation(call, job, attempts)
+    if explanation is not None and query.predict:
+        # The outlook says what would start the job.
+        explanation = explaining.without_hint(explanation, job)
     status = status_of(job, newest)
     view: schema.WhyView = {
         "job": render_job(job, newest),
@@ -180,20 +193,25 @@ async def explain_job(request: Request, job_id: str, query: Annotated[WhyQuery, 
         "explanation": render_explanation(explanation) if explanation else None,
         "sentence": explanation.sentence if explanation else _sentence(job, newest, status),
         "checkpoint": checkpoint_of(job),
-        "attempts": [
-            render_attempt(attempt, call.plane.core.running.worlds.of(attempt)) for attempt in attempts
-        ],
+        "attempts": [render_attempt(attempt, call.core.running.worlds.of(attempt)) for attempt in attempts],
         "max_failures": job.retry.max_retries + 1,
         "checkpoint_dir": checkpoint_dir_on(
-            call.plane.core.link.engine, job, call.plane.settings.state_dir, attempts
+            call.core.link.engine, job, call.core.settings.state_dir, attempts
         )
         if attempts[0].allocation
         else None,
     }
     if query.predict:
-        outlook = await call.plane.predict_start_with_changes(call.actor, newest.attempt_id)
+        outlook = await explaining.predict_start_with_changes(
+            call.core.records.clock, call.core.planning, call.core.link.engine, call.actor, newest.attempt_id
+        )
         view["outlook"] = render_outlook(outlook) if outlook else None
     return json_response(view)
+
+
+def _explanation(call: Call, job: Job, attempts: Sequence[Attempt]) -> Explanation | None:
+    core = call.core
+    return explaining.explain(core.records.clock, core.running, core.planning, core.link, job, attempts)
 
 
 def _sentence(job: Job, attempt: Attempt, status: str) -> str:
@@ -207,13 +225,23 @@ def _sentence(job: Job, attempt: Attempt, status: str) -> str:
 @routes.add("POST", "/v1/jobs/{job_id}/stop", Permission.JOB_STOP, answers=schema.JobView, body=NoBody)
 async def stop_job(request: Request, job_id: str, query: Annotated[NoQuery, Query()]) -> Response:
     """Ask for a job's end. A job that has ended stays as it is."""
-    return await _acted(request, job_id, lambda call, key: call.plane.stop_job(call.actor, job_id, key=key))
+    return await _acted(
+        request,
+        job_id,
+        lambda call, key: job_commands.stop_job(
+            call.core.records, call.core.link.engine, call.actor, job_id, key=key
+        ),
+    )
 
 
 @routes.add("POST", "/v1/jobs/{job_id}/retry", Permission.JOB_RETRY, answers=schema.JobView, body=NoBody)
 async def retry_job(request: Request, job_id: str, query: Annotated[NoQuery, Query()]) -> Response:
     """A new attempt of a job that has ended."""
-    return await _acted(request, job_id, lambda call, key: call.plane.retry_job(call.actor, job_id, key=key))
+    return await _acted(
+        request,
+        job_id,
+        lambda call, key: job_commands.retry_job(call.core.admission, call.actor, job_id, key=key),
+    )
 
 
 async def _acted(
@@ -234,12 +262,14 @@ async def stop_array(request: Request, array_id: str, query: Annotated[NoQuery, 
     """Ask for the end of every element of an array that has not ended."""
     call = call_of(request)
     key = idempotency_key(request)
-    first = await call.plane.core.records.store.read(lambda tx: tx.jobs.first_in_array(array_id))
+    first = await call.core.records.store.read(lambda tx: tx.jobs.first_in_array(array_id))
     if first is None:
         raise NotFound("no such thing, or one you may not see")
     call.allow(first.project, is_own=first.owner == call.caller.id)
     await require_empty_body(request)
-    stopped = await call.plane.stop_array(call.actor, array_id, key=key)
+    stopped = await array_commands.stop_array(
+        call.core.records, call.core.link.engine, call.core.sealing, call.actor, array_id, key=key
+    )
     view: schema.StoppedView = {
         "array_id": array_id,
         "count": stopped.count,
@@ -254,7 +284,7 @@ async def _with_current_state(call: Call, jobs: Sequence[Job]) -> list[schema.Jo
     def load(tx: Tx) -> list[Attempt | None]:
         return [tx.attempts.newest(job.job_id) for job in jobs]
 
-    attempts = await call.plane.core.records.store.read(load)
+    attempts = await call.core.records.store.read(load)
     return [render_job(job, attempt) for job, attempt in zip(jobs, attempts, strict=True)]
 
 
@@ -266,7 +296,7 @@ async def load_job(call: Call, job_id: str) -> tuple[Job, list[Attempt]]:
     def load(tx: Tx) -> tuple[Job | None, list[Attempt]]:
         return tx.jobs.get(job_id), sorted(tx.attempts.of_job(job_id), key=lambda attempt: attempt.epoch)
 
-    job, attempts = await call.plane.core.records.store.read(load)
+    job, attempts = await call.core.records.store.read(load)
     if job is None:
         raise NotFound("no such thing, or one you may not see")
     return job, attempts

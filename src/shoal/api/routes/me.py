@@ -50,7 +50,7 @@ async def show_me(request: Request, query: Annotated[NoQuery, Query()]) -> Respo
             "project": caller.only_project,
             "expires_at": caller.expires_at,
         },
-        "now": call.plane.core.records.clock.now(),
+        "now": call.core.records.clock.now(),
     }
     return json_response(view)
 
@@ -59,17 +59,15 @@ async def show_me(request: Request, query: Annotated[NoQuery, Query()]) -> Respo
 async def show_status(request: Request, query: Annotated[NoQuery, Query()]) -> Response:
     """The cluster at a glance."""
     call = call_of(request)
-    nodes, holding, counts, head = await call.plane.core.records.store.read(
-        lambda tx: _load(tx, call.visible())
-    )
+    nodes, holding, counts, head = await call.core.records.store.read(lambda tx: _load(tx, call.visible()))
     tasks = [task for _, attempt in holding for task in attempt.allocation]
     listed = [node for node in nodes if not node.is_gone]
     states = Counter(node.state for node in listed)
     is_operator = is_at_least(call.caller.cluster_role, Role.OPERATOR)
     view: cluster.StatusView = {
         "version": __version__,
-        "store": call.plane.settings.store_url.partition(":")[0].partition("+")[0],
-        "engine": call.plane.core.link.engine.name,
+        "store": call.core.settings.store_url.partition(":")[0].partition("+")[0],
+        "engine": call.core.link.engine.name,
         "started_at": call.services.started_at,
         "counts": counts,
         "nodes": {
@@ -90,11 +88,9 @@ async def show_status(request: Request, query: Annotated[NoQuery, Query()]) -> R
             "cpus_used": sum(task.cpus for task in tasks),
         },
         "events_head": {"seq": head.seq, "hash": head.hash} if is_operator else None,
-        "failing": [
-            _failing(failing, is_operator=is_operator) for failing in call.plane.core.loop_health.failing
-        ],
-        "unanswered": _unanswered(call.plane.core.link.outages.reported, is_operator=is_operator),
-        "taken_service_port": call.plane.core.services.wanted_port,
+        "failing": [_failing(failing, is_operator=is_operator) for failing in call.core.loop_health.failing],
+        "unanswered": _unanswered(call.core.link.outages.reported, is_operator=is_operator),
+        "taken_service_port": call.core.services.wanted_port,
     }
     return json_response(view)
 

@@ -17,6 +17,8 @@ from shoal.api.requests import NewWindow, NodeBody
 from shoal.api.routing import RouteGroup
 from shoal.api.views import schema
 from shoal.api.views.render import render_node, render_window
+from shoal.control.commands import nodes as node_commands
+from shoal.control.commands import windows as window_commands
 from shoal.control.commands.explain import is_not_handed_over
 from shoal.control.commands.nodes import NodeStateChange, find_node
 from shoal.control.commands.windows import WindowRequest, jobs_in_the_way
@@ -80,7 +82,7 @@ async def declare_node_dead(request: Request, name: str, query: Annotated[NoQuer
     """Declare that no process of ours runs there any more. Its jobs start elsewhere."""
     call = call_of(request)
     decided = await _decide(request, name, NodeState.DEAD)
-    jobs = await call.plane.core.records.store.read(
+    jobs = await call.core.records.store.read(
         lambda tx: [tx.jobs.get(job) for job in decided.restarted_job_ids]
     )
     visible = call.visible()
@@ -93,7 +95,9 @@ async def declare_node_dead(request: Request, name: str, query: Annotated[NoQuer
 async def remove_node(request: Request, name: str, query: Annotated[NoQuery, Query()]) -> Response:
     """Remove a node that does not answer and holds nothing."""
     call = call_of(request)
-    await call.plane.remove_node(call.actor, name, key=idempotency_key(request))
+    await node_commands.remove_node(
+        call.core.records, call.core.link.outages, call.actor, name, key=idempotency_key(request)
+    )
     view: schema.NodeRemovedView = {"name": name}
     return json_response(view)
 
@@ -107,12 +111,14 @@ async def _decide(request: Request, name: str, state: NodeState) -> NodeStateCha
     call = call_of(request)
     key = idempotency_key(request)
     body = await read_model(request, NodeBody)
-    return await call.plane.set_node_state(call.actor, name, state, body.because, key=key)
+    return await node_commands.set_node_state(
+        call.core.upkeep, call.actor, name, state, body.because, key=key
+    )
 
 
 async def _node_views(call: Call, name: str | None = None) -> list[schema.NodeView]:
     """The view of that node, or of all nodes by name."""
-    core = call.plane.core
+    core = call.core
 
     def load(tx: Tx) -> tuple[list[Node], Holding]:
         if name is None:
@@ -141,8 +147,8 @@ window_routes = RouteGroup("windows")
 async def list_windows(request: Request, query: Annotated[NoQuery, Query()]) -> Response:
     """Maintenance and reservations that are not over. The earliest to begin comes first."""
     call = call_of(request)
-    now = call.plane.core.records.clock.now()
-    windows = await call.plane.core.records.store.read(lambda tx: tx.windows.open(now))
+    now = call.core.records.clock.now()
+    windows = await call.core.records.store.read(lambda tx: tx.windows.open(now))
     view: schema.WindowPageView = {"items": await _window_views(call, windows), "next_cursor": None}
     return json_response(view)
 
@@ -156,7 +162,7 @@ async def declare_window(request: Request, query: Annotated[NoQuery, Query()]) -
     """
     call = call_of(request)
     key = idempotency_key(request)
-    body = await read_model(request, NewWindow, max_bytes=call.plane.settings.limits.max_body_bytes)
+    body = await read_model(request, NewWindow, max_bytes=call.core.settings.limits.max_body_bytes)
     window_request = WindowRequest(
         kind=WindowKind(body.kind),
         nodes=tuple(body.nodes),
@@ -167,7 +173,7 @@ async def declare_window(request: Request, query: Annotated[NoQuery, Query()]) -
         project=body.project,
         because=body.because,
     )
-    window = await call.plane.declare_window(call.actor, window_request, key=key)
+    window = await window_commands.declare_window(call.core.records, call.actor, window_request, key=key)
     return json_response((await _window_views(call, [window]))[0], 201)
 
 
@@ -175,12 +181,14 @@ async def declare_window(request: Request, query: Annotated[NoQuery, Query()]) -
 async def cancel_window(request: Request, window_id: str, query: Annotated[NoQuery, Query()]) -> Response:
     """Cancel a window: the nodes are open to all jobs again."""
     call = call_of(request)
-    window = await call.plane.cancel_window(call.actor, window_id, key=idempotency_key(request))
+    window = await window_commands.cancel_window(
+        call.core.records, call.actor, window_id, key=idempotency_key(request)
+    )
     return json_response((await _window_views(call, [window]))[0])
 
 
 async def _window_views(call: Call, windows: list[Window]) -> list[schema.WindowView]:
-    core, visible = call.plane.core, call.visible()
+    core, visible = call.core, call.visible()
     now = core.records.clock.now()
     if not windows:
         return []

@@ -13,6 +13,7 @@ from shoal.api.requests import MemberBody, NewProject, ProjectLimits, role
 from shoal.api.routing import RouteGroup
 from shoal.api.views import schema
 from shoal.api.views.render import render_member, render_project
+from shoal.control.commands import people
 from shoal.control.loops.project_usage import ProjectShare, project_shares
 from shoal.errors import SpecError
 from shoal.identity import Permission, check_member_grant
@@ -31,7 +32,7 @@ async def list_projects(request: Request, query: Annotated[NoQuery, Query()]) ->
     def load(tx: Tx) -> list[Project]:
         return [project for project in tx.people.projects() if visible is None or project.name in visible]
 
-    projects = await call.plane.core.records.store.read(load)
+    projects = await call.core.records.store.read(load)
     view: schema.ProjectPageView = {"items": await _views(call, projects), "next_cursor": None}
     return json_response(view)
 
@@ -44,7 +45,9 @@ async def create_project(request: Request, query: Annotated[NoQuery, Query()]) -
     call = call_of(request)
     key = idempotency_key(request)
     body = await read_model(request, NewProject)
-    project = await call.plane.create_project(call.actor, body.name, body.changed_fields(), key=key)
+    project = await people.create_project(
+        call.core.records, call.core.settings, call.actor, body.name, body.changed_fields(), key=key
+    )
     return json_response((await _views(call, [project]))[0], 201)
 
 
@@ -59,7 +62,9 @@ async def update_project(request: Request, name: str, query: Annotated[NoQuery, 
     if not body.changed_fields():
         raise SpecError("nothing to change was sent", hint='send for example {"max_open_jobs": 100}')
     try:
-        project = await call.plane.update_project(call.actor, name, body.changed_fields(), key=key)
+        project = await people.update_project(
+            call.core.records, call.actor, name, body.changed_fields(), key=key
+        )
     finally:
         call.services.authenticator.forget()
     return json_response((await _views(call, [project]))[0])
@@ -71,7 +76,7 @@ async def list_members(request: Request, name: str, query: Annotated[NoQuery, Qu
     call = call_of(request)
     call.allow(name)
     await call.project(name)
-    members = await call.plane.core.records.store.read(lambda tx: tx.people.memberships(project=name))
+    members = await call.core.records.store.read(lambda tx: tx.people.memberships(project=name))
     items = [render_member(member) for member in sorted(members, key=lambda member: member.user_name)]
     view: schema.MemberPageView = {"items": items, "next_cursor": None}
     return json_response(view)
@@ -95,7 +100,7 @@ async def set_member(request: Request, name: str, user: str, query: Annotated[No
     assert wanted is not None
     check_member_grant(call.caller, name, wanted, await _held(call, name, user))
     try:
-        membership = await call.plane.set_member(call.actor, name, user, wanted, key=key)
+        membership = await people.set_member(call.core.serving, call.actor, name, user, wanted, key=key)
     finally:
         call.services.authenticator.forget()
     return json_response(render_member(membership))
@@ -119,7 +124,7 @@ async def remove_member(
     if held is not None:
         check_member_grant(call.caller, name, held, held)
     try:
-        await call.plane.remove_member(call.actor, name, user, key=key)
+        await people.remove_member(call.core.serving, call.actor, name, user, key=key)
     finally:
         call.services.authenticator.forget()
     view: schema.RemovedView = {"user": user, "project": name}
@@ -128,7 +133,7 @@ async def remove_member(
 
 async def _views(call: Call, projects: list[Project]) -> list[schema.ProjectView]:
     """The views of projects, with what each of them holds now."""
-    core = call.plane.core
+    core = call.core
     now, half_life_s = core.records.clock.now(), core.planning.planner.policy.half_life_s
 
     def load(tx: Tx) -> tuple[dict[str, int], dict[str, ProjectShare]]:
@@ -149,5 +154,5 @@ async def _held(call: Call, project: str, user_name: str) -> Role | None:
         user = tx.people.user_by_name(user_name)
         return tx.people.membership(user.user_id, project) if user else None
 
-    membership = await call.plane.core.records.store.read(load)
+    membership = await call.core.records.store.read(load)
     return membership.role if membership else None

@@ -15,6 +15,7 @@ from shoal.api.requests import NoBody, RolloutBody, ScaleBody, ServeBody
 from shoal.api.routes.jobs import missing_archive, require_empty_body
 from shoal.api.routing import RouteGroup
 from shoal.api.views import services as views
+from shoal.control.services import commands as service_commands
 from shoal.control.services.commands import ServiceRequest
 from shoal.control.services.snapshot import ServiceSnapshot, load_snapshot, waiting_reasons
 from shoal.errors import NotFound, SpecError
@@ -42,7 +43,7 @@ async def serve(request: Request, query: Annotated[NoQuery, Query()]) -> Respons
     key = idempotency_key(request)
     body, spec = await parse_body(await read_for_project(call, request), _parse_service_body)
     project = _project_for(call, body.project, spec)
-    existing = await call.plane.core.records.store.read(lambda tx: tx.services.by_name(project, spec.name))
+    existing = await call.core.records.store.read(lambda tx: tx.services.by_name(project, spec.name))
     call.allow(project, is_own=existing is None or existing.owner == call.caller.id)
     service_request = ServiceRequest(
         spec=spec,
@@ -54,9 +55,11 @@ async def serve(request: Request, query: Annotated[NoQuery, Query()]) -> Respons
         may_claim=is_at_least(call.caller.role_in(project), Role.LEAD),
         refusal=missing_archive(call, project, body.archive),
     )
-    service = await call.plane.serve(call.actor, service_request, key=key)
+    service = await service_commands.serve(
+        call.core.admission, call.core.services, call.actor, service_request, key=key
+    )
     snapshot = await _load_service(call, service.service_id)
-    return json_response(views.render_served(snapshot, call.plane.core.services.url, existing), 201)
+    return json_response(views.render_served(snapshot, call.core.services.url, existing), 201)
 
 
 def _parse_service_body(raw: bytes) -> tuple[ServeBody, ServiceSpec]:
@@ -85,7 +88,7 @@ async def list_services(request: Request, query: Annotated[ServiceQuery, Query()
             snapshot for service in shown if (snapshot := load_snapshot(tx, service.service_id)) is not None
         ]
 
-    snapshots = await call.plane.core.records.store.read(look)
+    snapshots = await call.core.records.store.read(look)
     view: views.ServicePageView = {
         "items": [_shown(call, snapshot) for snapshot in snapshots],
         "next_cursor": None,
@@ -103,7 +106,7 @@ async def show_service(request: Request, service_id: str, query: Annotated[NoQue
     def load_releases(tx: Tx) -> list[Release]:
         return tx.services.releases(service_id)
 
-    core = call.plane.core
+    core = call.core
     releases = await core.records.store.read(load_releases)
     load_now = core.services.load(snapshot.service, core.records.clock.monotonic())
     return json_response(
@@ -129,7 +132,16 @@ async def scale_service(request: Request, service_id: str, query: Annotated[NoQu
 
     async def scale(call: Call, key: str | None) -> None:
         body = await read_model(request, ScaleBody)
-        await call.plane.scale_service(call.actor, service_id, body.min, body.max, key=key)
+        await service_commands.scale(
+            call.core.records,
+            call.core.services,
+            call.core.settings,
+            call.actor,
+            service_id,
+            body.min,
+            body.max,
+            key=key,
+        )
 
     return await _altered(request, service_id, scale)
 
@@ -146,8 +158,9 @@ async def steer_rollout(request: Request, service_id: str, query: Annotated[NoQu
 
     async def steer(call: Call, key: str | None) -> None:
         body = await read_model(request, RolloutBody)
-        turn = call.plane.undo_rollout if body.action == "undo" else call.plane.promote_rollout
-        await turn(call.actor, service_id, key=key)
+        is_undo = body.action == "undo"
+        turn = service_commands.undo_rollout if is_undo else service_commands.promote_rollout
+        await turn(call.core.records, call.core.services, call.actor, service_id, key=key)
 
     return await _altered(request, service_id, steer)
 
@@ -164,7 +177,7 @@ async def stop_service(request: Request, service_id: str, query: Annotated[NoQue
 
     async def stop(call: Call, key: str | None) -> None:
         await require_empty_body(request)
-        await call.plane.stop_service(call.actor, service_id, key=key)
+        await service_commands.stop(call.core.records, call.core.services, call.actor, service_id, key=key)
 
     return await _altered(request, service_id, stop)
 
@@ -186,11 +199,11 @@ async def _altered(
 
 
 def _shown(call: Call, snapshot: ServiceSnapshot) -> views.ServiceView:
-    return views.render_service(snapshot, call.plane.core.services.url)
+    return views.render_service(snapshot, call.core.services.url)
 
 
 async def _allowed(call: Call, service_id: str) -> Service:
-    service = await call.plane.core.records.store.read(lambda tx: tx.services.get(service_id))
+    service = await call.core.records.store.read(lambda tx: tx.services.get(service_id))
     if service is None:
         raise NotFound("no such thing, or one you may not see")
     call.allow(service.project, is_own=service.owner == call.caller.id)
@@ -198,7 +211,7 @@ async def _allowed(call: Call, service_id: str) -> Service:
 
 
 async def _load_service(call: Call, service_id: str) -> ServiceSnapshot:
-    snapshot = await call.plane.core.records.store.read(lambda tx: load_snapshot(tx, service_id))
+    snapshot = await call.core.records.store.read(lambda tx: load_snapshot(tx, service_id))
     if snapshot is None:
         raise NotFound("no such thing, or one you may not see")
     return snapshot

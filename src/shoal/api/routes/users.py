@@ -16,6 +16,8 @@ from shoal.api.requests import NewToken, NewUser, UserChange, role
 from shoal.api.routing import RouteGroup
 from shoal.api.views import schema
 from shoal.api.views.render import render_token, render_user
+from shoal.control.commands import people
+from shoal.control.commands import tokens as token_commands
 from shoal.control.commands.people import find_user
 from shoal.control.commands.tokens import is_made_with
 from shoal.errors import Denied, NotFound, NotVisible, SpecError
@@ -30,7 +32,7 @@ user_routes = RouteGroup("users")
 async def list_users(request: Request, query: Annotated[NoQuery, Query()]) -> Response:
     """All users, by name."""
     call = call_of(request)
-    users = await call.plane.core.records.store.read(lambda tx: tx.people.users())
+    users = await call.core.records.store.read(lambda tx: tx.people.users())
     items = [render_user(user) for user in sorted(users, key=lambda user: user.name)]
     view: schema.UserPageView = {"items": items, "next_cursor": None}
     return json_response(view)
@@ -44,7 +46,9 @@ async def create_user(request: Request, query: Annotated[NoQuery, Query()]) -> R
     call = call_of(request)
     key = idempotency_key(request)
     body = await read_model(request, NewUser)
-    user = await call.plane.create_user(call.actor, body.name, role(body.cluster_role), key=key)
+    user = await people.create_user(
+        call.core.records, call.actor, body.name, role(body.cluster_role), key=key
+    )
     return json_response(render_user(user), 201)
 
 
@@ -64,7 +68,7 @@ async def update_user(request: Request, name: str, query: Annotated[NoQuery, Que
     if not changes:
         raise SpecError("nothing to change was sent", hint='send for example {"is_active": false}')
     try:
-        user = await call.plane.update_user(call.actor, name, changes, key=key)
+        user = await people.update_user(call.core.serving, call.actor, name, changes, key=key)
     finally:
         call.services.authenticator.forget()
     return json_response(render_user(user))
@@ -84,7 +88,7 @@ async def list_tokens(request: Request, query: Annotated[TokenQuery, Query()]) -
     call = call_of(request)
     owner = await _owner(call, query.user)
     call.allow(is_own=owner.user_id == call.caller.id)
-    tokens = await call.plane.core.records.store.read(lambda tx: _listed(tx, call, owner))
+    tokens = await call.core.records.store.read(lambda tx: _listed(tx, call, owner))
     items = [render_token(token, user) for token, user in tokens]
     view: schema.TokenPageView = {"items": items, "next_cursor": None}
     return json_response(view)
@@ -114,16 +118,14 @@ async def create_token(request: Request, query: Annotated[NoQuery, Query()]) -> 
             f"a token for service `{body.service}` needs its `project`: names are unique only in a project",
             hint="add `--project PROJECT`",
         )
-    token, text = await call.plane.create_token(
-        call.actor,
-        owner,
+    wanted = token_commands.TokenRequest(
         label=body.label,
         scope=scope,
         project=project,
         service=body.service,
         lifetime_s=body.lifetime_s,
-        key=key,
     )
+    token, text = await token_commands.create_token(call.core.serving, call.actor, owner, wanted, key)
     view: schema.NewTokenView = {**render_token(token, owner.name), "text": text}
     return json_response(view, 201)
 
@@ -133,11 +135,11 @@ async def revoke_token(request: Request, token_id: str, query: Annotated[RevokeQ
     """Revoke a token, and all tokens made with it: requests fail at once, open streams end within seconds."""
     call = call_of(request)
     key = idempotency_key(request)
-    user = await call.plane.core.records.store.read(lambda tx: _revocable(tx, call, token_id))
+    user = await call.core.records.store.read(lambda tx: _revocable(tx, call, token_id))
     call.allow(is_own=True)
     try:
-        revoked, is_confirmed = await call.plane.revoke_token(
-            call.actor, token_id, keep_children=query.keep_children, key=key
+        revoked, is_confirmed = await token_commands.revoke_token(
+            call.core.serving, call.actor, token_id, keep_children=query.keep_children, key=key
         )
     finally:
         call.services.authenticator.forget()
@@ -196,4 +198,4 @@ async def _owner(call: Call, name: str | None) -> User:
         return me
     if not is_at_least(call.caller.cluster_role, Role.ADMIN):
         raise Denied("only admins see tokens of other users", hint="leave out the user")
-    return await call.plane.core.records.store.read(lambda tx: find_user(tx, name))
+    return await call.core.records.store.read(lambda tx: find_user(tx, name))

@@ -38,7 +38,7 @@ from shoal.cli.control_plane.home import (
     terminate_data_plane,
 )
 from shoal.client.credentials import write_private
-from shoal.control import ControlPlane
+from shoal.control.services.state import ServiceState
 from shoal.errors import StateError
 from shoal.identity import data_plane_token
 from shoal.runtime.confine import firewall
@@ -58,7 +58,7 @@ MAX_LOG_BYTES = 16 << 20
 """The size of `serving.log`; one older part of the same size is kept beside it."""
 
 
-async def supervise(settings: Settings, plane: ControlPlane) -> None:
+async def supervise(settings: Settings, services: ServiceState, key: bytes) -> None:
     """Supervise until cancelled; a running data plane then keeps running.
 
     If the disk or the machine does not allow a turn, a later turn makes up for it. The control plane works
@@ -70,7 +70,7 @@ async def supervise(settings: Settings, plane: ControlPlane) -> None:
         if child is not None:
             child.poll()  # reaps it if it has ended
         try:
-            child = await _supervise_once(settings, plane, child)
+            child = await _supervise_once(settings, services, key, child)
             problem = ""
         except OSError as error:
             if str(error) != problem:
@@ -80,18 +80,18 @@ async def supervise(settings: Settings, plane: ControlPlane) -> None:
 
 
 async def _supervise_once(
-    settings: Settings, plane: ControlPlane, child: subprocess.Popen[bytes] | None
+    settings: Settings, services: ServiceState, key: bytes, child: subprocess.Popen[bytes] | None
 ) -> subprocess.Popen[bytes] | None:
     """Run one turn. Return the data plane that this process started last."""
     await anyio.to_thread.run_sync(bound_log, settings.home / "logs" / "serving.log")
-    state, record = plane.core.services, running_data_plane(settings.home)
-    state.url = str(record["url"]) if record else None
-    state.wanted_port = _missed_port(settings, record)
+    record = running_data_plane(settings.home)
+    services.url = str(record["url"]) if record else None
+    services.wanted_port = _missed_port(settings, record)
     is_unchanged = record is not None and record.get("arguments") == _arguments(settings)
-    returns = is_unchanged and state.wanted_port is not None and await _is_free(settings)
-    if not state.table.services or (is_unchanged and not returns):
+    returns = is_unchanged and services.wanted_port is not None and await _is_free(settings)
+    if not services.table.services or (is_unchanged and not returns):
         return child
-    token = data_plane_token(plane.core.sealing.key)
+    token = data_plane_token(key)
     # If the port is taken meanwhile, a data plane that would return to it stays where it is.
     ports = (settings.serve_port,) if returns else (settings.serve_port, 0)
     child = await anyio.to_thread.run_sync(_start, settings, token, record, ports)

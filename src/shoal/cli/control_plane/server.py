@@ -45,8 +45,11 @@ from shoal.cli.control_plane.home import (
     write_server_file,
 )
 from shoal.cli.output import note, print_error
-from shoal.control import ControlPlane
+from shoal.control import Core
 from shoal.control.bootstrap import load_certificate
+from shoal.control.capabilities import Leadership
+from shoal.control.loops.runner import run_loops
+from shoal.control.opening import open_core
 from shoal.errors import AlreadyLed, HomeMissing, ShoalError, StateError, StoreUnavailable
 from shoal.home import last_port
 from shoal.log import configure_log
@@ -169,30 +172,31 @@ async def _lead(
         if nodes is not None:
             stack.enter_context(nodes)
             settings = replace(settings, nodes_port=nodes.getsockname()[1])
-        async with _opened(settings) as plane, anyio.create_task_group() as beside:
-            beside.start_soon(data_plane.supervise, settings, plane)
-            beside.start_soon(_watch_lead, plane, step_down)
-            if isinstance(plane.core.records.store, ThreadedStore) and settings.store_url.startswith(SQLITE):
-                beside.start_soon(database_copy.serve_requests, settings.home, plane.core.records.store)
+        async with _opened(settings) as core, anyio.create_task_group() as beside:
+            beside.start_soon(data_plane.supervise, settings, core.services, core.sealing.key)
+            beside.start_soon(_watch_lead, core.leadership, step_down)
+            if isinstance(core.records.store, ThreadedStore) and settings.store_url.startswith(SQLITE):
+                beside.start_soon(database_copy.serve_requests, settings.home, core.records.store)
             is_over = anyio.Event()
             if nodes is not None:
                 listen_for_nodes(nodes)
-                certify = partial(load_certificate, settings, plane.core.records.clock)
-                beside.start_soon(partial(serve_nodes, plane, nodes, certify, until=is_over))
-            await serve(settings, plane, listener=listener, on_ready=on_ready)
+                certify = partial(load_certificate, settings, core.records.clock)
+                beside.start_soon(partial(serve_nodes, core, nodes, certify, until=is_over))
+            await serve(settings, core, listener=listener, on_ready=on_ready)
             exit_within(END_S)
             is_over.set()
             beside.cancel_scope.cancel()
 
 
 @contextlib.asynccontextmanager
-async def _opened(settings: Settings) -> AsyncIterator[ControlPlane]:
+async def _opened(settings: Settings) -> AsyncIterator[Core]:
     """Open the control plane. Raise `StoreUnavailable` also if the shared directory cannot be used (as with a
     stale network file handle), because half of the state is there.
     """
     async with contextlib.AsyncExitStack() as stack:
         try:
-            plane = await stack.enter_async_context(ControlPlane.open(settings))
+            core = await stack.enter_async_context(open_core(settings))
+            await stack.enter_async_context(run_loops(core))
         except OSError as error:
             if settings.shared is None:
                 raise
@@ -200,12 +204,12 @@ async def _opened(settings: Settings) -> AsyncIterator[ControlPlane]:
                 f"{error.filename or settings.shared} cannot be used: {error.strerror or error}",
                 hint=f"ls -la {settings.shared}",
             ) from error
-        yield plane
+        yield core
 
 
-async def _watch_lead(plane: ControlPlane, step_down: Callable[[], NoReturn]) -> None:
-    await plane.core.leadership.deposed.wait()
-    log.warning("control.deposed", term=plane.core.leadership.term)
+async def _watch_lead(leadership: Leadership, step_down: Callable[[], NoReturn]) -> None:
+    await leadership.deposed.wait()
+    log.warning("control.deposed", term=leadership.term)
     step_down()
 
 

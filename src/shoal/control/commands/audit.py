@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import structlog
 
+from shoal.control.actor import Actor
 from shoal.control.capabilities import Anchors, Records
 from shoal.control.commands.policy import POLICY_KEY as POLICY
 from shoal.control.loops.anchor import AnchorRecord, anchor_path, copy_path, read_anchors
@@ -126,3 +127,9 @@ async def write_refusals(records: Records, refusals: Refusals, *, is_all: bool =
     except StoreUnavailable as error:
         refusals.put_back(taken)
         log.warning("audit.late", callers=len(taken), error=error.message)
+
+
+async def record_denied(records: Records, actor: Actor, action: str, facts: dict[str, Any]) -> None:
+    """Record for the audit that somebody tried something without the permission."""
+    now, data = records.clock.now(), {"what": action, **facts}
+    await records.store.write(lambda tx: record_event(tx, "access.denied", now, actor, data=data))

@@ -9,7 +9,7 @@ import msgspec
 
 from shoal.clock import Clock
 from shoal.control.actor import Actor
-from shoal.control.capabilities import Records
+from shoal.control.capabilities import Records, Upkeep
 from shoal.control.memory.health import EngineOutages
 from shoal.control.memory.leases import QUIET_S
 from shoal.control.memory.running import RunningAttempts
@@ -31,19 +31,12 @@ class NodeStateChange(NamedTuple):
 
 
 async def set_node_state(
-    records: Records,
-    running: RunningAttempts,
-    outages: EngineOutages,
-    actor: Actor,
-    name: str,
-    state: NodeState,
-    because: str,
-    key: str | None,
+    upkeep: Upkeep, actor: Actor, name: str, state: NodeState, because: str, key: str | None
 ) -> NodeStateChange:
-    """Cordon, drain, resume or declare dead. `heal` does what follows from it."""
+    """Cordon, drain, resume or declare dead. `heal` does what follows from it, at once."""
 
     def change(tx: Tx) -> NodeStateChange:
-        now = records.clock.now()
+        now = upkeep.records.clock.now()
         # Not `node`: older versions remembered a bool under that word.
         digest = fingerprint("node.state", name, state, because)
         restarted, _ = run_idempotent(
@@ -53,28 +46,21 @@ async def set_node_state(
             digest,
             now,
             tuple[str, ...],
-            lambda: _set(records.clock, running, outages, tx, actor, name, state, because),
+            lambda: _set(upkeep, tx, actor, name, state, because),
         )
         return NodeStateChange(find_node(tx, name), restarted)
 
-    return await records.store.write(change)
+    changed = await upkeep.records.store.write(change)
+    upkeep.signals.heal.set()
+    return changed
 
 
-def _set(
-    clock: Clock,
-    running: RunningAttempts,
-    outages: EngineOutages,
-    tx: Tx,
-    actor: Actor,
-    name: str,
-    state: NodeState,
-    because: str,
-) -> tuple[str, ...]:
-    node, now = find_node(tx, name), clock.now()
+def _set(upkeep: Upkeep, tx: Tx, actor: Actor, name: str, state: NodeState, because: str) -> tuple[str, ...]:
+    node, now = find_node(tx, name), upkeep.records.clock.now()
     restarted: tuple[str, ...] = ()
     if state is NodeState.DEAD:
         holding = tx.attempts.holding_on(name)
-        _refuse_living(running, outages, holding, node)
+        _refuse_living(upkeep.running, upkeep.link.outages, holding, node)
         restarted = tuple(job.job_id for job, attempt in holding if _restarts_elsewhere(job, attempt, name))
     changed = msgspec.structs.replace(
         node,

@@ -30,10 +30,12 @@ def settings(tmp_path: Path) -> Settings:
     return replace(load_settings({}), home=tmp_path)
 
 
-def a_plane() -> Any:
-    """A control plane with a service and no data plane yet."""
-    services = SimpleNamespace(url=None, wanted_port=None, table=SimpleNamespace(services=("chat",)))
-    return SimpleNamespace(core=SimpleNamespace(sealing=SimpleNamespace(key=b"k" * 32), services=services))
+KEY = b"k" * 32
+
+
+def a_service() -> Any:
+    """The state of one service without a data plane."""
+    return SimpleNamespace(url=None, wanted_port=None, table=SimpleNamespace(services=("chat",)))
 
 
 def full(*_: object) -> None:
@@ -62,7 +64,7 @@ async def test_full_disk_costs_a_turn_and_not_the_control_plane(
     if step == "bound_log":
         monkeypatch.setattr(data_plane, "bound_log", fail_once)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(data_plane.supervise, settings, a_plane())
+        tasks.start_soon(data_plane.supervise, settings, a_service(), KEY)
         with anyio.fail_after(60):
             await is_begun.wait()
         tasks.cancel_scope.cancel()
@@ -99,16 +101,16 @@ async def test_data_plane_returns_to_its_own_port_when_that_is_free_and_not_befo
     monkeypatch.setattr(data_plane, "terminate_data_plane", lambda _: None)
     begun: list[tuple[int, ...]] = []
     monkeypatch.setattr(data_plane, "_start", lambda *arguments: begun.append(arguments[-1]))
-    plane = a_plane()
+    services = a_service()
     with socket.create_server(("127.0.0.1", 0)) as tenant:
         port = tenant.getsockname()[1]
         settings = replace(settings, serve_host="127.0.0.1", serve_port=port)
         record = {"url": "http://127.0.0.1:1", "arguments": data_plane._arguments(settings)}
         monkeypatch.setattr(data_plane, "running_data_plane", lambda _: record)
-        await data_plane._supervise_once(settings, plane, None)
-        assert (begun, plane.core.services.wanted_port) == ([], port)
-    await data_plane._supervise_once(settings, plane, None)
+        await data_plane._supervise_once(settings, services, KEY, None)
+        assert (begun, services.wanted_port) == ([], port)
+    await data_plane._supervise_once(settings, services, KEY, None)
     assert begun == [(port,)], "if the port is taken meanwhile, the one that runs stays"
     record["url"] = f"http://127.0.0.1:{port}"
-    await data_plane._supervise_once(settings, plane, None)
-    assert (len(begun), plane.core.services.wanted_port) == (1, None)
+    await data_plane._supervise_once(settings, services, KEY, None)
+    assert (len(begun), services.wanted_port) == (1, None)

@@ -10,7 +10,6 @@ import anyio
 import pytest
 
 from shoal.clock import SystemClock
-from shoal.control import ControlPlane
 from shoal.control.core import Core
 from shoal.control.loops.place import load_recorded_nodes
 from shoal.control.memory.health import FailingLoop
@@ -25,6 +24,7 @@ from shoal.settings import Settings
 from shoal.spec import parse_job
 from shoal.store import Store, Tx, open_memory_store
 from tests.support.planes.bench import ANA, SPEC, USER, ControlPlaneLab, node_facts, result_of
+from tests.support.planes.commands import Commands
 
 LIMIT_S = 20.0
 VAST = parse_job({**SPEC, "resources": {"cpus": 10_000}})
@@ -57,7 +57,7 @@ async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
         await anyio.sleep(0.01)
 
 
-async def run_one(plane: ControlPlane) -> None:
+async def run_one(plane: Commands) -> None:
     """Submit a job and wait for its end."""
     result = await plane.submit(ANA, parse_job(SPEC), project="lab", owner=USER)
     await until(lambda: _is_over(plane.core, result.jobs[0].job_id))
@@ -66,7 +66,7 @@ async def run_one(plane: ControlPlane) -> None:
 async def test_a_commit_wakes_the_placer_and_the_job_runs_to_its_end() -> None:
     core = core_for(always(Act(run_s=0.0)))
     await people(core)
-    async with ControlPlane.running(core) as plane:
+    async with Commands.running(core) as plane:
         await run_one(plane)
 
 
@@ -86,7 +86,7 @@ async def test_a_disk_that_is_full_at_the_start_delays_the_loops_and_stops_nothi
     monkeypatch.setattr(core.records.store, "write", full)
     monkeypatch.setattr("shoal.control.loops.runner.FAILED_PAUSE_S", 0.01)
     monkeypatch.setattr("shoal.control.loops.runner.HEAL_EVERY_S", 0.05)
-    async with ControlPlane.running(core) as plane:
+    async with Commands.running(core) as plane:
         await until(lambda: _has_nodes(core))
         await run_one(plane)
 
@@ -109,7 +109,7 @@ async def test_a_loop_that_raises_is_run_again(monkeypatch: pytest.MonkeyPatch) 
         return await look()
 
     monkeypatch.setattr(core.link.engine, "list_owned", list_owned)
-    async with ControlPlane.running(core) as plane:
+    async with Commands.running(core) as plane:
         await run_one(plane)
 
 
@@ -137,7 +137,7 @@ async def test_a_loop_that_keeps_failing_is_named_with_its_reason_until_a_turn_g
 
     monkeypatch.setattr(core.link.engine, "list_owned", list_owned)
     before = core.records.clock.now()
-    async with ControlPlane.running(core):
+    async with Commands.running(core):
         await until(has_failed_often)
         (failing,) = watching()
         assert failing.why == "RuntimeError: a bug"
@@ -148,7 +148,7 @@ async def test_a_loop_that_keeps_failing_is_named_with_its_reason_until_a_turn_g
 
 async def test_requests_after_a_start_see_the_first_look() -> None:
     core = core_for(always(Act(run_s=0.0)))
-    async with ControlPlane.running(core):
+    async with Commands.running(core):
         assert await _has_nodes(core)
         assert core.link.outages.current is None
 
@@ -168,7 +168,7 @@ async def test_slow_first_look_does_not_block_renewals(
 
     monkeypatch.setattr(core.link.engine, "nodes", nodes)
     with anyio.fail_after(LIMIT_S):
-        async with ControlPlane.running(core) as plane:
+        async with Commands.running(core) as plane:
             result = await plane.submit(ANA, parse_job(SPEC), project="lab", owner=USER)
             outage = core.link.outages.current
             assert outage is not None
@@ -183,13 +183,13 @@ async def test_submission_before_the_first_look_is_judged_by_the_recorded_nodes(
 ) -> None:
     core = core_for(always(Act(run_s=0.0)))
     await people(core)
-    async with ControlPlane.running(core):
+    async with Commands.running(core):
         pass
     later = core_for(always(Act(run_s=0.0)), core.records.store)
     monkeypatch.setattr("shoal.control.loops.runner.FIRST_LOOK_S", 0.01)
     monkeypatch.setattr(later.link.engine, "nodes", anyio.sleep_forever)
     with anyio.fail_after(LIMIT_S):
-        async with ControlPlane.running(later) as plane:
+        async with Commands.running(later) as plane:
             with pytest.raises(SpecError, match="10000"):
                 await plane.submit(ANA, VAST, project="lab", owner=USER)
             assert later.planning.nodes.pools == {"default"}
@@ -200,7 +200,7 @@ async def test_job_that_can_never_fit_is_refused_from_the_first_moment_of_a_clus
     core = core_for(always(Act(run_s=0.0)))
     await people(core)
     with anyio.fail_after(LIMIT_S):
-        async with ControlPlane.running(core) as plane:
+        async with Commands.running(core) as plane:
             with pytest.raises(SpecError, match="10000"):
                 await plane.submit(ANA, VAST, project="lab", owner=USER)
 
@@ -219,7 +219,7 @@ async def test_why_says_never_fits_once_a_slow_cluster_first_answers(
 
     monkeypatch.setattr(core.link.engine, "nodes", nodes)
     with anyio.fail_after(LIMIT_S):
-        async with ControlPlane.running(core) as plane:
+        async with Commands.running(core) as plane:
             job = (await plane.submit(ANA, VAST, project="lab", owner=USER)).jobs[0]
             attempts = await core.records.store.read(lambda tx: tx.attempts.of_job(job.job_id))
             explanation = plane.explain(job, attempts)

@@ -160,7 +160,7 @@ async def test_no_renewal_is_answered_from_a_read_while_its_task_is_reaped(
     """The end is decided and not committed: a read still finds an attempt that runs."""
     core, _, _, attempt = await on_disk(tmp_path, silent_s=QUIET_S + 1)
     await heal(core.upkeep)
-    await set_node_state(core.records, core.running, core.link.outages, ANA, "n1", NodeState.DEAD, "", None)
+    await set_node_state(core.upkeep, ANA, "n1", NodeState.DEAD, "", None)
     await speak_while_it_ends(core, attempt, lambda core: heal(core.upkeep), monkeypatch)
     ended = await core.records.store.read(lambda tx: tx.attempts.get(attempt.attempt_id))
     assert ended is not None

@@ -14,7 +14,6 @@ import pytest
 from anyio.lowlevel import checkpoint
 from structlog.testing import capture_logs
 
-from shoal.control import ControlPlane
 from shoal.control.services import serving_table
 from shoal.control.services.commands import ServiceRequest
 from shoal.model.people import Role, User
@@ -22,6 +21,7 @@ from shoal.serving.scaling.traffic import FRESH_S
 from shoal.serving.table import ServingReport
 from shoal.spec.parse import parse_service
 from shoal.store import Tx
+from tests.support.planes.commands import Commands
 from tests.support.planes.world import ROOT, open_plane
 from tests.support.serving.data_plane_lab import until
 
@@ -34,7 +34,7 @@ def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving_table, "CONFIRM_S", 0.05)
 
 
-async def served(plane: ControlPlane) -> User:
+async def served(plane: Commands) -> User:
     """A service `chat` of project `vision`, and a member of the project."""
     for project in ("vision", "speech"):
         await plane.create_project(ROOT, project, {})
@@ -46,11 +46,11 @@ async def served(plane: ControlPlane) -> User:
     return ana
 
 
-def digests(plane: ControlPlane) -> set[str]:
+def digests(plane: Commands) -> set[str]:
     return {caller.digest for chat in plane.core.services.table.services for caller in chat.callers}
 
 
-async def token(plane: ControlPlane, user: User, **more: Any) -> str:
+async def token(plane: Commands, user: User, **more: Any) -> str:
     created, _ = await plane.create_token(ROOT, user, **{"label": "", "scope": Role.ADMIN, **more})
     return created.secret_hash.hex()
 

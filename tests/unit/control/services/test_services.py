@@ -12,7 +12,7 @@ import anyio
 import msgspec
 import pytest
 
-from shoal.control import Actor, ControlPlane
+from shoal.control import Actor
 from shoal.control.commands.job_records import resolve_reference
 from shoal.control.services import reconcile, snapshot
 from shoal.control.services.commands import ServiceRequest
@@ -29,6 +29,7 @@ from shoal.serving.table import ReleaseCounters, ServingReport
 from shoal.serving.table import ServiceConfig as Served
 from shoal.spec.parse import parse_service
 from shoal.wire import EndKind, Renewal, ReplicaStatus, TaskPhase
+from tests.support.planes.commands import Commands
 from tests.support.planes.world import FOREVER, open_plane
 from tests.support.store_costs import counted_changes
 
@@ -40,7 +41,7 @@ QUICK: dict[str, Any] = {"name": "chat", "run": "serve", "drain": 0.1}
 class Cluster:
     """One service named `chat` in project `vision`. Every replica is ready at once unless it is `held`."""
 
-    def __init__(self, plane: ControlPlane, owner: Any) -> None:
+    def __init__(self, plane: Commands, owner: Any) -> None:
         self.plane = plane
         self.owner = owner
         self.service_id = ""

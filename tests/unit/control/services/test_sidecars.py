@@ -8,7 +8,6 @@ import anyio
 import pytest
 
 from shoal.clock import SystemClock
-from shoal.control import ControlPlane
 from shoal.control.actor import SHOAL
 from shoal.control.bootstrap import DEFAULT_PROJECT
 from shoal.control.services.commands import ServiceRequest
@@ -17,6 +16,7 @@ from shoal.identity.authority import make_authority
 from shoal.sidecar_tls import sidecar_name
 from shoal.spec.parse import parse_service
 from shoal.wire import Renewal, ReplicaStatus, TaskAssignment, TaskPhase, TaskSpecRequest
+from tests.support.planes.commands import Commands
 from tests.unit.control.test_mailbox import plane, waiting
 
 pytestmark = pytest.mark.anyio
@@ -36,7 +36,7 @@ async def until(is_so: Callable[[], object]) -> None:
             await anyio.sleep(0.02)
 
 
-async def begun(plane: ControlPlane) -> TaskAssignment:
+async def begun(plane: Commands) -> TaskAssignment:
     """A replica whose supervisor has its task spec."""
     plane.core.services.sidecar_identities = SidecarIdentities(
         make_authority("a test's", SystemClock().now()), SystemClock()
@@ -63,7 +63,7 @@ def renewal(assignment: TaskAssignment, address: str) -> Renewal:
     )
 
 
-async def test_task_spec_of_a_replica_comes_with_a_sidecar_identity(plane: ControlPlane) -> None:
+async def test_task_spec_of_a_replica_comes_with_a_sidecar_identity(plane: Commands) -> None:
     assignment = await begun(plane)
     identity = assignment.credentials.sidecar
     assert identity is not None
@@ -74,14 +74,14 @@ async def test_task_spec_of_a_replica_comes_with_a_sidecar_identity(plane: Contr
     assert again.credentials.sidecar not in (None, identity), "each call makes another: none is stored"
 
 
-async def test_task_spec_of_a_job_has_no_sidecar_identity(plane: ControlPlane) -> None:
+async def test_task_spec_of_a_job_has_no_sidecar_identity(plane: Commands) -> None:
     plane.core.services.sidecar_identities = SidecarIdentities(
         make_authority("a test's", SystemClock().now()), SystemClock()
     )
     assert (await plane.assign_task(await waiting(plane))).credentials.sidecar is None
 
 
-async def test_table_names_the_sidecar_and_the_data_planes_identity(plane: ControlPlane) -> None:
+async def test_table_names_the_sidecar_and_the_data_planes_identity(plane: Commands) -> None:
     assignment = await begun(plane)
     await plane.renew(renewal(assignment, "tls:10.0.0.7:19000"))
     state = plane.core.services
@@ -96,7 +96,7 @@ async def test_table_names_the_sidecar_and_the_data_planes_identity(plane: Contr
 
 
 async def test_replica_that_claims_an_address_of_the_control_plane_gets_no_requests(
-    plane: ControlPlane,
+    plane: Commands,
 ) -> None:
     assignment = await begun(plane)
     await plane.renew(renewal(assignment, "127.0.0.1:22"))

@@ -1,8 +1,8 @@
-"""The control plane as the API sees it: commands and replies, and nothing about how the loops run."""
+"""Every command of a control plane in a short form, for tests. The API calls the commands themselves."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -21,9 +21,7 @@ from shoal.control.commands import (
     tokens,
     windows,
 )
-from shoal.control.commands import explain as explain_module
 from shoal.control.commands.arrays import ArrayStop
-from shoal.control.commands.audit import AuditVerdict
 from shoal.control.commands.drills import DrillRequest
 from shoal.control.commands.submit import SubmitRequest, SubmitResult
 from shoal.control.commands.tokens import TokenRevocation
@@ -31,8 +29,6 @@ from shoal.control.commands.windows import WindowRequest
 from shoal.control.core import Core
 from shoal.control.job_specs import FrozenSpec
 from shoal.control.loops.runner import run_loops
-from shoal.control.opening import open_core
-from shoal.control.record import record_event
 from shoal.control.services import commands as services
 from shoal.control.services.commands import ServiceRequest
 from shoal.errors import ShoalError
@@ -42,7 +38,7 @@ from shoal.model.job import Job
 from shoal.model.node import NodeState, Window
 from shoal.model.people import Membership, Project, Role, Token, User
 from shoal.model.service import Service
-from shoal.scheduler import Explanation, Outlook
+from shoal.scheduler import Explanation
 from shoal.settings import Settings
 from shoal.spec import JobSpec
 from shoal.wire import (
@@ -56,7 +52,7 @@ from shoal.wire import (
 )
 
 
-class ControlPlane:
+class Commands:
     """All commands of the control plane. Each change is one transaction with its event, idempotent by `key`,
     and on disk when the method returns.
     """
@@ -70,14 +66,7 @@ class ControlPlane:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, settings: Settings) -> AsyncIterator[ControlPlane]:
-        """Open the home, recover what ran, and run the loops while the block lasts."""
-        async with open_core(settings) as core, cls.running(core) as plane:
-            yield plane
-
-    @classmethod
-    @asynccontextmanager
-    async def running(cls, core: Core) -> AsyncIterator[ControlPlane]:
+    async def running(cls, core: Core) -> AsyncIterator[Commands]:
         """Run the loops while the block lasts."""
         plane = cls(core)
         async with run_loops(core):
@@ -147,11 +136,7 @@ class ControlPlane:
     async def set_node_state(
         self, actor: Actor, name: str, state: NodeState, because: str = "", *, key: str | None = None
     ) -> nodes.NodeStateChange:
-        decided = await nodes.set_node_state(
-            self.core.records, self.core.running, self.core.link.outages, actor, name, state, because, key
-        )
-        self.core.signals.heal.set()
-        return decided
+        return await nodes.set_node_state(self.core.upkeep, actor, name, state, because, key)
 
     async def remove_node(self, actor: Actor, name: str, *, key: str | None = None) -> None:
         await nodes.remove_node(self.core.records, self.core.link.outages, actor, name, key)
@@ -219,19 +204,7 @@ class ControlPlane:
 
     async def record_denied(self, actor: Actor, action: str, facts: dict[str, Any]) -> None:
         """Record for the audit that somebody tried something without the permission."""
-        now = self.core.records.clock.now()
-        data = {"what": action, **facts}
-        await self.core.records.store.write(
-            lambda tx: record_event(tx, "access.denied", now, actor, data=data)
-        )
-
-    async def write_refusals(self) -> None:
-        """Write into the log the refusals that were only counted until now."""
-        await audit.write_refusals(self.core.records, self.core.refusals, is_all=True)
-
-    async def verify_audit(self) -> AuditVerdict:
-        """Check that the log is what was written, and that the tables of people are what the log says."""
-        return await audit.verify_audit(self.core.anchors, self.core.records.store)
+        await audit.record_denied(self.core.records, actor, action, facts)
 
     async def renew(self, renewal: Renewal) -> RenewalReply:
         return await renewals.renew(self.core.upkeep, self.core.inputs, self.core.services, renewal)
@@ -260,18 +233,4 @@ class ControlPlane:
         )
         return (
             explain.without_hint(explanation, job) if explanation is not None and has_outlook else explanation
-        )
-
-    async def predict_starts(self, actor: Actor, attempt_ids: Collection[str]) -> dict[str, Outlook]:
-        """Predict when each of the attempts that wait will start. Takes a thread for up to about a quarter of
-        a second.
-        """
-        return await explain_module.predict_starts(
-            self.core.records.clock, self.core.planning, self.core.link.engine, actor, attempt_ids
-        )
-
-    async def predict_start_with_changes(self, actor: Actor, attempt_id: str) -> Outlook | None:
-        """Predict one start, with changes that would start it now. None if the attempt does not wait."""
-        return await explain_module.predict_start_with_changes(
-            self.core.records.clock, self.core.planning, self.core.link.engine, actor, attempt_id
         )
