@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from shoal.errors import Bug
 from shoal.model.attempt import HOLDING, Attempt, AttemptState, EndReason, NodeTask
+from shoal.model.evidence import UNSUPERVISED, Evidence
 from shoal.model.moves import (
     TABLE,
     AttemptEvent,
@@ -57,8 +58,14 @@ EVENTS: st.SearchStrategy[AttemptEvent] = st.one_of(
     st.builds(TaskStarted, NODES),
     st.builds(TaskEnded, OUTCOMES),
     st.builds(TaskEnded, OUTCOMES),
-    st.builds(TaskOrphaned, NODES, st.just("it does not die"), is_to_stop=BOOLS, is_hearsay=BOOLS),
-    st.builds(OrphanCleared, NODES, is_hearsay=BOOLS),
+    st.builds(
+        TaskOrphaned,
+        NODES,
+        st.just("it does not die"),
+        is_to_stop=BOOLS,
+        evidence=st.sampled_from(UNSUPERVISED),
+    ),
+    st.builds(OrphanCleared, NODES, evidence=st.sampled_from([Evidence.ALIVE, Evidence.CLEARED])),
     st.builds(StopRequested, STOPS, st.just("ana")),
     st.builds(FenceExpired),
 )
@@ -287,7 +294,7 @@ def test_an_orphan_is_held_until_it_is_confirmed_and_changes_no_state_by_itself(
         if (
             isinstance(event, OrphanCleared)
             and before.state is not AttemptState.ENDED
-            and (not event.is_hearsay or event.node in before.doubted_nodes)
+            and (event.evidence is Evidence.ALIVE or event.node in before.doubted_nodes)
         ):
             assert event.node not in after.orphaned_nodes
         else:

@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
+from shoal.model.evidence import Evidence
 from shoal.model.node import NodeFacts
 from shoal.wire import TaskCredentials, TaskOutcome, TaskSpec
 
@@ -28,29 +29,14 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """The token with which supervisors on other machines fetch their task specs. It has no other use."""
 
 
-class ObservedState(StrEnum):
-    """What an engine observes of one node's task of an attempt."""
-
-    PENDING = "pending"
-    """Accepted. The engine has not seen the supervisor alive."""
-    ALIVE = "alive"
-    """The supervisor lives."""
-    ENDED = "ended"
-    """Evidence that nothing of the task runs any more; `outcome` is set."""
-    ORPHANED = "orphaned"
-    """The supervisor is dead, and processes of the task live or cannot be proven dead. No process is left
-    to keep the fence. However long this state lasts, and even if the engine no longer observes it, it is
-    no end. Only ENDED is."""
-    DOUBTFUL = "doubtful"
-    """The task is silent, and processes that may belong to it do not die on its node. The supervisor may
-    still live, cut off from us, so nothing is stopped. But perhaps no process is left to keep the fence,
-    so this is no end either."""
-    UNKNOWN = "unknown"
-    """The engine could not look. Evidence of nothing."""
-
-
 CLUSTER_UNREACHABLE = "the cluster cannot be asked"
 """`raw` begins with this text if a task waits while its cluster does not answer."""
+
+
+OBSERVABLE = tuple(
+    evidence for evidence in Evidence if evidence not in (Evidence.FENCED, Evidence.DECLARED_DEAD)
+)
+"""The evidence that an engine can give. It knows no fence and no operator."""
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +46,8 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     node: str
     native_id: str
-    state: ObservedState
+    evidence: Evidence
+    """One of `OBSERVABLE`. ENDED comes with an `outcome`."""
     replacement: int = 0
     """Of the observed task: see `TaskSpec`."""
     started_at: float | None = None
@@ -68,14 +55,6 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     outcome: TaskOutcome | None = None
     raw: str = ""
     """The engine's own text, verbatim."""
-    is_hearsay: bool = False
-    """Only the cluster says that the task is ALIVE, ORPHANED or DOUBTFUL, and no process on the node does."""
-    is_cleared: bool = False
-    """For state UNKNOWN: the cluster does not say, or no longer says, that processes on the node do not die.
-    If only hearsay made the task ORPHANED or DOUBTFUL, its fence counts again."""
-    is_queued: bool = False
-    """The task waits in the cluster's own queue, for any length of time. Nothing of it runs, and its node
-    agent asks us before it begins."""
     silent_s: float = 0.0
     """Seconds since the last report. Set only if the task is ALIVE because of a recent report."""
 

@@ -10,6 +10,7 @@ from enum import StrEnum
 
 import msgspec
 
+from shoal.model.evidence import Evidence
 from shoal.wire import EndKind, Recovery, TaskOutcome, WrittenFiles
 
 MAX_WRITTEN = 1 << 53
@@ -208,6 +209,12 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     def orphans_left(self) -> tuple[str, ...]:
         """Nodes where processes of the attempt may run without a supervisor."""
         return tuple(name for name in self.nodes_left if name in self.orphaned_nodes)
+
+    def doubts_withdrawn_by(self, evidence: Evidence) -> tuple[str, ...]:
+        """Nodes whose report of an orphan this evidence contradicts."""
+        if Evidence.ORPHANED in evidence.rule.withdraws:
+            return self.orphaned_nodes
+        return self.doubted_nodes if Evidence.DOUBTFUL in evidence.rule.withdraws else ()
 
 
 AFTERMATH = frozenset({signal.SIGABRT, signal.SIGTERM})

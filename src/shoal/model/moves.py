@@ -22,6 +22,7 @@ from shoal.model.attempt import (
     TaskReplacement,
     blame_order,
 )
+from shoal.model.evidence import Evidence
 from shoal.wire import EndKind, Recovery, TaskOutcome
 
 QUEUED, STARTING, RUNNING, STOPPING, ENDED = AttemptState
@@ -91,10 +92,8 @@ class TaskOrphaned(msgspec.Struct, frozen=True, tag=True):
     replacement: int = 0
     is_to_stop: bool = False
     """No other task could take its place, or not in time: stop the rest, and hold all of it."""
-    is_hearsay: bool = False
-    """Only the cluster reports it, and the cluster may withdraw it. Otherwise only a process on
-    the node can.
-    """
+    evidence: Evidence = Evidence.ORPHANED
+    """ORPHANED, ORPHANED_PER_CLUSTER or DOUBTFUL."""
 
 
 class OrphanCleared(msgspec.Struct, frozen=True, tag=True):
@@ -104,8 +103,8 @@ class OrphanCleared(msgspec.Struct, frozen=True, tag=True):
 
     node: str
     replacement: int = 0
-    is_hearsay: bool = False
-    """The cluster withdraws its own report. Reports from other sources stand."""
+    evidence: Evidence = Evidence.ALIVE
+    """ALIVE, or CLEARED: then the cluster withdraws its own report, and reports from other sources stand."""
 
 
 class StopRequested(msgspec.Struct, frozen=True, tag=True):
@@ -318,10 +317,11 @@ def _orphan(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
     if event.node not in attempt.nodes_left or event.replacement != attempt.replacement_on(event.node):
         return attempt, ()
     if event.node not in attempt.orphaned_nodes:
-        doubted = (*attempt.doubted_nodes, event.node) if event.is_hearsay else attempt.doubted_nodes
+        is_hearsay = event.evidence.rule.is_hearsay
+        doubted = (*attempt.doubted_nodes, event.node) if is_hearsay else attempt.doubted_nodes
         orphaned = (*attempt.orphaned_nodes, event.node)
         attempt = _change(attempt, orphaned_nodes=orphaned, doubted_nodes=doubted)
-    elif event.node in attempt.doubted_nodes and not event.is_hearsay:
+    elif event.node in attempt.doubted_nodes and not event.evidence.rule.is_hearsay:
         attempt = _change(attempt, doubted_nodes=_without_node(attempt.doubted_nodes, event.node))
     if not event.is_to_stop or attempt.state is STOPPING:
         return attempt, ()
@@ -331,7 +331,7 @@ def _orphan(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
 
 def _clear(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
     assert isinstance(event, OrphanCleared)
-    nodes = attempt.doubted_nodes if event.is_hearsay else attempt.orphaned_nodes
+    nodes = attempt.doubts_withdrawn_by(event.evidence)
     if event.node not in nodes or event.replacement != attempt.replacement_on(event.node):
         return attempt, ()
     return _cleared(attempt, event.node), ()

@@ -16,9 +16,10 @@ import msgspec
 import pytest
 
 from shoal.clock import SystemClock
-from shoal.engines.base import ObservedState, Submission
+from shoal.engines.base import Submission
 from shoal.engines.local import LocalEngine, SimulatedNodes
 from shoal.ids import id_factory
+from shoal.model.evidence import Evidence
 from shoal.runtime.files import removal, spool
 from shoal.wire import EndKind, TaskLimits, TaskSpec
 from tests.support.runtime.confinement_modes import CGROUP, JOB_UID, needs
@@ -93,7 +94,7 @@ class Local:
         with anyio.fail_after(30):
             while True:
                 seen = [o for o in await self.engine.list_owned() if o.attempt_id == task_spec.attempt_id]
-                if seen[0].state is ObservedState.ENDED:
+                if seen[0].evidence is Evidence.ENDED:
                     assert seen[0].outcome is not None
                     assert seen[0].outcome.kind is EndKind.SUCCEEDED, seen[0].outcome
                     return task_spec.attempt_id

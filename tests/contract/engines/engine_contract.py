@@ -11,9 +11,10 @@ import msgspec
 import pytest
 
 from shoal.clock import SystemClock
-from shoal.engines.base import Engine, Observation, ObservedState, Submission
+from shoal.engines.base import OBSERVABLE, Engine, Observation, Submission
 from shoal.errors import EngineRefused, EngineUnreachable, NodeGone
 from shoal.ids import id_factory
+from shoal.model.evidence import Evidence
 from shoal.wire import EndKind, TaskLimits, TaskSpec
 
 DEADLINE_TURNS = 2000
@@ -96,21 +97,22 @@ class EngineWorld(ABC):
 
     async def observe(self, attempt_id: str) -> dict[str, Observation]:
         seen = await self.engine.list_owned()
+        assert {o.evidence for o in seen} <= set(OBSERVABLE)
         return {o.node: o for o in seen if o.attempt_id == attempt_id}
 
     async def until(
-        self, attempt_id: str, state: ObservedState, *, is_started: bool = False
+        self, attempt_id: str, evidence: Evidence, *, is_started: bool = False
     ) -> list[Observation]:
-        """Look until every task is in `sight`; the observations in the order of node names."""
+        """Look until there is this evidence of every task; return the observations in the order of nodes."""
         seen: dict[str, Observation] = {}
         for _ in range(DEADLINE_TURNS):
             seen = await self.observe(attempt_id)
             if seen and all(
-                o.state is state and (o.started_at is not None or not is_started) for o in seen.values()
+                o.evidence is evidence and (o.started_at is not None or not is_started) for o in seen.values()
             ):
                 return [seen[name] for name in sorted(seen)]
             await self.pass_time()
-        raise AssertionError(f"{attempt_id} never became {state}: {seen}")
+        raise AssertionError(f"{attempt_id} never became {evidence}: {seen}")
 
     async def until_running(self, attempt_id: str) -> None:
         """A process is nobody's for an instant, while it becomes another program."""
@@ -122,19 +124,19 @@ class EngineWorld(ABC):
 
     async def run_to_end(self, submission: Submission) -> list[Observation]:
         await self.engine.submit(submission)
-        return await self.until(submission.attempt_id, ObservedState.ENDED)
+        return await self.until(submission.attempt_id, Evidence.ENDED)
 
     async def run_until_started(self, submission: Submission) -> list[Observation]:
         await self.engine.submit(submission)
-        return await self.until(submission.attempt_id, ObservedState.ALIVE, is_started=True)
+        return await self.until(submission.attempt_id, Evidence.ALIVE, is_started=True)
 
     async def end_all(self) -> None:
         """What a test has left."""
-        left = {o.attempt_id for o in await self.engine.list_owned() if o.state is not ObservedState.ENDED}
+        left = {o.attempt_id for o in await self.engine.list_owned() if o.evidence is not Evidence.ENDED}
         for attempt_id in left:
             await self.engine.cancel(attempt_id, 0.0)
         for attempt_id in left:
-            await self.until(attempt_id, ObservedState.ENDED)
+            await self.until(attempt_id, Evidence.ENDED)
 
     async def whole_log(self, attempt_id: str, node: str, limit: int = 1 << 20) -> bytes:
         """Page through a log until it is complete."""
@@ -187,7 +189,7 @@ class EngineContract:
         submission = world.submission(RankProgram(lines=("once",)))
         first = await world.engine.submit(submission)
         again = await world.engine.submit(submission)
-        await world.until(submission.attempt_id, ObservedState.ENDED)
+        await world.until(submission.attempt_id, Evidence.ENDED)
         late = await world.engine.submit(submission)
         assert first == again == late
         assert len(await world.observe(submission.attempt_id)) == 1
@@ -197,7 +199,7 @@ class EngineContract:
     async def test_submitting_what_was_forgotten_starts_nothing(self, world: EngineWorld) -> None:
         submission = world.submission(RankProgram())
         first = await world.engine.submit(submission)
-        await world.until(submission.attempt_id, ObservedState.ENDED)
+        await world.until(submission.attempt_id, Evidence.ENDED)
         await world.engine.forget(submission.attempt_id)
         assert await world.engine.submit(submission) == first
         await world.pass_time()
@@ -227,18 +229,18 @@ class EngineContract:
         await world.run_until_started(submission)
         await world.engine.cancel(submission.attempt_id, 5.0)
         await world.engine.cancel(submission.attempt_id, 5.0)
-        [seen] = await world.until(submission.attempt_id, ObservedState.ENDED)
+        [seen] = await world.until(submission.attempt_id, Evidence.ENDED)
         assert seen.outcome is not None
         assert seen.outcome.kind is EndKind.STOPPED
         await world.engine.cancel(submission.attempt_id, 5.0)
-        [after] = await world.until(submission.attempt_id, ObservedState.ENDED)
+        [after] = await world.until(submission.attempt_id, Evidence.ENDED)
         assert after.outcome == seen.outcome
 
     async def test_cancelling_at_once_ends_it(self, world: EngineWorld) -> None:
         submission = world.submission(num_nodes=2)
         await world.engine.submit(submission)
         await world.engine.cancel(submission.attempt_id, 5.0)
-        for seen in await world.until(submission.attempt_id, ObservedState.ENDED):
+        for seen in await world.until(submission.attempt_id, Evidence.ENDED):
             assert seen.outcome is not None
             assert seen.outcome.kind is EndKind.STOPPED
         assert world.num_running(submission.attempt_id) == 0
@@ -253,20 +255,20 @@ class EngineContract:
         kept, lost = world.node_names[:2]
         anew = _with_replacement(submission, lost, 1)
         await world.engine.cancel(submission.attempt_id, 0.0)
-        await world.until(submission.attempt_id, ObservedState.ENDED)
+        await world.until(submission.attempt_id, Evidence.ENDED)
         first = await world.engine.submit(anew)
         assert await world.engine.submit(anew) == first
         seen: dict[str, Observation] = {}
         for _ in range(DEADLINE_TURNS):
             seen = await world.observe(submission.attempt_id)
-            if seen[lost].started_at is not None and seen[lost].state is ObservedState.ALIVE:
+            if seen[lost].started_at is not None and seen[lost].evidence is Evidence.ALIVE:
                 break
             await world.pass_time()
-        assert (seen[lost].replacement, seen[lost].state) == (1, ObservedState.ALIVE)
-        assert (seen[kept].replacement, seen[kept].state) == (0, ObservedState.ENDED)
+        assert (seen[lost].replacement, seen[lost].evidence) == (1, Evidence.ALIVE)
+        assert (seen[kept].replacement, seen[kept].evidence) == (0, Evidence.ENDED)
         await world.until_running(submission.attempt_id)
         await world.engine.cancel(submission.attempt_id, 0.0)
-        await world.until(submission.attempt_id, ObservedState.ENDED)
+        await world.until(submission.attempt_id, Evidence.ENDED)
         outcome = (await world.observe(submission.attempt_id))[lost].outcome
         assert outcome is not None
         assert outcome.replacement == 1
@@ -281,7 +283,7 @@ class EngineContract:
             await world.engine.submit(_with_replacement(submission, lost, 1))
         await world.pass_time()
         seen = await world.observe(submission.attempt_id)
-        assert (seen[lost].replacement, seen[lost].state) == (0, ObservedState.ALIVE)
+        assert (seen[lost].replacement, seen[lost].evidence) == (0, Evidence.ALIVE)
         assert world.num_starts(submission.attempt_id) == 2
 
     async def test_unknown_ids_are_not_an_error(self, world: EngineWorld) -> None:
@@ -298,25 +300,25 @@ class EngineContract:
         submission = world.submission(num_nodes=2)
         before = await world.run_until_started(submission)
         await world.restart()
-        after = await world.until(submission.attempt_id, ObservedState.ALIVE, is_started=True)
+        after = await world.until(submission.attempt_id, Evidence.ALIVE, is_started=True)
         assert [msgspec.structs.replace(item, silent_s=0.0) for item in after] == [
             msgspec.structs.replace(item, silent_s=0.0) for item in before
         ]
         assert await world.engine.submit(submission) == before[0].native_id
         assert world.num_starts(submission.attempt_id) == 2
         await world.engine.cancel(submission.attempt_id, 5.0)
-        await world.until(submission.attempt_id, ObservedState.ENDED)
+        await world.until(submission.attempt_id, Evidence.ENDED)
         assert world.num_running(submission.attempt_id) == 0
 
     async def test_an_outcome_while_the_engine_was_away_is_learned(self, world: EngineWorld) -> None:
         submission = world.submission(RankProgram(exit_code=7))
         await world.engine.submit(submission)
         await world.restart()
-        [seen] = await world.until(submission.attempt_id, ObservedState.ENDED)
+        [seen] = await world.until(submission.attempt_id, Evidence.ENDED)
         assert seen.outcome is not None
         assert seen.outcome.exit_code == 7
         await world.restart()
-        [again] = await world.until(submission.attempt_id, ObservedState.ENDED)
+        [again] = await world.until(submission.attempt_id, Evidence.ENDED)
         assert again.outcome == seen.outcome
 
     async def test_logs_are_complete_after_the_end(self, world: EngineWorld) -> None:
@@ -369,9 +371,7 @@ class EngineContract:
         submission = world.submission()
         await world.run_until_started(submission)
         await world.engine.forget(submission.attempt_id)
-        assert [o.state for o in (await world.observe(submission.attempt_id)).values()] == [
-            ObservedState.ALIVE
-        ]
+        assert [o.evidence for o in (await world.observe(submission.attempt_id)).values()] == [Evidence.ALIVE]
 
     async def test_refused_submissions_start_nothing(self, world: EngineWorld) -> None:
         good = world.submission(num_nodes=2)
@@ -433,7 +433,7 @@ class EngineContract:
         await world.run_until_started(submission)
         await world.until_running(submission.attempt_id)
         await world.engine.cancel(submission.attempt_id, 0.2)
-        await world.until(submission.attempt_id, ObservedState.ENDED)
+        await world.until(submission.attempt_id, Evidence.ENDED)
         assert world.num_running(submission.attempt_id) == 0
 
     async def test_the_whole_process_tree_is_gone_after_the_end(self, world: EngineWorld) -> None:
@@ -463,5 +463,5 @@ class EngineContract:
         await world.run_until_started(submission)
         await world.engine.close()
         await world.restart()
-        [seen] = await world.until(submission.attempt_id, ObservedState.ALIVE)
+        [seen] = await world.until(submission.attempt_id, Evidence.ALIVE)
         assert seen.started_at is not None

@@ -9,9 +9,10 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from shoal.engines.base import ObservedState, Submission
+from shoal.engines.base import Submission
 from shoal.engines.remote.engine import RemoteEngine
 from shoal.identity import bootstrap_token
+from shoal.model.evidence import Evidence
 from shoal.runtime.files import spool
 from shoal.runtime.process import tree
 from tests.contract.engines.engine_contract import FOREVER, EngineWorld, RankProgram
@@ -75,7 +76,7 @@ class MailboxWorld(EngineWorld):
                 await anyio.sleep(0.1)
         assert self.engine.mailbox.find(created.attempt_id)[node].outcome is None
         await anyio.to_thread.run_sync(lab.heal, node)
-        await self.until(created.attempt_id, ObservedState.ENDED)
+        await self.until(created.attempt_id, Evidence.ENDED)
         log = await self.whole_log(created.attempt_id, node)
         assert [line.split(b" ", 3)[3] for line in log.splitlines()] == [
             f"line {i}".encode() for i in range(1, 7)

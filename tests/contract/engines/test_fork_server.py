@@ -15,10 +15,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from shoal.engines.base import ObservedState
 from shoal.engines.local import client
 from shoal.engines.local.client import MAX_LOSSES, ForkServer
 from shoal.engines.local.task_specs import fork_server_command, supervisor_environment
+from shoal.model.evidence import Evidence
 from shoal.runtime.files import spool
 from shoal.runtime.process import tree
 from shoal.wire import EndKind
@@ -36,7 +36,7 @@ async def world(tmp_path: Path) -> AsyncIterator[LocalWorld]:
     yield world
     for seen in await world.engine.list_owned():
         await world.engine.cancel(seen.attempt_id, 0.0)
-        await world.until(seen.attempt_id, ObservedState.ENDED)
+        await world.until(seen.attempt_id, Evidence.ENDED)
     await world.engine.close()
 
 
@@ -99,7 +99,7 @@ async def test_a_killed_nursery_ends_no_job_and_holds_up_no_start(world: LocalWo
     while spool.read_claim(world.share(after.attempt_id)) is None:
         await world.pass_time()
     assert tree.parent_of(supervisor_of(world, after.attempt_id)) == os.getpid()
-    assert {seen.state for seen in await world.engine.list_owned()} == {ObservedState.ALIVE}
+    assert {seen.evidence for seen in await world.engine.list_owned()} == {Evidence.ALIVE}
     assert nursery_of(world) != first
     await warm(world)
     last = world.submission(RankProgram(lines=("once",)))

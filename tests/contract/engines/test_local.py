@@ -15,9 +15,10 @@ import msgspec
 import pytest
 
 from shoal.clock import SystemClock
-from shoal.engines.base import ObservedState, Submission
+from shoal.engines.base import Submission
 from shoal.engines.local import LocalEngine, SimulatedNodes
 from shoal.errors import EngineUnreachable
+from shoal.model.evidence import Evidence
 from shoal.runtime.files import spool
 from shoal.runtime.process import tree
 from shoal.wire import EndKind
@@ -89,11 +90,11 @@ class LocalWorld(EngineWorld):
 async def world(tmp_path: Path) -> AsyncIterator[LocalWorld]:
     world = LocalWorld(tmp_path / "home")
     yield world
-    left = {o.attempt_id for o in await world.engine.list_owned() if o.state is not ObservedState.ENDED}
+    left = {o.attempt_id for o in await world.engine.list_owned() if o.evidence is not Evidence.ENDED}
     for attempt_id in left:
         await world.engine.cancel(attempt_id, 0.0)
     for attempt_id in left:
-        await world.until(attempt_id, ObservedState.ENDED)
+        await world.until(attempt_id, Evidence.ENDED)
         assert world.num_running(attempt_id) == 0
     await world.engine.close()
 
@@ -133,7 +134,7 @@ class TestLocalProcesses:
         while len(before := processes(task)) < 1 + 2 * 3:
             await world.pass_time()
         assert spool.signal_supervisor(task, signal.SIGKILL)
-        [seen] = await world.until(submission.attempt_id, ObservedState.ENDED)
+        [seen] = await world.until(submission.attempt_id, Evidence.ENDED)
         assert seen.outcome is not None
         assert seen.outcome.kind is EndKind.LOST
         assert living(before) == set()
@@ -147,11 +148,9 @@ class TestLocalProcesses:
         assert spool.signal_supervisor(task, signal.SIGSTOP)
         await world.engine.cancel(submission.attempt_id, 1.0)
         await world.pass_time()
-        assert [o.state for o in (await world.observe(submission.attempt_id)).values()] == [
-            ObservedState.ALIVE
-        ]
+        assert [o.evidence for o in (await world.observe(submission.attempt_id)).values()] == [Evidence.ALIVE]
         world.clock.ahead += 12.0
-        await world.until(submission.attempt_id, ObservedState.ENDED)
+        await world.until(submission.attempt_id, Evidence.ENDED)
         assert living(before) == set()
 
     async def test_every_rank_of_a_gang_knows_the_same_meeting_point(self, world: LocalWorld) -> None:
@@ -177,7 +176,7 @@ class TestLocalProcesses:
         with pytest.raises(KeyboardInterrupt):
             world.engine._submit(submission)
         await world.restart()
-        assert {o.state for o in await world.engine.list_owned()} == {ObservedState.PENDING}
+        assert {o.evidence for o in await world.engine.list_owned()} == {Evidence.PENDING}
         assert len(await world.run_to_end(submission)) == 2
         assert world.num_starts(submission.attempt_id) == 2
 
@@ -208,7 +207,7 @@ class TestLocalProcesses:
                 await anyio.sleep(0.1)
                 await world.restart()
         for submission in submissions:
-            [seen] = await world.until(submission.attempt_id, ObservedState.ENDED)
+            [seen] = await world.until(submission.attempt_id, Evidence.ENDED)
             assert seen.outcome is not None
             assert seen.outcome.kind in (EndKind.SUCCEEDED, EndKind.STOPPED)
             log = await world.whole_log(submission.attempt_id, seen.node)

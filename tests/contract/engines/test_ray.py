@@ -13,13 +13,13 @@ import anyio.to_thread
 import msgspec
 import pytest
 
-from shoal.engines.base import ObservedState
 from shoal.engines.ray import RayConfig, RayEngine
 from shoal.engines.ray.client import RayClient
 from shoal.engines.ray.head import finder
 from shoal.engines.ray.parse import parse_nodes
 from shoal.engines.ray.render import key_of
 from shoal.errors import EngineRefused, EngineUnreachable, SpecError
+from shoal.model.evidence import Evidence
 from shoal.model.node import NodeFacts
 from shoal.wire import EndKind
 from tests.contract.engines.engine_contract import EngineContract, RankProgram
@@ -211,7 +211,7 @@ class TestRay:
         await world.until_running(submission.attempt_id)
         assert "its node agent is process" in await world.said(submission.attempt_id)
         [seen] = (await world.observe(submission.attempt_id)).values()
-        assert seen.state is ObservedState.ALIVE
+        assert seen.evidence is Evidence.ALIVE
         await world.run_to_end(world.submission(RankProgram()))
 
     @SOAK
@@ -222,7 +222,7 @@ class TestRay:
         await world.run_until_started(submission)
         await world.until_running(submission.attempt_id)
         os.kill(world.keeper_pid(submission.attempt_id), signal.SIGKILL)
-        [seen] = await world.until(submission.attempt_id, ObservedState.ENDED)
+        [seen] = await world.until(submission.attempt_id, Evidence.ENDED)
         assert seen.outcome is not None
         assert seen.outcome.kind is EndKind.LOST
         assert world.num_running(submission.attempt_id) == 0
@@ -235,12 +235,12 @@ class TestRay:
         await world.until_nodes(*world.lab.others("n0"))
         await world.until_running(submission.attempt_id)
         [seen] = (await world.observe(submission.attempt_id)).values()
-        assert (seen.state, seen.outcome) == (ObservedState.ALIVE, None)
+        assert (seen.evidence, seen.outcome) == (Evidence.ALIVE, None)
         await anyio.to_thread.run_sync(world.lab.start_node, "n0")
         await world.until_nodes(*world.node_names)
         assert "its node agent is process" in await world.said(submission.attempt_id)
         await world.engine.cancel(submission.attempt_id, 1.0)
-        [ended] = await world.until(submission.attempt_id, ObservedState.ENDED)
+        [ended] = await world.until(submission.attempt_id, Evidence.ENDED)
         assert ended.outcome is not None
         assert ended.outcome.kind is EndKind.STOPPED
 
@@ -250,11 +250,11 @@ class TestRay:
         await world.run_until_started(submission)
         await anyio.to_thread.run_sync(world.lab.kill_head)
         for seen in (await world.observe(submission.attempt_id)).values():
-            assert (seen.state, seen.outcome) == (ObservedState.ALIVE, None)
+            assert (seen.evidence, seen.outcome) == (Evidence.ALIVE, None)
         await anyio.to_thread.run_sync(world.lab.start_head)
         await world.until_nodes(*world.node_names)
         for seen in (await world.observe(submission.attempt_id)).values():
-            assert seen.state is ObservedState.ALIVE
+            assert seen.evidence is Evidence.ALIVE
         assert world.num_starts(submission.attempt_id) == 2
         await world.run_to_end(world.submission(RankProgram()))
 
@@ -265,10 +265,10 @@ class TestRay:
         await world.until_nodes(*world.lab.others("n0"))
         world.clock.ahead += 120.0
         [seen] = (await world.observe(submission.attempt_id)).values()
-        assert (seen.state, seen.outcome) == (ObservedState.UNKNOWN, None)
+        assert (seen.evidence, seen.outcome) == (Evidence.UNKNOWN, None)
         assert "Ray has no node n0 now" in seen.raw
         await anyio.to_thread.run_sync(world.lab.start_node, "n0")
-        [ended] = await world.until(submission.attempt_id, ObservedState.ENDED)
+        [ended] = await world.until(submission.attempt_id, Evidence.ENDED)
         assert ended.outcome is not None
         assert ended.outcome.kind is EndKind.LOST
         await world.until_nodes(*world.node_names)  # a silent one takes no work until then

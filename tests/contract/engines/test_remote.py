@@ -17,9 +17,10 @@ import anyio
 import msgspec
 import pytest
 
-from shoal.engines.base import ObservedState, Submission
+from shoal.engines.base import Submission
 from shoal.identity import bootstrap_token
 from shoal.identity.authority import make_authority
+from shoal.model.evidence import Evidence
 from shoal.runtime.files import spool
 from shoal.runtime.process import tree
 from shoal.wire import EndKind, LaunchRequest
@@ -110,14 +111,14 @@ class TestKeepers:
         message = world.errors(submission.attempt_id)
         assert ("answered 401" if wrong == "ticket" else "CERTIFICATE_VERIFY_FAILED") in message
         [seen] = (await world.observe(submission.attempt_id)).values()
-        assert seen.state is ObservedState.PENDING
+        assert seen.evidence is Evidence.PENDING
 
     async def test_a_killed_supervisor_is_buried_by_its_keeper(self, world: RemoteWorld) -> None:
         submission = world.submission(RankProgram(exit_code=None, has_children=True, is_deaf=True))
         await world.run_until_started(submission)
         await world.until_running(submission.attempt_id)
         assert spool.signal_supervisor(world.spool_task(submission.attempt_id, "n1"), signal.SIGKILL)
-        [seen] = await world.until(submission.attempt_id, ObservedState.ENDED)
+        [seen] = await world.until(submission.attempt_id, Evidence.ENDED)
         assert seen.outcome is not None
         assert (seen.outcome.kind, world.num_running(submission.attempt_id)) == (EndKind.LOST, 0)
 
@@ -129,7 +130,7 @@ class TestKeepers:
         while not pids_with(mark):
             await world.pass_time()
         assert spool.signal_supervisor(world.spool_task(submission.attempt_id, "n1"), signal.SIGKILL)
-        [seen] = await world.until(submission.attempt_id, ObservedState.ENDED)
+        [seen] = await world.until(submission.attempt_id, Evidence.ENDED)
         assert seen.outcome is not None
         assert (seen.outcome.kind, pids_with(mark)) == (EndKind.LOST, [])
 
@@ -147,7 +148,7 @@ class TestKeepers:
             if path.is_file():
                 path.unlink()
         os.kill(claim.pid, signal.SIGKILL)
-        [seen] = await world.until(submission.attempt_id, ObservedState.ENDED)
+        [seen] = await world.until(submission.attempt_id, Evidence.ENDED)
         assert seen.outcome is not None
         assert (seen.outcome.kind, world.num_running(submission.attempt_id)) == (EndKind.LOST, 0)
 
@@ -179,7 +180,7 @@ class TestKeepers:
         while b"line 8" not in _read(world.spool_task(submission.attempt_id, "n1").log):
             await world.pass_time()
         world.engine.mailbox.receive = hear  # type: ignore[method-assign]
-        await world.until(submission.attempt_id, ObservedState.ENDED)
+        await world.until(submission.attempt_id, Evidence.ENDED)
         log = await world.whole_log(submission.attempt_id, "n1")
         assert [line.split(b" ", 3)[3] for line in log.splitlines()] == [
             b"before",
@@ -192,7 +193,7 @@ class TestKeepers:
         submission = world.submission()
         await world.engine.submit(submission)
         await world.engine.cancel(submission.attempt_id, 5.0)
-        [seen] = await world.until(submission.attempt_id, ObservedState.ENDED)
+        [seen] = await world.until(submission.attempt_id, Evidence.ENDED)
         assert seen.outcome is not None
         assert seen.outcome.kind is EndKind.STOPPED
         [task] = world.engine.mailbox.find(submission.attempt_id).values()
@@ -214,7 +215,7 @@ class TestKeepers:
         while len(lost) < 2:
             await world.engine.submit(submission)
             await world.pass_time()
-        [seen] = await world.until(submission.attempt_id, ObservedState.ENDED)
+        [seen] = await world.until(submission.attempt_id, Evidence.ENDED)
         assert seen.outcome is not None
         assert seen.outcome.kind is EndKind.SUCCEEDED
         assert world.num_starts(submission.attempt_id) == 1

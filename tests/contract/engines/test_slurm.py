@@ -11,10 +11,10 @@ import anyio.to_thread
 import msgspec
 import pytest
 
-from shoal.engines.base import ObservedState
 from shoal.engines.slurm import SlurmConfig, SlurmEngine
 from shoal.engines.slurm.render import job_name
 from shoal.errors import EngineRefused, EngineUnreachable
+from shoal.model.evidence import Evidence
 from shoal.wire import EndKind, TaskLimits, TaskSpec
 from tests.contract.engines.engine_contract import EngineContract, RankProgram
 from tests.contract.engines.mailbox_world import MailboxWorld
@@ -110,12 +110,12 @@ class TestSlurm:
         submission = world.submission(RankProgram(lines=("late",)))
         await world.engine.submit(submission)
         [seen] = (await world.observe(submission.attempt_id)).values()
-        assert (seen.state, seen.is_queued) == (ObservedState.PENDING, True)
+        assert seen.evidence is Evidence.QUEUED
         assert "is PENDING (" in seen.raw
         await world.engine.submit(submission)
         assert len((await world.slurm("squeue", "-h", "-t", "PD", "-o", "%j")).splitlines()) == 1
         await world.slurm("scancel", "--name=filler")
-        [ended] = await world.until(submission.attempt_id, ObservedState.ENDED)
+        [ended] = await world.until(submission.attempt_id, Evidence.ENDED)
         assert ended.outcome is not None
         assert ended.outcome.kind is EndKind.SUCCEEDED
 
@@ -124,7 +124,7 @@ class TestSlurm:
     ) -> None:
         submission = world.submission(RankProgram(lines=("fine",)))
         await world.engine.submit(submission)
-        await world.until(submission.attempt_id, ObservedState.ENDED)
+        await world.until(submission.attempt_id, Evidence.ENDED)
         await anyio.to_thread.run_sync(until_empty, world.lab)
         world.clock.ahead += 60.0  # what is known of Slurm's queue is too old, or the job is cancelled in it
         await world.engine.prune(0.0, 1 << 40)
@@ -149,7 +149,7 @@ class TestSlurm:
         submission = world.submission()
         await world.engine.submit(submission)
         await world.engine.cancel(submission.attempt_id, 5.0)
-        [seen] = await world.until(submission.attempt_id, ObservedState.ENDED)
+        [seen] = await world.until(submission.attempt_id, Evidence.ENDED)
         assert seen.outcome is not None
         assert seen.outcome.kind is EndKind.STOPPED
         assert "shoal" not in await world.slurm("squeue", "-h", "-t", "PD,R", "-o", "%j")
@@ -162,7 +162,7 @@ class TestSlurm:
         await world.slurm("scontrol", "suspend", job)
         world.clock.ahead += 3600.0
         [seen] = (await world.observe(submission.attempt_id)).values()
-        assert (seen.state, seen.raw.split()[-1]) == (ObservedState.ALIVE, "SUSPENDED")
+        assert (seen.evidence, seen.raw.split()[-1]) == (Evidence.SUSPENDED, "SUSPENDED")
         await world.slurm("scontrol", "resume", job)
 
     async def test_the_loss_of_a_slurmd_ends_nothing(self, world: SlurmWorld) -> None:
@@ -172,9 +172,9 @@ class TestSlurm:
         await anyio.to_thread.run_sync(_until_failed, world.lab, submission.task_specs[0])
         await world.until_running(submission.attempt_id)
         [seen] = (await world.observe(submission.attempt_id)).values()
-        assert seen.state is ObservedState.ALIVE
+        assert seen.evidence is Evidence.ALIVE
         await world.engine.cancel(submission.attempt_id, 1.0)
-        [ended] = await world.until(submission.attempt_id, ObservedState.ENDED)
+        [ended] = await world.until(submission.attempt_id, Evidence.ENDED)
         assert ended.outcome is not None
         assert ended.outcome.kind is EndKind.STOPPED
         await anyio.to_thread.run_sync(_bring_back, world.lab, "n0")
@@ -186,12 +186,12 @@ class TestSlurm:
         await anyio.to_thread.run_sync(_until_failed, world.lab, submission.task_specs[0])
         world.clock.ahead += 120.0
         [seen] = (await world.observe(submission.attempt_id)).values()
-        assert seen.state is ObservedState.UNKNOWN
+        assert seen.evidence in (Evidence.UNKNOWN, Evidence.CLEARED)
         assert "NODE_FAIL" in seen.raw
         await anyio.to_thread.run_sync(_bring_back, world.lab, "n0")
         world.clock.ahead += 120.0
         [again] = (await world.observe(submission.attempt_id)).values()
-        assert again.state is ObservedState.UNKNOWN
+        assert again.evidence in (Evidence.UNKNOWN, Evidence.CLEARED)
         [task] = world.engine.mailbox.find(submission.attempt_id).values()
         world.engine.mailbox.reap(task, EndKind.LOST, "the test crashed its node")
 
@@ -243,14 +243,13 @@ async def lose_a_submission(world: OnSlurm) -> None:
         [seen] = (await world.observe(submission.attempt_id)).values()
     finally:
         await anyio.to_thread.run_sync(world.lab.start_controller)
-    assert (seen.state, seen.is_queued) == (ObservedState.PENDING, True)
-    assert "the cluster cannot be asked" in seen.raw
+    assert (seen.evidence, "the cluster cannot be asked" in seen.raw) == (Evidence.QUEUED, True)
     assert await world.slurm(*listed) == "", "Slurm has lost it"
     held = ("sbatch", "--parsable", "--hold", "--job-name=stranger", "-o/dev/null", "--wrap=true")
     assert (await world.slurm(*held)).strip() == number, "its id is given away"
     await world.slurm("scancel", "--quiet", "--name=filler")
     with anyio.fail_after(90):
-        while seen.state is not ObservedState.ENDED:
+        while seen.evidence is not Evidence.ENDED:
             # A list that failed counts for a second, as for the control plane, which comes again.
             with contextlib.suppress(EngineUnreachable):
                 await world.engine.submit(submission)
@@ -271,10 +270,10 @@ async def drain_under_who_waits(world: OnSlurm) -> None:
     submission = world.submission()
     await world.engine.submit(submission)
     [seen] = (await world.observe(submission.attempt_id)).values()
-    assert (seen.state, seen.is_queued) == (ObservedState.PENDING, True)
+    assert seen.evidence is Evidence.QUEUED
     await world.slurm("scontrol", "update", "nodename=n0", "state=drain", "reason=a fan")
     try:
-        [lost] = await world.until(submission.attempt_id, ObservedState.ENDED)
+        [lost] = await world.until(submission.attempt_id, Evidence.ENDED)
     finally:
         await world.slurm("scontrol", "update", "nodename=n0", "state=resume")
     assert lost.outcome is not None

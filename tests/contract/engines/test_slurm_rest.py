@@ -14,12 +14,12 @@ import anyio.to_thread
 import msgspec
 import pytest
 
-from shoal.engines.base import ObservedState
 from shoal.engines.slurm import SlurmConfig, SlurmEngine
 from shoal.engines.slurm.render import SlurmJobRequest
 from shoal.engines.slurm.rest import RestTransport
 from shoal.engines.slurm.rest_request import parse_claims
 from shoal.errors import EngineUnreachable
+from shoal.model.evidence import Evidence
 from shoal.wire import EndKind
 from tests.contract.engines.engine_contract import EngineContract, RankProgram
 from tests.contract.engines.test_slurm import (
@@ -132,13 +132,13 @@ async def test_cancelled_in_the_queue_it_leaves_it_and_nobody_elses_does(world: 
     submission = world.submission()
     await world.engine.submit(submission)
     [seen] = (await world.observe(submission.attempt_id)).values()
-    assert (seen.state, seen.is_queued) == (ObservedState.PENDING, True)
+    assert seen.evidence is Evidence.QUEUED
     assert "is PENDING (" in seen.raw
     [name] = (await world.slurm("squeue", "-h", "-t", "PD", "-o", "%j")).split()
     held = ("--hold", "--output=/dev/null", "--wrap=true")
     await world.slurm("sbatch", "--uid=nobody", "--chdir=/", f"--job-name={name}", *held)
     await world.engine.cancel(submission.attempt_id, 5.0)
-    [ended] = await world.until(submission.attempt_id, ObservedState.ENDED)
+    [ended] = await world.until(submission.attempt_id, Evidence.ENDED)
     assert ended.outcome is not None
     assert ended.outcome.kind is EndKind.STOPPED
     assert (await world.slurm("squeue", "-h", "-t", "PD,R", "-o", "%j %k")).splitlines().count(
@@ -164,14 +164,14 @@ async def test_slurmrestd_killed_and_back_ends_nothing(world: RestWorld) -> None
     try:
         world.clock.ahead += 2.0
         [seen] = (await world.observe(submission.attempt_id)).values()
-        assert seen.state is ObservedState.ALIVE
+        assert seen.evidence is Evidence.ALIVE
         with pytest.raises(EngineUnreachable, match="did not answer"):
             await world.engine.submit(world.submission())
     finally:
         await anyio.to_thread.run_sync(world.rest.up)
     assert world.door().jobs()[-1].state == "RUNNING"
     await world.engine.cancel(submission.attempt_id, 1.0)
-    [ended] = await world.until(submission.attempt_id, ObservedState.ENDED)
+    [ended] = await world.until(submission.attempt_id, Evidence.ENDED)
     assert ended.outcome is not None
     assert ended.outcome.kind is EndKind.STOPPED
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shoal.engines.base import ObservedState
 from shoal.engines.remote.connection import ControlPlaneAccess
 from shoal.engines.slurm import SlurmConfig, SlurmEngine
 from shoal.engines.slurm.config import partition_rights, usable_partitions
@@ -22,6 +21,7 @@ from shoal.engines.slurm.partitions import Association, Partition, choose_partit
 from shoal.engines.slurm.render import comment, job_name, job_request
 from shoal.engines.slurm.states import SETTLE_S
 from shoal.engines.slurm.transport import SlurmTransport, open_transport
+from shoal.model.evidence import Evidence
 from shoal.wire import EndKind, TaskSpec, TaskSpecRequest
 from tests.contract.engines.test_local import SkewedClock
 from tests.support.host.processes import PATH
@@ -242,12 +242,12 @@ async def test_a_share_whose_job_is_forgotten_says_how_it_ended_and_is_over_wher
     engine.mailbox.assign(TaskSpecRequest(attempt_id="att_ill", node="n0", process="one"))
     clock.ahead += SETTLE_S
     [early] = await engine.list_owned()
-    assert early.state is ObservedState.UNKNOWN
+    assert early.evidence in (Evidence.UNKNOWN, Evidence.CLEARED)
     assert early.raw.endswith("as FAILED")
     clock.ahead += 2 * SETTLE_S
     [seen] = await engine.list_owned()
     if config.rest:  # which does not show how Slurm tracks processes
-        assert seen.state is ObservedState.UNKNOWN
+        assert seen.evidence in (Evidence.UNKNOWN, Evidence.CLEARED)
     else:
         assert seen.outcome is not None
         assert seen.outcome.kind is EndKind.LOST

@@ -15,9 +15,10 @@ import msgspec
 import pytest
 
 from shoal.clock import SystemClock
-from shoal.engines.base import ObservedState, Submission
+from shoal.engines.base import Submission
 from shoal.engines.local import LocalEngine, SimulatedNodes
 from shoal.errors import EngineRefused
+from shoal.model.evidence import Evidence
 from shoal.wire import EndKind, TaskOutcome, TaskSpec
 from tests.support.archives import entry, tar_of, tar_with
 from tests.support.runtime.confinement_modes import CGROUP, JOB_UID, MODES, needs
@@ -179,11 +180,7 @@ async def end_of(engine: LocalEngine, attempt_id: str) -> TaskOutcome:
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         for look in await engine.list_owned():
-            if (
-                look.attempt_id == attempt_id
-                and look.state is ObservedState.ENDED
-                and look.outcome is not None
-            ):
+            if look.attempt_id == attempt_id and look.evidence is Evidence.ENDED and look.outcome is not None:
                 return look.outcome
         await anyio.sleep(0.05)
     raise AssertionError(f"{attempt_id} did not end")

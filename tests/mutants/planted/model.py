@@ -80,7 +80,7 @@ MUTANTS = (
     Mutant(
         "cluster_withdraws_what_a_keeper_said",
         "model/moves.py",
-        "nodes = attempt.doubted_nodes if event.is_hearsay else attempt.orphaned_nodes",
+        "nodes = attempt.doubts_withdrawn_by(event.evidence)",
         "nodes = attempt.orphaned_nodes",
         "P3: that a cluster knows of nothing is no word against who saw it live",
         ("control",),

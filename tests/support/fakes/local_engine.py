@@ -10,10 +10,11 @@ from typing import Any
 
 import anyio
 
-from shoal.engines.base import Observation, ObservedState, Submission
+from shoal.engines.base import Observation, Submission
 from shoal.engines.fake import VirtualClock
 from shoal.engines.local import LocalEngine, SimulatedNodes
 from shoal.ids import id_factory
+from shoal.model.evidence import Evidence
 from shoal.runtime.files import spool
 from shoal.runtime.process import tree
 from shoal.wire import TaskCredentials, TaskLimits, TaskSpec
@@ -92,9 +93,9 @@ class LocalEngineLab:
     async def observe(self, number: int = 1) -> Observation:
         return next(o for o in await self.engine.list_owned() if o.attempt_id == self.id(number))
 
-    async def until(self, state: ObservedState, number: int = 1) -> Observation:
+    async def until(self, evidence: Evidence, number: int = 1) -> Observation:
         with anyio.fail_after(30):
-            while (seen := await self.observe(number)).state is not state:
+            while (seen := await self.observe(number)).evidence is not evidence:
                 await anyio.sleep(0.01)
         return seen
 

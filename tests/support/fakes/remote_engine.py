@@ -37,6 +37,7 @@ from shoal.engines.remote.mailbox import MailboxTask
 from shoal.errors import EngineRefused, EngineUnreachable
 from shoal.identity import proof_key
 from shoal.ids import id_factory
+from shoal.model.evidence import Evidence
 from shoal.model.node import NodeFacts
 from shoal.settings import Settings
 from shoal.store import open_memory_store
@@ -161,7 +162,8 @@ class ProcessEngine(RemoteEngine):
                 codes = [process.poll() for process in self.started[key]]
                 is_over = None not in codes
                 stage = ClusterTaskState.ENDED if is_over else ClusterTaskState.RUNNING
-                seen[key[:2]] = ClusterObservation(state=stage, raw=f"exit codes {codes}", is_over=is_over)
+                evidence = Evidence.ENDED if is_over else Evidence.UNKNOWN
+                seen[key[:2]] = ClusterObservation(state=stage, raw=f"exit codes {codes}", evidence=evidence)
         return seen
 
     async def cancel_launched(self, attempt_id: str) -> None:

@@ -17,8 +17,11 @@ from shoal.engines.slurm.partitions import Partition
 from shoal.engines.slurm.render import SlurmJobRequest, job_name
 from shoal.engines.slurm.shared_files import UnixAccount
 from shoal.engines.slurm.states import SlurmJob
+from shoal.model.evidence import Evidence
 from shoal.wire import TaskLimits, TaskSpec
 
+NO_PROOF = (Evidence.UNKNOWN, Evidence.CLEARED)
+"""What Slurm proves of a task as long as it proves neither an end nor leftovers."""
 BOOTED_AT = datetime(2026, 11, 16, 18, 11, 18, tzinfo=UTC).timestamp()
 NODE = (
     "NodeName=n0 Arch=x86_64 CoresPerSocket=1  CPUAlloc=0 CPUEfctv=4 CPUTot=4 CPULoad=7.27 "

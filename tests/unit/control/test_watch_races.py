@@ -6,10 +6,11 @@ import msgspec
 import pytest
 
 from shoal.control.actor import SHOAL, Actor
-from shoal.engines.base import Observation, ObservedState, Submission
+from shoal.engines.base import Observation, Submission
 from shoal.engines.fake import Act, Verb, always
 from shoal.errors import Bug, StoreUnavailable
 from shoal.model.attempt import Attempt, EndReason
+from shoal.model.evidence import UNSTARTED, Evidence
 from shoal.model.job import Job
 from shoal.model.moves import AttemptEvent
 from shoal.store import Tx
@@ -266,9 +267,9 @@ def test_stop_of_an_unreachable_node_is_sent_at_the_next_look() -> None:
     assert lab.status(job) == "cancelled"
 
 
-@pytest.mark.parametrize("is_queued", [True, False])
+@pytest.mark.parametrize("evidence", UNSTARTED)
 def test_task_in_the_clusters_own_queue_is_not_submitted_again(
-    monkeypatch: pytest.MonkeyPatch, is_queued: bool
+    monkeypatch: pytest.MonkeyPatch, evidence: Evidence
 ) -> None:
     lab, submitted = ControlPlaneLab(), list[str]()
     lab.heal()
@@ -278,10 +279,7 @@ def test_task_in_the_clusters_own_queue_is_not_submitted_again(
 
     async def waiting() -> list[Observation]:
         seen = await look()
-        return [
-            msgspec.structs.replace(observation, state=ObservedState.PENDING, is_queued=is_queued)
-            for observation in seen
-        ]
+        return [msgspec.structs.replace(observation, evidence=evidence) for observation in seen]
 
     async def noted(submission: Submission) -> str:
         submitted.append(submission.attempt_id)
@@ -290,4 +288,4 @@ def test_task_in_the_clusters_own_queue_is_not_submitted_again(
     monkeypatch.setattr(lab.engine, "list_owned", waiting)
     monkeypatch.setattr(lab.engine, "submit", noted)
     lab.watch()
-    assert bool(submitted) is not is_queued
+    assert bool(submitted) is (evidence is Evidence.PENDING)

@@ -18,10 +18,11 @@ import anyio
 import msgspec
 import pytest
 
-from shoal.engines.base import Observation, ObservedState, Submission
+from shoal.engines.base import Observation, Submission
 from shoal.engines.local import engine as engine_module
 from shoal.engines.local.watcher import MAX_STARTS, REAP_S
 from shoal.errors import EngineUnreachable
+from shoal.model.evidence import Evidence
 from shoal.runtime.files import spool
 from shoal.wire import EndKind, TaskOutcome, TaskSpec
 from tests.support.fakes.local_engine import SECRET, LocalEngineLab
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.anyio
 
 async def test_a_dead_supervisor_is_lost_only_once_its_leftovers_are_gone(local: LocalEngineLab) -> None:
     await local.engine.submit(local.submission("dies"))
-    seen = await local.until(ObservedState.ENDED)
+    seen = await local.until(Evidence.ENDED)
     assert local.marked_pids() == set()
     assert seen.outcome is not None
     assert (seen.outcome.kind, seen.outcome.epoch) == (EndKind.LOST, 3)
@@ -52,9 +53,9 @@ async def test_a_supervisor_that_will_not_stop_is_killed_with_everything_it_star
     await local.engine.cancel(local.id(), 2.0)
     assert local.marked_pids() != set()
     local.clock.advance(11.9)
-    assert (await local.observe()).state is ObservedState.ALIVE
+    assert (await local.observe()).evidence is Evidence.ALIVE
     local.clock.advance(0.2)
-    seen = await local.until(ObservedState.ENDED)
+    seen = await local.until(Evidence.ENDED)
     assert local.marked_pids() == set()
     assert seen.outcome is not None
     assert "did not stop in time" in seen.outcome.message
@@ -65,10 +66,10 @@ async def test_a_new_engine_remembers_that_a_stop_was_asked(local: LocalEngineLa
     await local.until_started()
     await local.engine.cancel(local.id(), 100.0)
     local.restart()
-    assert (await local.observe()).state is ObservedState.ALIVE
+    assert (await local.observe()).evidence is Evidence.ALIVE
     await local.engine.cancel(local.id(), 1.0)
     local.clock.advance(11.1)
-    await local.until(ObservedState.ENDED)
+    await local.until(Evidence.ENDED)
 
 
 async def test_unclaimed_task_is_pending_and_a_second_submit_spawns_again(
@@ -79,7 +80,7 @@ async def test_unclaimed_task_is_pending_and_a_second_submit_spawns_again(
     with anyio.fail_after(30):
         while Path(local.spool_task().errors).stat().st_size == 0:
             await anyio.sleep(0.01)
-    assert (await local.observe()).state is ObservedState.PENDING
+    assert (await local.observe()).evidence is Evidence.PENDING
     task_spec = spool.read_task_spec(local.spool_task())
     with anyio.fail_after(30):
         while Path(local.spool_task().errors).read_text().count("credentials") < 2:
@@ -96,7 +97,7 @@ async def test_failing_supervisor_is_retried_with_backoff_and_lost_with_its_last
     submission = local.submission("anything")
     began = local.clock.monotonic()
     with anyio.fail_after(60):
-        while (seen := await submitted(local, submission)).state is ObservedState.PENDING:
+        while (seen := await submitted(local, submission)).evidence is Evidence.PENDING:
             local.clock.advance(0.1)
             while any(map(local.engine._supervisors.is_running, local.children)):
                 await anyio.sleep(0.01)
@@ -124,7 +125,7 @@ async def test_one_start_that_failed_is_told_while_the_next_is_awaited(local: Lo
     with anyio.fail_after(30):
         while "ended before they began" not in (seen := await submitted(local, submission)).raw:
             await anyio.sleep(0.01)
-    assert seen.state is ObservedState.PENDING
+    assert seen.evidence is Evidence.PENDING
     assert "credentials: " in seen.raw
 
 
@@ -144,7 +145,7 @@ async def test_a_share_about_to_be_claimed_is_left_to_its_supervisor(local: Loca
     lock = spool.take_lock(local.spool_task())
     assert lock is not None
     try:
-        assert (await local.observe()).state is ObservedState.PENDING
+        assert (await local.observe()).evidence is Evidence.PENDING
         await local.engine.cancel(local.id(), 5.0)
         assert spool.read_claim(local.spool_task()) is None
         assert spool.read_stop(local.spool_task()) is not None
@@ -196,12 +197,12 @@ async def test_what_does_not_die_is_not_called_ended(
     with monkeypatch.context() as patch:
         patch.setattr(spool, "kill_leftovers", in_vain)
         await local.engine.submit(local.submission("dies"))
-        seen = await local.until(ObservedState.ORPHANED)
+        seen = await local.until(Evidence.ORPHANED)
         assert "does not die" in seen.raw
         assert spool.read_outcome(local.spool_task()) is None
-        assert (await local.observe()).state is ObservedState.ORPHANED
+        assert (await local.observe()).evidence is Evidence.ORPHANED
     assert (waited[0], set(waited[1:])) == (REAP_S, {0.0})  # others are not kept waiting for it
-    await local.until(ObservedState.ENDED)
+    await local.until(Evidence.ENDED)
 
 
 async def test_an_end_that_cannot_be_written_is_told_and_written_later(
@@ -213,7 +214,7 @@ async def test_an_end_that_cannot_be_written_is_told_and_written_later(
     with monkeypatch.context() as patch:
         patch.setattr(spool, "write_outcome", full)
         await local.engine.submit(local.submission("dies"))
-        first = await local.until(ObservedState.ENDED)
+        first = await local.until(Evidence.ENDED)
         local.clock.advance(5)
         again = await local.observe()
     assert first.outcome == again.outcome
@@ -230,14 +231,14 @@ async def test_a_garbled_file_hides_no_other_share(local: LocalEngineLab, name: 
     (Path(local.spool_task().directory) / name).write_bytes(content)
     local.restart()
     await local.engine.submit(local.submission("dies", 2))
-    good = await local.until(ObservedState.ENDED, 2)
+    good = await local.until(Evidence.ENDED, 2)
     assert good.outcome is not None
     bad = await local.observe()
-    assert bad.state is ObservedState.ORPHANED
+    assert bad.evidence is Evidence.ORPHANED
     assert f"{name}: {content!r}" in bad.raw
     await local.engine.cancel(local.id(), 1.0)
     await local.engine.forget(local.id())
-    assert (await local.observe()).state is ObservedState.ORPHANED
+    assert (await local.observe()).evidence is Evidence.ORPHANED
 
 
 @pytest.mark.parametrize("name", ["order.json", "outcome.json"])
@@ -248,7 +249,7 @@ async def test_a_garbled_share_whose_supervisor_lives_is_left_to_its_fence(
     await local.until_started()
     (Path(local.spool_task().directory) / name).write_bytes(b"")
     local.restart()
-    assert (await local.observe()).state is ObservedState.UNKNOWN
+    assert (await local.observe()).evidence is Evidence.UNKNOWN
 
 
 async def test_a_claimed_share_without_an_order_is_never_called_ended(local: LocalEngineLab) -> None:
@@ -257,14 +258,14 @@ async def test_a_claimed_share_without_an_order_is_never_called_ended(local: Loc
     Path(local.spool_task().claimed).write_bytes(msgspec.json.encode(gone))
     Path(local.spool_task().task_spec).unlink()
     local.restart()
-    assert (await local.observe()).state is ObservedState.ORPHANED
+    assert (await local.observe()).evidence is Evidence.ORPHANED
 
 
 async def test_an_outcome_of_another_attempt_is_no_evidence(local: LocalEngineLab) -> None:
     await local.engine.submit(local.submission("never claims"))
     other = TaskOutcome(attempt_id="att_9", epoch=3, node="sim-01", kind=EndKind.SUCCEEDED, ended_at=0)
     spool.write_outcome(local.spool_task(), other)
-    assert (await local.observe()).state is ObservedState.UNKNOWN
+    assert (await local.observe()).evidence is Evidence.UNKNOWN
 
 
 async def test_without_free_file_descriptors_nothing_is_acknowledged_and_it_recovers(

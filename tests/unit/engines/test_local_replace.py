@@ -14,8 +14,9 @@ import anyio
 import msgspec
 import pytest
 
-from shoal.engines.base import Observation, ObservedState, Submission
+from shoal.engines.base import Observation, Submission
 from shoal.errors import EngineUnreachable
+from shoal.model.evidence import Evidence
 from shoal.runtime.files import spool
 from tests.support.fakes.local_engine import LocalEngineLab
 
@@ -35,9 +36,9 @@ async def look(local: LocalEngineLab) -> dict[str, Observation]:
     return {seen.node: seen for seen in await local.engine.list_owned()}
 
 
-async def until(local: LocalEngineLab, node: str, sight: ObservedState) -> Observation:
+async def until(local: LocalEngineLab, node: str, evidence: Evidence) -> Observation:
     with anyio.fail_after(30):
-        while (seen := (await look(local))[node]).state is not sight:
+        while (seen := (await look(local))[node]).evidence is not evidence:
             await anyio.sleep(0.01)
     return seen
 
@@ -47,11 +48,11 @@ async def lose(local: LocalEngineLab) -> Submission:
     submission = local.submission("is deaf", num_nodes=2)
     await local.engine.submit(submission)
     for node in ("sim-01", LOST):
-        await until(local, node, ObservedState.ALIVE)
+        await until(local, node, Evidence.ALIVE)
     claim = spool.read_claim(local.spool_task(node=LOST))
     assert claim is not None
     os.kill(claim.pid, signal.SIGKILL)
-    await until(local, LOST, ObservedState.ENDED)
+    await until(local, LOST, Evidence.ENDED)
     return submission
 
 
@@ -60,10 +61,10 @@ async def test_log_of_a_lost_share_goes_on_in_the_one_that_replaces_it(local: Lo
     before = Path(local.spool_task(node=LOST).log).read_bytes()
     assert b"died without an outcome" in before
     await local.engine.submit(anew(submission))
-    seen = await until(local, LOST, ObservedState.ALIVE)
+    seen = await until(local, LOST, Evidence.ALIVE)
     assert seen.replacement == 1
     assert Path(local.spool_task(node=LOST).log).read_bytes().startswith(before)
-    assert (await look(local))["sim-01"].state is ObservedState.ALIVE
+    assert (await look(local))["sim-01"].evidence is Evidence.ALIVE
 
 
 async def test_crash_between_taking_the_old_share_away_and_putting_the_new_one_is_repaired(
@@ -86,14 +87,14 @@ async def test_crash_between_taking_the_old_share_away_and_putting_the_new_one_i
     local.restart()
     assert LOST not in await look(local), "nothing is there that could be started"
     await local.engine.submit(anew(submission))
-    assert (await until(local, LOST, ObservedState.ALIVE)).replacement == 1
+    assert (await until(local, LOST, Evidence.ALIVE)).replacement == 1
     assert Path(task.log).read_bytes().startswith(before)
 
 
 async def test_living_task_is_not_replaced(local: LocalEngineLab) -> None:
     submission = local.submission("is deaf", num_nodes=2)
     await local.engine.submit(submission)
-    await until(local, LOST, ObservedState.ALIVE)
+    await until(local, LOST, Evidence.ALIVE)
     with pytest.raises(EngineUnreachable, match="still has the task"):
         await local.engine.submit(anew(submission))
     assert (await look(local))[LOST].replacement == 0
@@ -102,7 +103,7 @@ async def test_living_task_is_not_replaced(local: LocalEngineLab) -> None:
 async def test_older_order_brings_no_older_share_back(local: LocalEngineLab) -> None:
     submission = await lose(local)
     await local.engine.submit(anew(submission))
-    await until(local, LOST, ObservedState.ALIVE)
+    await until(local, LOST, Evidence.ALIVE)
     await local.engine.submit(submission)
     assert (await look(local))[LOST].replacement == 1
 
@@ -113,7 +114,7 @@ async def test_supervisor_of_a_gang_that_dies_is_noticed_at_once(local: LocalEng
         local.engine.notify_changes(lambda: portal.call(noticed.set))
         submission = local.submission("is deaf", num_nodes=2)
         await local.engine.submit(submission)
-        await until(local, LOST, ObservedState.ALIVE)
+        await until(local, LOST, Evidence.ALIVE)
         claim = spool.read_claim(local.spool_task(node=LOST))
         assert claim is not None
         os.kill(claim.pid, signal.SIGKILL)

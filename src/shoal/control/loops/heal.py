@@ -20,6 +20,7 @@ from shoal.control.record import AttemptRecorder, batched, record_event
 from shoal.engines.base import Engine
 from shoal.errors import EngineUnreachable
 from shoal.model.attempt import Attempt, AttemptState, EndReason
+from shoal.model.evidence import Evidence
 from shoal.model.job import Job
 from shoal.model.moves import StopRequested
 from shoal.model.node import Node, NodeState
@@ -141,7 +142,14 @@ def _end(
     if node is not None and is_still_dead(running, link.outages, tx, name):
         gone = _declared_dead_outcome(records.clock, attempt, node)
         record_end(
-            records, running, link.engine, tx, attempt.attempt_id, gone, is_found_again=True, is_declared=True
+            records,
+            running,
+            link.engine,
+            tx,
+            attempt.attempt_id,
+            gone,
+            is_found_again=True,
+            evidence=Evidence.DECLARED_DEAD,
         )
 
 

@@ -12,12 +12,14 @@ import msgspec
 from shoal.clock import Clock
 from shoal.control.capabilities import Records, Upkeep
 from shoal.control.commands.nodes import is_still_dead
-from shoal.control.job_specs import max_restarts
+from shoal.control.job_specs import max_restarts, spec_of
 from shoal.control.loops.decision import record_replacement
 from shoal.control.memory.queue import StoreChanges, have_projects_changed
 from shoal.control.memory.running import LostTask, RunningAttempts
 from shoal.engines.base import Engine
+from shoal.errors import Bug
 from shoal.model.attempt import Attempt, AttemptState, EndReason, NodeTask
+from shoal.model.evidence import End, Evidence
 from shoal.model.job import Job
 from shoal.model.moves import REASON_OF_KIND, AttemptEvent, RanksRestarted, TaskEnded
 from shoal.model.retry import MAX_LOSSES
@@ -41,17 +43,18 @@ def record_end(
     outcome: TaskOutcome,
     *,
     is_found_again: bool = False,
-    fence_s: float | None = None,
-    is_declared: bool = False,
+    evidence: Evidence = Evidence.ENDED,
 ) -> Attempt | None:
     """Record the end of a task. If it was lost and can be replaced, start another in its place; otherwise the
     attempt ends.
 
     Return the attempt after that. The caller calls `launch` for an attempt that has nodes to start; after a
     crash `watch` does. If only another node could take the task and the caller will find the same end again
-    at its next look, nothing is recorded here, and the next plan decides. `fence_s`, `is_declared`: see
-    `LostTask`. The caller has checked in this transaction that they still hold.
+    at its next look, nothing is recorded here, and the next plan decides. The caller has checked in this
+    transaction that the `evidence` still holds.
     """
+    if evidence.rule.end is End.NO:
+        raise Bug(f"attempt {attempt_id}: {evidence} is no evidence of an end")
     before = tx.attempts.get(attempt_id)
     event: AttemptEvent = TaskEnded(outcome)
     if before is not None and _is_present(before, outcome):
@@ -59,7 +62,7 @@ def record_end(
         if job is not None and can_replace(records.clock, engine, job, before, outcome):
             task = _task_in_place(tx, job, before, outcome)
             if task is None and is_found_again:
-                running.lost_tasks[attempt_id] = LostTask(outcome, fence_s, is_declared)
+                running.lost_tasks[attempt_id] = LostTask(outcome, evidence)
                 return before
             event = event if task is None else RanksRestarted(before.rendezvous_round, outcome, task)
     return records.recorder.advance(tx, attempt_id, event)
@@ -118,7 +121,7 @@ async def replace_elsewhere(
 
     The planner must stand as of `changes`, because the decision is recorded with them and can be made again.
     """
-    attempt_id, (outcome, fence_s, is_declared) = upkeep.running.lost_tasks.popitem()
+    attempt_id, (outcome, evidence) = upkeep.running.lost_tasks.popitem()
     snapshot = planner.snapshot()
     task = replacement(snapshot, planner.policy, attempt_id, outcome.node, now)
     held = next((holding.allocation for holding in snapshot.holdings if holding.attempt_id == attempt_id), ())
@@ -132,10 +135,8 @@ async def replace_elsewhere(
             upkeep.records.clock, upkeep.link.engine, job, before, outcome
         ) or not _is_still_valid(tx, changes, task):
             return ()  # the next look finds the same loss, and other facts
-        if fence_s is not None and not upkeep.running.leases.is_still_fenced(before, outcome.node, fence_s):
-            return ()  # the node has spoken since
-        if is_declared and not is_still_dead(upkeep.running, upkeep.link.outages, tx, outcome.node):
-            return ()  # the operator has withdrawn the declaration
+        if not _still_holds(upkeep, tx, job, before, outcome.node, evidence):
+            return ()
         record_replacement(planner, tx, attempt_id, outcome.node, task, changes.seen_seq, now)
         if task is None or not _can_reach_first(tx, before, outcome, task):
             message = f"{outcome.message}; no other node could take its place at once"
@@ -153,6 +154,19 @@ async def replace_elsewhere(
     upkeep.running.rendezvous.notify(attempt_id)
     upkeep.signals.watch.set()
     return moved
+
+
+def _still_holds(upkeep: Upkeep, tx: Tx, job: Job, attempt: Attempt, node: str, evidence: Evidence) -> bool:
+    """Whether the evidence still allows to record the end of the node's task."""
+    match evidence.rule.end:
+        case End.NO:
+            return False
+        case End.YES:
+            return True
+        case End.WHILE_SILENT:
+            return upkeep.running.leases.is_still_fenced(attempt, node, spec_of(job).fence)
+        case End.WHILE_DECLARED:
+            return is_still_dead(upkeep.running, upkeep.link.outages, tx, node)
 
 
 def _is_still_valid(tx: Tx, changes: StoreChanges, task: NodeTask | None) -> bool:

@@ -17,9 +17,10 @@ from shoal.control.loops.node_refresh import refresh_nodes
 from shoal.control.loops.replace import can_replace, record_end
 from shoal.control.memory.leases import FENCE_MARGIN_S
 from shoal.control.memory.running import RunningAttempts
-from shoal.engines.base import Engine, Observation, ObservedState, SupportsReaping
+from shoal.engines.base import Engine, Observation, SupportsReaping
 from shoal.errors import EngineUnreachable, StoreUnavailable
 from shoal.model.attempt import Attempt, AttemptState, EndReason
+from shoal.model.evidence import UNSTARTED, UNSUPERVISED, Evidence
 from shoal.model.job import Job
 from shoal.model.moves import (
     AttemptEvent,
@@ -149,10 +150,8 @@ def _should_submit(attempt: Attempt, observed: dict[str, Observation]) -> bool:
     # A task that waits in the cluster's own queue was handed over. If each of hundreds were submitted again
     # at every look, the cluster would only repeat that, and no attempt would be watched meanwhile. But tasks
     # that already run wait for a lost task's successor only for REPLACEMENT_PATIENCE_S.
-    return any(
-        observation is None or (_is_pending(observation) and not (observation.is_queued and is_starting))
-        for observation in seen
-    )
+    waiting = (Evidence.PENDING,) if is_starting else UNSTARTED
+    return any(observation is None or observation.evidence in waiting for observation in seen)
 
 
 def _present(attempt: Attempt, observed: dict[str, Observation], node: str) -> Observation | None:
@@ -164,7 +163,7 @@ def _present(attempt: Attempt, observed: dict[str, Observation], node: str) -> O
 
 
 def _is_pending(observation: Observation | None) -> bool:
-    return observation is not None and observation.state is ObservedState.PENDING
+    return observation is not None and observation.evidence in UNSTARTED
 
 
 def _events(
@@ -184,33 +183,31 @@ def _events(
             events.append(TaskEnded(_unlisted(clock, engine, attempt, node)))
         elif seen.replacement > attempt.replacement_on(node):
             continue  # begun after the attempts were read: next time
-        elif seen.state in (ObservedState.ORPHANED, ObservedState.DOUBTFUL):
+        elif seen.evidence in UNSUPERVISED:
             # Before the check of the epoch, because a task whose files cannot be read has none: this ends
             # nothing.
             events += _unsupervised(clock, running, engine, job, attempt, seen)
         elif seen.epoch != attempt.epoch:
             log.error("engine.stale_epoch", attempt=attempt.attempt_id, epoch=seen.epoch)
-        elif seen.state is ObservedState.ENDED and seen.outcome is not None:
+        elif seen.evidence is Evidence.ENDED and seen.outcome is not None:
             events.append(TaskEnded(seen.outcome))
-        elif seen.state is ObservedState.PENDING:
-            running.leases.note_trouble(attempt.attempt_id, node, seen.raw, is_queued=seen.is_queued)
+        elif seen.evidence in UNSTARTED:
+            is_queued = seen.evidence is Evidence.QUEUED
+            running.leases.note_trouble(attempt.attempt_id, node, seen.raw, is_queued=is_queued)
             # Waiting is no silence: the task cannot begin before it has asked for its task spec. But the
             # other tasks of a running group wait for this one and may hold what it needs: see
             # REPLACEMENT_PATIENCE_S.
-            if seen.is_queued and not _is_awaited(attempt, node):
+            if is_queued and not _is_awaited(attempt, node):
                 running.leases.note_alive(attempt.attempt_id, node, seen.replacement, is_hearsay=True)
-        elif seen.state is ObservedState.ALIVE:
-            attempt_id, ago_s = attempt.attempt_id, seen.silent_s
-            running.leases.note_alive(
-                attempt_id, node, seen.replacement, ago_s=ago_s, is_hearsay=seen.is_hearsay
-            )
+        elif seen.evidence in (Evidence.ALIVE, Evidence.SUSPENDED):
+            attempt_id, ago_s, is_hearsay = attempt.attempt_id, seen.silent_s, seen.evidence.rule.is_hearsay
+            running.leases.note_alive(attempt_id, node, seen.replacement, ago_s=ago_s, is_hearsay=is_hearsay)
             running.leases.note_trouble(attempt.attempt_id, node, None)
-            if not seen.is_hearsay:
-                events += _supervised_again(running, attempt, node)
+            events += _supervised_again(running, attempt, node, seen.evidence)
             if seen.started_at is not None and node not in attempt.started_nodes:
                 events.append(TaskStarted(node, seen.replacement))
-        elif seen.is_cleared and node in attempt.doubted_nodes:
-            events += _supervised_again(running, attempt, node, is_hearsay=True)
+        else:
+            events += _supervised_again(running, attempt, node, seen.evidence)
     return events + _overdue(running, job, attempt)
 
 
@@ -229,19 +226,19 @@ def _unsupervised(
     node, message = observation.node, observation.raw[:MAX_OUTCOME_MESSAGE]
     running.leases.note_trouble(attempt.attempt_id, node, message)
     is_to_stop = (
-        observation.state is ObservedState.ORPHANED
+        observation.evidence.rule.stops_attempt
         and attempt.state is not AttemptState.STOPPING
         and not _is_worth_waiting(clock, running, engine, job, attempt, node)
     )
     is_known = node in attempt.orphaned_nodes and (
-        observation.is_hearsay or node not in attempt.doubted_nodes
+        observation.evidence.rule.is_hearsay or node not in attempt.doubted_nodes
     )
     if is_known and not is_to_stop:
         return []
     replacement = attempt.replacement_on(node)
     return [
         TaskOrphaned(
-            node, message, replacement=replacement, is_to_stop=is_to_stop, is_hearsay=observation.is_hearsay
+            node, message, replacement=replacement, is_to_stop=is_to_stop, evidence=observation.evidence
         )
     ]
 
@@ -288,14 +285,16 @@ def _is_worth_waiting(
 
 
 def _supervised_again(
-    running: RunningAttempts, attempt: Attempt, node: str, *, is_hearsay: bool = False
+    running: RunningAttempts, attempt: Attempt, node: str, evidence: Evidence
 ) -> list[AttemptEvent]:
-    """Return the events for a task that has a supervisor again. Its fence counts from now on."""
-    if node not in attempt.orphaned_nodes:
+    """Return the events if the evidence contradicts that the task has no supervisor. Its fence counts from
+    now on.
+    """
+    if node not in attempt.doubts_withdrawn_by(evidence):
         return []
     running.leases.note_alive(attempt.attempt_id, node, attempt.replacement_on(node), is_hearsay=True)
     running.leases.note_trouble(attempt.attempt_id, node, None)
-    return [OrphanCleared(node, attempt.replacement_on(node), is_hearsay=is_hearsay)]
+    return [OrphanCleared(node, attempt.replacement_on(node), evidence)]
 
 
 def _may_be_starting(attempt: Attempt, node: str) -> bool:
@@ -393,7 +392,7 @@ async def _fence(upkeep: Upkeep, job: Job, attempt: Attempt, observed: dict[str,
     upkeep.running.submitting.add(attempt.attempt_id)
     try:
         for event in _fenced(upkeep.records.clock, attempt, fenced):
-            attempt = await _advance(upkeep, attempt, event, fence_s=spec_of(job).fence)
+            attempt = await _advance(upkeep, attempt, event, evidence=Evidence.FENCED)
     finally:
         upkeep.running.submitting.discard(attempt.attempt_id)
     return attempt
@@ -421,18 +420,17 @@ def _overdue(running: RunningAttempts, job: Job, attempt: Attempt) -> list[Attem
     return [StopRequested(reason=EndReason.TIME_LIMIT, by="the time limit")]
 
 
-def _is_fenced(
-    running: RunningAttempts, tx: Tx, attempt_id: str, event: AttemptEvent, fence_s: float
-) -> bool:
+def _is_fenced(running: RunningAttempts, tx: Tx, attempt_id: str, event: AttemptEvent) -> bool:
     """Whether the nodes are still fenced, checked in the transaction. A supervisor that was frozen for longer
     than its fence may have spoken since the look. It was told to go on then, or it will be told that the task
     has ended.
     """
     attempt = tx.attempts.get(attempt_id)
-    if attempt is None:
+    job = tx.jobs.get(attempt.job_id) if attempt is not None else None
+    if attempt is None or job is None:
         return False
     gone = (event.outcome.node,) if isinstance(event, TaskEnded) else attempt.nodes_left
-    return set(gone) <= set(running.leases.fenced_nodes(attempt, fence_s))
+    return set(gone) <= set(running.leases.fenced_nodes(attempt, spec_of(job).fence))
 
 
 async def _advance(
@@ -441,26 +439,25 @@ async def _advance(
     event: AttemptEvent,
     *,
     has_survivors: bool = True,
-    fence_s: float | None = None,
+    evidence: Evidence = Evidence.ENDED,
 ) -> Attempt:
     """Record the event. `has_survivors`: other nodes would go on with a task in place of a lost one.
-    `fence_s`: the only evidence is that this fence has passed.
+    `evidence`: of an end.
     """
 
     def record(tx: Tx) -> Attempt | None:
-        if fence_s is not None and not _is_fenced(upkeep.running, tx, attempt.attempt_id, event, fence_s):
+        if evidence is Evidence.FENCED and not _is_fenced(upkeep.running, tx, attempt.attempt_id, event):
             return None
         if isinstance(event, TaskEnded) and has_survivors:
-            outcome = event.outcome
             return record_end(
                 upkeep.records,
                 upkeep.running,
                 upkeep.link.engine,
                 tx,
                 attempt.attempt_id,
-                outcome,
+                event.outcome,
                 is_found_again=True,
-                fence_s=fence_s,
+                evidence=evidence,
             )
         if isinstance(event, TaskOrphaned):
             return _record_orphan(
@@ -499,7 +496,7 @@ async def _clean_up(
     if attempt.state is not AttemptState.ENDED:
         return  # placed after the attempts were read: next time
     try:
-        if all(seen.state is ObservedState.ENDED for seen in observed.values()):
+        if all(seen.evidence is Evidence.ENDED for seen in observed.values()):
             await engine.forget(attempt_id)
         elif isinstance(engine, SupportsReaping):
             await engine.reap(attempt_id)

@@ -18,6 +18,7 @@ from shoal.control.memory.supervisor_reports import (
     SingleFlight,
 )
 from shoal.model.attempt import Attempt
+from shoal.model.evidence import Evidence
 from shoal.scheduler import Planner
 from shoal.wire import TaskOutcome
 
@@ -26,10 +27,8 @@ class LostTask(NamedTuple):
     """A task that has ended and that another node may take over."""
 
     outcome: TaskOutcome
-    fence_s: float | None = None
-    """Set if the only evidence of the end is that this fence has passed: see `Leases.fenced_nodes`."""
-    is_declared: bool = False
-    """Whether the only evidence of the end is an operator's word: see `is_still_dead`."""
+    evidence: Evidence
+    """The only evidence of the end."""
 
 
 class RunningAttempts:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import msgspec
 
-from shoal.engines.base import LogChunk, Observation, ObservedState, Submission
+from shoal.engines.base import LogChunk, Observation, Submission
 from shoal.engines.fake.cluster import FakeCluster
 from shoal.engines.fake.scenario import NO_FAULT, Fault, Faults, Verb, no_faults
 from shoal.engines.fake.task import FakeTask, FakeTaskStage
 from shoal.engines.refusal import refuse_malformed
 from shoal.errors import EngineUnreachable
+from shoal.model.evidence import Evidence
 from shoal.model.node import NodeFacts
 
-OBSERVED_STATES = {
-    FakeTaskStage.SENT: ObservedState.PENDING,
-    FakeTaskStage.CLAIMED: ObservedState.ALIVE,
-    FakeTaskStage.STARTED: ObservedState.ALIVE,
-    FakeTaskStage.ORPHANED: ObservedState.ORPHANED,
-    FakeTaskStage.ENDED: ObservedState.ENDED,
+EVIDENCE = {
+    FakeTaskStage.SENT: Evidence.PENDING,
+    FakeTaskStage.CLAIMED: Evidence.ALIVE,
+    FakeTaskStage.STARTED: Evidence.ALIVE,
+    FakeTaskStage.ORPHANED: Evidence.ORPHANED,
+    FakeTaskStage.ENDED: Evidence.ENDED,
 }
 
 
@@ -99,25 +100,27 @@ class FakeEngine:
             epoch=task_spec.epoch,
             node=task_spec.node,
             native_id=task.native_id,
-            state=OBSERVED_STATES[task.stage],
+            evidence=EVIDENCE[task.stage],
             replacement=task_spec.replacement,
             started_at=task.started_at,
             outcome=task.outcome,
             raw=task.stage.name.lower(),
         )
         if self.cluster.is_cut(task_spec.node):
-            is_doubtful = task_spec.node in self.cluster.doubtful_nodes
             observation = msgspec.structs.replace(
                 observation,
-                state=ObservedState.DOUBTFUL if is_doubtful else ObservedState.UNKNOWN,
-                is_hearsay=is_doubtful,
-                is_cleared=not is_doubtful and task.stage is not FakeTaskStage.ORPHANED,
+                evidence=self._evidence_when_cut(task),
                 started_at=None,
                 outcome=None,
                 raw="cut off",
             )
         self._seen[key] = observation
         return observation
+
+    def _evidence_when_cut(self, task: FakeTask) -> Evidence:
+        if task.task_spec.node in self.cluster.doubtful_nodes:
+            return Evidence.DOUBTFUL
+        return Evidence.UNKNOWN if task.stage is FakeTaskStage.ORPHANED else Evidence.CLEARED
 
     def _check_reachable(self, node: str) -> None:
         if self.cluster.is_cut(node):

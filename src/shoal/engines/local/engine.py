@@ -23,7 +23,7 @@ import msgspec
 import structlog
 
 from shoal.clock import Clock
-from shoal.engines.base import LogChunk, Observation, ObservedState, SavedCheckpoints, Submission
+from shoal.engines.base import LogChunk, Observation, SavedCheckpoints, Submission
 from shoal.engines.checkpoint_folder import CheckpointFolder
 from shoal.engines.disk import on_thread, read_page
 from shoal.engines.local.client import ExitNotifier, ForkServer, SupervisorProcesses, free_port, read_words
@@ -42,6 +42,7 @@ from shoal.engines.local.task_specs import (
 from shoal.engines.local.watcher import SpoolWatcher
 from shoal.engines.refusal import missing_resource, refuse_malformed
 from shoal.errors import EngineRefused, NodeGone
+from shoal.model.evidence import Evidence
 from shoal.model.node import NodeFacts
 from shoal.runtime.standby.slot import directory_of
 from shoal.wire import TaskCredentials, TaskSpec
@@ -194,7 +195,7 @@ class LocalEngine:
             if gone is not None:
                 raise NodeGone(gone, hint="shoal nodes", node=task_spec.node)
             observation = self._watcher.observe(tasks[task_spec.node]) if task_spec.node in tasks else None
-            if observation is not None and observation.state is not ObservedState.ENDED:
+            if observation is not None and observation.evidence is not Evidence.ENDED:
                 raise OSError(errno.EBUSY, f"{task_spec.node} still has the task that is to be replaced")
         if missing:
             archive_path, address = _archive_of(submission), nodes[submission.task_specs[0].node].address
@@ -280,8 +281,7 @@ class LocalEngine:
         tasks = self._index.find(attempt_id)
         observations = [self._watcher.observe(task) for task in tasks.values()]
         if tasks and all(
-            observation is not None and observation.state is ObservedState.ENDED
-            for observation in observations
+            observation is not None and observation.evidence is Evidence.ENDED for observation in observations
         ):
             self._index.archive(attempt_id)
 

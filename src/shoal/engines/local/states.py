@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from shoal.engines.base import Observation, ObservedState
+from shoal.engines.base import Observation
+from shoal.model.evidence import Evidence
 from shoal.wire import MAX_OUTCOME_MESSAGE, EndKind, TaskOutcome
 
 
@@ -26,7 +27,7 @@ def native_id(attempt_id: str) -> str:
 
 def make_observation(
     key: TaskKey,
-    state: ObservedState,
+    evidence: Evidence,
     raw: str,
     *,
     started_at: float | None = None,
@@ -38,7 +39,7 @@ def make_observation(
         epoch=key.epoch,
         node=key.node,
         native_id=native_id(key.attempt_id),
-        state=state,
+        evidence=evidence,
         replacement=key.replacement,
         started_at=started_at,
         outcome=outcome,
@@ -51,11 +52,9 @@ def ended_observation(key: TaskKey, outcome: TaskOutcome) -> Observation:
     is_ours = (outcome.attempt_id, outcome.node) == (key.attempt_id, key.node)
     if not is_ours or key.epoch not in (0, outcome.epoch):
         raw = f"outcome.json is for {outcome.attempt_id} epoch {outcome.epoch} on {outcome.node}"
-        return make_observation(key, ObservedState.UNKNOWN, raw)
+        return make_observation(key, Evidence.UNKNOWN, raw)
     key = msgspec.structs.replace(key, epoch=outcome.epoch, replacement=outcome.replacement)
-    return make_observation(
-        key, ObservedState.ENDED, outcome.kind, started_at=outcome.started_at, outcome=outcome
-    )
+    return make_observation(key, Evidence.ENDED, outcome.kind, started_at=outcome.started_at, outcome=outcome)
 
 
 def make_outcome(

@@ -21,10 +21,11 @@ import msgspec
 
 from shoal import bounded_file
 from shoal.clock import Clock
-from shoal.engines.base import Observation, ObservedState
+from shoal.engines.base import Observation
 from shoal.engines.local.client import ExitNotifier
 from shoal.engines.local.spool_index import LocalTask
 from shoal.engines.local.states import ended_observation, make_observation, make_outcome
+from shoal.model.evidence import Evidence
 from shoal.runtime.files import spool
 from shoal.wire import EndKind, TaskOutcome
 
@@ -104,7 +105,7 @@ class SpoolWatcher:
                 if not os.path.isdir(task.files.directory):
                     return None
                 if isinstance(error, OSError):
-                    return make_observation(task.key, ObservedState.UNKNOWN, _describe_error(task, error))
+                    return make_observation(task.key, Evidence.UNKNOWN, _describe_error(task, error))
                 return self._observe_unreadable(task, _describe_error(task, error))
 
     def stop(self, task: LocalTask, grace_s: float) -> None:
@@ -132,7 +133,7 @@ class SpoolWatcher:
         if task.read_task_spec() is None:
             return self._observe_unreadable(task, "order.json is missing")
         if not _is_claimed(task):
-            return make_observation(task.key, ObservedState.PENDING, _why_pending(task))
+            return make_observation(task.key, Evidence.PENDING, _why_pending(task))
         lock = spool.take_lock(task.files)
         if lock is None:
             return self._observe_alive(task)
@@ -149,9 +150,7 @@ class SpoolWatcher:
             is_orphaned = _is_claimed(task) and not spool.is_locked(task.files)
         except OSError:
             is_orphaned = False
-        return make_observation(
-            task.key, ObservedState.ORPHANED if is_orphaned else ObservedState.UNKNOWN, problem
-        )
+        return make_observation(task.key, Evidence.ORPHANED if is_orphaned else Evidence.UNKNOWN, problem)
 
     def _observe_alive(self, task: LocalTask) -> Observation:
         if task.started is None:
@@ -167,7 +166,7 @@ class SpoolWatcher:
             return self._kill(task)
         started_at = task.started.at if task.started else None
         return make_observation(
-            task.key, ObservedState.ALIVE, "its supervisor holds the lock", started_at=started_at
+            task.key, Evidence.ALIVE, "its supervisor holds the lock", started_at=started_at
         )
 
     def _kill(self, task: LocalTask) -> Observation:
@@ -177,9 +176,7 @@ class SpoolWatcher:
         if lock is None:
             self._kill_leftovers(task)
             task.is_stuck = True
-            return make_observation(
-                task.key, ObservedState.ALIVE, "its supervisor was killed, but does not die"
-            )
+            return make_observation(task.key, Evidence.ALIVE, "its supervisor was killed, but does not die")
         try:
             return self._reap(task, "its supervisor did not stop in time and was killed")
         finally:
@@ -197,7 +194,7 @@ class SpoolWatcher:
         if claim is None or claim.boot_id == spool.boot_id():
             if not self._kill_leftovers(task):
                 return make_observation(
-                    task.key, ObservedState.ORPHANED, f"{reason}, and {_describe_leftovers(task)}"
+                    task.key, Evidence.ORPHANED, f"{reason}, and {_describe_leftovers(task)}"
                 )
         else:
             reason = "the machine was restarted"
@@ -211,7 +208,7 @@ class SpoolWatcher:
             raw = f"{reason}; the outcome is not on disk: {error.strerror}"
             return make_observation(
                 task.key,
-                ObservedState.ENDED,
+                Evidence.ENDED,
                 raw,
                 started_at=task.lost_outcome.started_at,
                 outcome=task.lost_outcome,
@@ -299,7 +296,7 @@ class SpoolWatcher:
 
 def _record_end(task: LocalTask, outcome: TaskOutcome) -> Observation:
     observation = ended_observation(task.key, outcome)
-    if observation.state is ObservedState.ENDED:
+    if observation.evidence is Evidence.ENDED:
         task.final_observation = observation
     return observation
 

@@ -17,6 +17,7 @@ from shoal.engines.ray.config import TOKENS_SINCE
 from shoal.engines.refusal import is_name
 from shoal.engines.remote.cluster_observation import Boot, ClusterObservation, ClusterTaskState
 from shoal.errors import EngineUnreachable, ShoalError, SpecError
+from shoal.model.evidence import Evidence
 from shoal.model.node import Gpu, NodeFacts
 
 UNREACHED = "is this machine one of its nodes? `ray start --address HOST:PORT --num-cpus=0` makes it one"
@@ -200,8 +201,8 @@ def task_observation(node: str, report: dict[str, Any], assigned_process: str) -
     """Return the observation of a task from the report of the agent on its node.
 
     `assigned_process`: the process that has the task spec; empty: none. The end of another process is no
-    evidence. A record of an older Shoal names no process, so it ends nothing, and problem is left of it holds
-    off a fence.
+    evidence. A record of an older Shoal names no process, so it ends nothing, but leftovers of it
+    hold off a fence.
     """
     pid, last_message = (
         report["pid"],
@@ -220,7 +221,8 @@ def task_observation(node: str, report: dict[str, Any], assigned_process: str) -
         )
     if report["state"] == "over":
         raw = f"{whose}, process {pid} on {node}, has ended{last_message}"
-        return ClusterObservation(state=ClusterTaskState.ENDED, raw=raw, is_over=is_its)
+        evidence = Evidence.ENDED if is_its else Evidence.UNKNOWN
+        return ClusterObservation(state=ClusterTaskState.ENDED, raw=raw, evidence=evidence)
     if report["state"] == "hidden" and pid is None:
         return ClusterObservation(
             state=ClusterTaskState.UNKNOWN,
@@ -234,12 +236,15 @@ def task_observation(node: str, report: dict[str, Any], assigned_process: str) -
     is_left = report["state"] == "left"
     problem = "is gone, and something of its task does not die" if is_left else "is gone"
     raw = f"{whose}, process {pid} on {node}, {problem}{last_message}"
-    return ClusterObservation(state=ClusterTaskState.UNKNOWN, raw=raw, is_left=is_left and may_be_its)
+    evidence = Evidence.ORPHANED_PER_CLUSTER if is_left and may_be_its else Evidence.UNKNOWN
+    return ClusterObservation(state=ClusterTaskState.UNKNOWN, raw=raw, evidence=evidence)
 
 
 def restarted_observation(node: str) -> ClusterObservation:
     """Return the observation of a task that began before the machine was restarted: nothing outlives that."""
-    return ClusterObservation(state=ClusterTaskState.ENDED, raw=f"{node} was restarted since", is_over=True)
+    return ClusterObservation(
+        state=ClusterTaskState.ENDED, raw=f"{node} was restarted since", evidence=Evidence.ENDED
+    )
 
 
 def unknown_observation(reason: str, stranded: str = "") -> ClusterObservation:

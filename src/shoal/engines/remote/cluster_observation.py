@@ -10,6 +10,8 @@ from enum import StrEnum
 
 import msgspec
 
+from shoal.model.evidence import Evidence
+
 MARGIN_S = 600.0
 """Tolerance for clocks that are set: munge alone lets Slurm's clock differ by five minutes."""
 JITTER_S = 60.0
@@ -67,20 +69,21 @@ class ClusterObservation(msgspec.Struct, frozen=True, kw_only=True):
 
     state: ClusterTaskState = ClusterTaskState.UNKNOWN
     raw: str = ""
-    is_over: bool = False
-    """It is certain that nothing of the task runs: the cluster has looked, or the machine was restarted."""
-    is_left: bool = False
-    """The cluster has looked and found processes that do not die and that no process controls any more."""
-    is_doubtful: bool = False
-    """Processes do not die on the node. They may belong to the task or to other work."""
-    is_clear: bool = False
-    """The cluster would report processes that do not die, and reports none. That withdraws a doubt and ends
-    nothing."""
+    evidence: Evidence = Evidence.UNKNOWN
+    """One of `PROVABLE`. What the cluster believes is in `state` and is no evidence."""
     stranded_reason: str = ""
     """Why the resources that the task waits for do not come here, though they might elsewhere; empty: they
     may."""
 
 
+PROVABLE = (
+    Evidence.UNKNOWN,
+    Evidence.CLEARED,
+    Evidence.DOUBTFUL,
+    Evidence.ORPHANED_PER_CLUSTER,
+    Evidence.ENDED,
+)
+"""What a cluster can show of a task whose node agent is silent."""
 PRESENT_STATES = (ClusterTaskState.QUEUED, ClusterTaskState.RUNNING, ClusterTaskState.SUSPENDED)
 """The cluster still has the started node agent."""
 NO_TRACE = ClusterObservation(raw="the cluster has no trace of it")

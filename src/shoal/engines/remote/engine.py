@@ -3,9 +3,9 @@ clusters.
 
 Task specs wait in the mailbox. The cluster starts node agents (`shoal.runtime.agent.node_agent`) on the
 nodes, and they fetch the task specs. `TaskObserver` knows the state of a task from its node agent. What the
-cluster says is a reason to look and to explain; it is evidence only if `ClusterObservation.is_over` is set.
-If a cluster loses a submission, `AgentLauncher` submits again, which is safe because the mailbox gives
-every task spec to one process.
+cluster says is a reason to look and to explain, and `ClusterObservation.evidence` is what it proves. If a
+cluster loses a submission, `AgentLauncher` submits again, which is safe because the mailbox gives every task
+spec to one process.
 """
 
 from __future__ import annotations

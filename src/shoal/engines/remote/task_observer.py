@@ -12,9 +12,10 @@ from collections.abc import Callable, Collection
 import msgspec
 
 from shoal.clock import Clock
-from shoal.engines.base import Observation, ObservedState
+from shoal.engines.base import Observation
 from shoal.engines.remote.cluster_observation import ClusterObservation, ClusterObservations, ClusterTaskState
 from shoal.engines.remote.mailbox import Mailbox, MailboxTask
+from shoal.model.evidence import Evidence
 from shoal.model.node import NodeFacts
 from shoal.wire import AGENT_CONTACT_S, AGENT_PATIENCE_S, AGENT_PING_S, EndKind, TaskSpec
 
@@ -151,43 +152,35 @@ class TaskObserver:
         silence_s = now - (
             min(self._first_observed_at, now) if task.last_report_at is None else task.last_report_at
         )
-        if (
-            task.outcome is None
-            and task.assignment is not None
-            and observation.is_over
-            and silence_s >= LATE_S
-        ):
+        # Until LATE_S a node agent that lived before us may still report, which contradicts the cluster.
+        evidence = observation.evidence if silence_s >= LATE_S else observation.evidence.if_early
+        if task.outcome is None and task.assignment is not None and evidence is Evidence.ENDED:
             self._mailbox.reap(task, EndKind.LOST, f"its supervisor is gone: {observation.raw}")
         behind_s = self._behind_s(task, observation)
         raw = f"{observation.raw}; others of it have begun, and no node agent has fetched this task spec"
         if behind_s >= BEHIND_S:
             self._mailbox.close(task, EndKind.LOST, f"{raw} in {BEHIND_S:.0f} s")
         if task.outcome is not None:
-            return self._observation(task, ObservedState.ENDED, task.outcome.kind)
+            return self._observation(task, Evidence.ENDED, task.outcome.kind)
         if task.is_waiting:
             is_queued = observation.state in (ClusterTaskState.QUEUED, ClusterTaskState.AWAY)
+            evidence = Evidence.QUEUED if is_queued else Evidence.PENDING
             raw = raw if behind_s >= HEARD_S else observation.raw
-            return self._observation(task, ObservedState.PENDING, raw, is_queued=is_queued)
+            return self._observation(task, evidence, raw)
         is_heard = task.last_report_at is not None and silence_s < HEARD_S
         if observation.state is ClusterTaskState.SUSPENDED:
             self._suspended.add(task.key)
         else:
             self._suspended.discard(task.key)
         if task.leftovers:
-            return self._observation(task, ObservedState.ORPHANED, task.leftovers)
+            return self._observation(task, Evidence.ORPHANED, task.leftovers)
         if is_heard:
-            return self._observation(task, ObservedState.ALIVE, "its node agent reports", silent_s=silence_s)
+            return self._observation(task, Evidence.ALIVE, "its node agent reports", silent_s=silence_s)
         if observation.state is ClusterTaskState.SUSPENDED:
-            return self._observation(task, ObservedState.ALIVE, observation.raw, is_hearsay=True)
-        is_late = silence_s >= LATE_S  # a node agent that lived before us may still report
-        if observation.is_left and is_late:
-            return self._observation(task, ObservedState.ORPHANED, observation.raw, is_hearsay=True)
-        raw = f"its node agent is silent; {observation.raw}"
-        if observation.is_left or observation.is_doubtful:
-            return self._observation(task, ObservedState.DOUBTFUL, raw, is_hearsay=True)
-        return self._observation(
-            task, ObservedState.UNKNOWN, raw, is_cleared=observation.is_clear and is_late
-        )
+            return self._observation(task, Evidence.SUSPENDED, observation.raw)
+        if evidence is Evidence.ORPHANED_PER_CLUSTER:
+            return self._observation(task, evidence, observation.raw)
+        return self._observation(task, evidence, f"its node agent is silent; {observation.raw}")
 
     def _behind_s(self, task: MailboxTask, observation: ClusterObservation) -> float:
         """Return how long the task has waited while other tasks of the same job have started.
@@ -212,15 +205,7 @@ class TaskObserver:
         )
 
     def _observation(
-        self,
-        task: MailboxTask,
-        state: ObservedState,
-        raw: str,
-        *,
-        is_queued: bool = False,
-        is_hearsay: bool = False,
-        is_cleared: bool = False,
-        silent_s: float = 0.0,
+        self, task: MailboxTask, evidence: Evidence, raw: str, *, silent_s: float = 0.0
     ) -> Observation:
         task_spec, outcome = task.task_spec, task.outcome
         return Observation(
@@ -228,14 +213,11 @@ class TaskObserver:
             epoch=task_spec.epoch,
             node=task_spec.node,
             native_id=self._native_id(task_spec.attempt_id),
-            state=state,
+            evidence=evidence,
             replacement=task_spec.replacement,
             started_at=outcome.started_at if outcome is not None else task.started_at,
             outcome=outcome,
             raw=str(raw),
-            is_queued=is_queued,
-            is_hearsay=is_hearsay,
-            is_cleared=is_cleared,
             silent_s=silent_s,
         )
 

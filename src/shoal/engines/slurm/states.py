@@ -16,6 +16,7 @@ import time
 import msgspec
 
 from shoal.engines.remote.cluster_observation import NO_TRACE, ClusterObservation, ClusterTaskState
+from shoal.model.evidence import Evidence
 
 QUEUED = frozenset(
     {
@@ -40,7 +41,9 @@ evidence."""
 JUST_SUBMITTED = ClusterObservation(
     state=ClusterTaskState.QUEUED, raw="sbatch was run for it a moment ago; squeue has not been asked since"
 )
-RESTARTED = ClusterObservation(raw="Slurm has no trace of it; the node was restarted since", is_over=True)
+RESTARTED = ClusterObservation(
+    raw="Slurm has no trace of it; the node was restarted since", evidence=Evidence.ENDED
+)
 """The observation of a task whose job `squeue` has forgotten, after a restart of its node: nothing outlives
 that."""
 
@@ -186,18 +189,27 @@ def job_observation(
     this job, over or not, because one step of it may have been given up on one node while others run.
     `is_clear`: Slurm would report such a process, and reports none.
     """
-    is_doubtful = bool(unkilled) and not rebooted
     text = f"{describe_job(job, now)}; the node was restarted since" if rebooted else describe_job(job, now)
     stranded = (unusable or unresponsive) if is_in_turn(job) else unresponsive if is_to_begin(job) else ""
     return ClusterObservation(
         state=task_state_of(job.state),
-        raw=f"{text}; {unkilled}" if is_doubtful else text,
-        is_over=rebooted or (job.state in OVER and is_settled and not unkilled),
-        is_left=is_doubtful and job.state in OVER,
-        is_doubtful=is_doubtful,
-        is_clear=is_clear,
+        raw=f"{text}; {unkilled}" if unkilled and not rebooted else text,
+        evidence=_proof(job, is_settled=is_settled, rebooted=rebooted, unkilled=unkilled, is_clear=is_clear),
         stranded_reason=stranded,
     )
+
+
+def _proof(job: SlurmJob, *, is_settled: bool, rebooted: bool, unkilled: str, is_clear: bool) -> Evidence:
+    """Return what Slurm's report of a job proves. Leftovers on the node count more than the job's end, and
+    nothing outlives a restart.
+    """
+    if rebooted:
+        return Evidence.ENDED
+    if unkilled:
+        return Evidence.ORPHANED_PER_CLUSTER if job.state in OVER else Evidence.DOUBTFUL
+    if job.state in OVER and is_settled:
+        return Evidence.ENDED
+    return Evidence.CLEARED if is_clear else Evidence.UNKNOWN
 
 
 def forgotten_observation(*, rebooted: bool, unkilled: str, is_clear: bool) -> ClusterObservation:
@@ -205,5 +217,5 @@ def forgotten_observation(*, rebooted: bool, unkilled: str, is_clear: bool) -> C
     if rebooted:
         return RESTARTED
     if unkilled:
-        return ClusterObservation(raw=f"Slurm has no trace of it; {unkilled}", is_doubtful=True)
-    return msgspec.structs.replace(NO_TRACE, is_clear=is_clear)
+        return ClusterObservation(raw=f"Slurm has no trace of it; {unkilled}", evidence=Evidence.DOUBTFUL)
+    return msgspec.structs.replace(NO_TRACE, evidence=Evidence.CLEARED) if is_clear else NO_TRACE

@@ -10,9 +10,10 @@ import pytest
 from shoal.control.loops.watch import REPLACEMENT_PATIENCE_S, _compare
 from shoal.control.memory.health import GONE_S
 from shoal.control.memory.leases import FENCE_MARGIN_S
-from shoal.engines.base import Observation, ObservedState
+from shoal.engines.base import Observation
 from shoal.engines.fake import FakeEngine
 from shoal.model.attempt import AttemptState, EndReason
+from shoal.model.evidence import PER_CLUSTER, Evidence
 from shoal.model.job import Job
 from shoal.model.moves import OrphanCleared, RanksRestarted, TaskOrphaned, step
 from shoal.model.node import NodeFacts, NodeState
@@ -34,9 +35,7 @@ class Doubt:
     """What the cluster says of silent tasks, whatever becomes of them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.state = ObservedState.DOUBTFUL
-        self.is_hearsay = True
-        self.is_cleared = False
+        self.evidence = Evidence.DOUBTFUL
         listed = FakeEngine.list_owned
 
         async def list_owned(engine: FakeEngine) -> list[Observation]:
@@ -45,15 +44,9 @@ class Doubt:
         monkeypatch.setattr(FakeEngine, "list_owned", list_owned)
 
     def _seen(self, observation: Observation) -> Observation:
-        if observation.state is not ObservedState.UNKNOWN:
+        if observation.evidence not in (Evidence.UNKNOWN, Evidence.CLEARED):
             return observation
-        return msgspec.structs.replace(
-            observation,
-            state=self.state,
-            is_hearsay=self.is_hearsay,
-            is_cleared=self.is_cleared,
-            raw="Kill task failed",
-        )
+        return msgspec.structs.replace(observation, evidence=self.evidence, raw="Kill task failed")
 
 
 @pytest.fixture
@@ -169,7 +162,9 @@ def test_replacement_of_a_slowly_dying_task_has_its_own_fence() -> None:
 @pytest.mark.parametrize("place", ["n2", "n3"])
 def test_doubt_about_a_task_does_not_pass_to_its_replacement(place: str) -> None:
     lab = ControlPlaneLab()
-    attempt, _ = step(lab.attempt(a_gang(lab)), TaskOrphaned("n2", "it does not die", is_hearsay=True), 1.0)
+    attempt, _ = step(
+        lab.attempt(a_gang(lab)), TaskOrphaned("n2", "it does not die", evidence=Evidence.DOUBTFUL), 1.0
+    )
     lost = TaskOutcome(
         attempt_id=attempt.attempt_id, epoch=attempt.epoch, node="n2", kind=EndKind.LOST, ended_at=2.0
     )
@@ -206,7 +201,7 @@ def test_stale_observation_of_a_replaced_task_stops_nothing(place: str) -> None:
         lab.attempt(job),
         {observation.node: observation for observation in result_of(lab.engine.list_owned())},
     )
-    assert (before.orphans_left, seen["n2"].state) == (("n2",), ObservedState.ORPHANED)
+    assert (before.orphans_left, seen["n2"].evidence) == (("n2",), Evidence.ORPHANED)
     lost = msgspec.structs.replace(LOST, attempt_id=attempt_id, epoch=before.epoch)
     task = msgspec.structs.replace(before.allocation[1], node=place)
     result_of(
@@ -242,7 +237,7 @@ def test_task_that_began_after_the_read_is_judged_next_time() -> None:
     job = a_gang(lab)
     attempt = lab.attempt(job)
     [seen] = [observation for observation in result_of(lab.engine.list_owned()) if observation.node == "n2"]
-    seen = msgspec.structs.replace(seen, state=ObservedState.ORPHANED, replacement=1)
+    seen = msgspec.structs.replace(seen, evidence=Evidence.ORPHANED, replacement=1)
     result_of(
         _compare(
             lab.plane.core.upkeep,
@@ -290,17 +285,17 @@ def test_on_a_doubt_no_fence_passes_and_nothing_is_stopped(doubt: Doubt, resourc
     assert len(lab.running_tasks()) == resources["nodes"], "it was healthy all the time"
 
 
-@pytest.mark.parametrize("state", [ObservedState.DOUBTFUL, ObservedState.ORPHANED])
+@pytest.mark.parametrize("evidence", PER_CLUSTER)
 @pytest.mark.parametrize("is_restarted", [False, True])
 def test_the_fence_counts_from_when_a_doubt_was_withdrawn(
-    doubt: Doubt, state: ObservedState, is_restarted: bool
+    doubt: Doubt, evidence: Evidence, is_restarted: bool
 ) -> None:
     lab = ControlPlaneLab(num_nodes=1)
     job = lab.running_job(fence=f"{FENCE_S:.0f}s")
     lab.cluster.cut("n1")
-    doubt.state = state
+    doubt.evidence = evidence
     let_pass(lab, 3 * PAST_FENCE_S)
-    doubt.state = ObservedState.UNKNOWN  # and no node confirms or denies it
+    doubt.evidence = Evidence.UNKNOWN  # and no node confirms or denies it
     if is_restarted:
         lab.restart()
     let_pass(lab, 3 * PAST_FENCE_S)
@@ -309,17 +304,17 @@ def test_the_fence_counts_from_when_a_doubt_was_withdrawn(
     assert explanation is not None
     assert explanation.why == "orphaned"
     assert is_restarted or "n1: Kill task failed" in explanation.details
-    doubt.is_cleared = True
+    doubt.evidence = Evidence.CLEARED
     let_pass(lab, FENCE_S + FENCE_MARGIN_S)
     assert (reasons(lab, job), lab.attempt(job).orphaned_nodes) == ([None], ())
     let_pass(lab, 30)
     assert reasons(lab, job)[0] in (EndReason.FENCED, EndReason.LOST)
 
 
-@pytest.mark.parametrize("word", ["cleared", "suspended"])
+@pytest.mark.parametrize("evidence", [Evidence.CLEARED, Evidence.SUSPENDED])
 @pytest.mark.parametrize("is_doubted_too", [False, True])
 def test_cluster_does_not_withdraw_what_the_node_itself_reported(
-    doubt: Doubt, word: str, is_doubted_too: bool
+    doubt: Doubt, evidence: Evidence, is_doubted_too: bool
 ) -> None:
     """The report of a node agent counts, even from before it was killed, and even if an older version
     recorded only the mark.
@@ -331,15 +326,13 @@ def test_cluster_does_not_withdraw_what_the_node_itself_reported(
     if is_doubted_too:
         let_pass(lab, 5)
         assert lab.attempt(job).doubted_nodes == ("n2",)
-    doubt.state, doubt.is_hearsay = ObservedState.ORPHANED, False
+    doubt.evidence = Evidence.ORPHANED
     let_pass(lab, 5)
     assert (lab.attempt(job).orphans_left, lab.attempt(job).doubted_nodes) == (("n2",), ())
-    doubt.state, doubt.is_hearsay, doubt.is_cleared = ObservedState.UNKNOWN, False, True
-    if word == "suspended":
-        doubt.state, doubt.is_hearsay, doubt.is_cleared = ObservedState.ALIVE, True, False
+    doubt.evidence = evidence
     lab.restart()
     let_pass(lab, 30)
-    doubt.state, doubt.is_hearsay, doubt.is_cleared = ObservedState.UNKNOWN, False, True
+    doubt.evidence = Evidence.CLEARED
     let_pass(lab, 3 * PAST_FENCE_S)
     assert (lab.attempt(job).orphans_left, len(lab.attempts(job))) == (("n2",), 1)
     lab.cluster.heal("n2")
@@ -354,7 +347,7 @@ def test_orphan_mark_without_a_source_is_not_the_clusters() -> None:
     event = msgspec.json.encode(TaskOrphaned("n2", "it does not die"))
     attempt, _ = step(attempt, msgspec.json.decode(event, type=TaskOrphaned), 1.0)
     assert attempt.orphaned_nodes == ("n2",)
-    assert step(attempt, OrphanCleared("n2", is_hearsay=True), 2.0) == (attempt, ())
+    assert step(attempt, OrphanCleared("n2", evidence=Evidence.CLEARED), 2.0) == (attempt, ())
     after, _ = step(attempt, OrphanCleared("n2"), 2.0)
     assert after.orphaned_nodes == ()
 

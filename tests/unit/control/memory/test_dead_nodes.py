@@ -10,6 +10,7 @@ from shoal.engines.base import Observation
 from shoal.engines.fake import Act, always
 from shoal.errors import StateError
 from shoal.model.attempt import EndReason
+from shoal.model.evidence import Evidence
 from shoal.model.node import NodeState
 from shoal.wire import Renewal, TaskPhase
 from tests.support.planes.bench import ANA, ControlPlaneLab, result_of
@@ -247,7 +248,7 @@ def test_queued_task_of_an_engine_in_outage_is_no_sign_of_life_of_a_node() -> No
     list_owned = lab.engine.list_owned
 
     async def queued() -> list[Observation]:
-        return [msgspec.structs.replace(seen, is_queued=True) for seen in await list_owned()]
+        return [msgspec.structs.replace(seen, evidence=Evidence.QUEUED) for seen in await list_owned()]
 
     lab.core.link.engine.list_owned = queued  # type: ignore[method-assign]
     job = lab.running_job()
@@ -281,7 +282,8 @@ def test_suspended_task_is_no_sign_of_life_of_its_node() -> None:
 
     async def suspended() -> list[Observation]:
         return [
-            msgspec.structs.replace(seen, is_hearsay=True, raw="SUSPENDED") for seen in await list_owned()
+            msgspec.structs.replace(seen, evidence=Evidence.SUSPENDED, raw="SUSPENDED")
+            for seen in await list_owned()
         ]
 
     lab.core.link.engine.list_owned = suspended  # type: ignore[method-assign]

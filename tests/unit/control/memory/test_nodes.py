@@ -15,7 +15,7 @@ from shoal.model.attempt import EndReason
 from shoal.model.node import NodeFacts, NodeState
 from shoal.scheduler import WaitReason
 from shoal.store import KeyReused
-from shoal.store.tables.attempts import AttemptMemories
+from shoal.store.tables.attempts import AttemptTable
 from tests.support.planes.bench import ANA, ControlPlaneLab, result_of
 
 
@@ -120,7 +120,7 @@ def test_end_of_many_drains_looks_through_no_jobs_while_others_wait_to_write(
     lab.heal()
     for name in ("n1", "n2", "n3"):
         lab.set_node_state(name, NodeState.DRAINING)
-    monkeypatch.setattr(AttemptMemories, "holding_on", look)
+    monkeypatch.setattr(AttemptTable, "holding_on", look)
     lab.heal()
     assert {lab.node(name).state for name in ("n1", "n2", "n3")} == {NodeState.DRAINED}
 

@@ -9,7 +9,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from shoal.engines.base import Observation, ObservedState, Submission
+from shoal.engines.base import Observation, Submission
 from shoal.engines.fake import (
     Act,
     FakeCluster,
@@ -23,6 +23,7 @@ from shoal.engines.fake import (
     seeded_faults,
 )
 from shoal.errors import EngineUnreachable
+from shoal.model.evidence import Evidence
 from shoal.model.node import NodeFacts
 from shoal.wire import EndKind, RenewalReply, TaskLimits, TaskPhase, TaskSpec
 
@@ -67,8 +68,8 @@ def submission(attempt_id: str = "att_1", nodes: tuple[str, ...] = ("a", "b"), *
     return Submission(attempt_id=attempt_id, epoch=1, task_specs=task_specs)
 
 
-def sights(engine: FakeEngine) -> dict[str, ObservedState]:
-    return {o.node: o.state for o in done(engine.list_owned())}
+def evidence_of(engine: FakeEngine) -> dict[str, Evidence]:
+    return {o.node: o.evidence for o in done(engine.list_owned())}
 
 
 def outcomes(engine: FakeEngine) -> dict[str, EndKind | None]:
@@ -83,11 +84,11 @@ def test_fake_task_passes_its_stages_at_the_scripted_times() -> None:
     while (at := world.next_event_at()) is not None:
         clock.advance_to(at)
         [look] = done(engine.list_owned())
-        seen.append((clock.monotonic(), look.state, look.started_at is not None))
+        seen.append((clock.monotonic(), look.evidence, look.started_at is not None))
     assert seen == [
-        (1, ObservedState.ALIVE, False),
-        (3, ObservedState.ALIVE, True),
-        (7, ObservedState.ENDED, True),
+        (1, Evidence.ALIVE, False),
+        (3, Evidence.ALIVE, True),
+        (7, Evidence.ENDED, True),
     ]
 
 
@@ -117,7 +118,7 @@ def test_observations_may_be_repeated_and_stale_but_never_missing() -> None:
     done(engine.submit(submission("att_2", nodes=("b",))))
     assert {o.attempt_id for o in done(engine.list_owned())} == {"att_1", "att_2"}
     fault = Fault()
-    assert {o.node: o.state for o in done(engine.list_owned())}["a"] is ObservedState.ENDED
+    assert {o.node: o.evidence for o in done(engine.list_owned())}["a"] is Evidence.ENDED
 
 
 def test_delayed_stop_reaches_its_task_later() -> None:
@@ -125,7 +126,7 @@ def test_delayed_stop_reaches_its_task_later() -> None:
     engine = FakeEngine(world, faults=lambda verb, _: Fault(delay_s=5.0 if verb is Verb.CANCEL else 0.0))
     done(engine.submit(submission(nodes=("a",))))
     done(engine.cancel("att_1", 30))
-    assert sights(engine) == {"a": ObservedState.ALIVE}
+    assert evidence_of(engine) == {"a": Evidence.ALIVE}
     clock.advance(5)
     assert outcomes(engine) == {"a": EndKind.STOPPED}
 
@@ -146,7 +147,7 @@ def test_task_behind_a_partition_keeps_running_unobserved() -> None:
     engine = FakeEngine(world)
     done(engine.submit(submission()))
     world.cut("b")
-    assert sights(engine) == {"a": ObservedState.ALIVE, "b": ObservedState.UNKNOWN}
+    assert evidence_of(engine) == {"a": Evidence.ALIVE, "b": Evidence.CLEARED}
     with pytest.raises(EngineUnreachable):
         done(engine.cancel("att_1", 0))
     with pytest.raises(EngineUnreachable):
@@ -186,7 +187,7 @@ def test_time_limit_ends_a_task() -> None:
     engine = FakeEngine(world)
     done(engine.submit(submission(nodes=("a",), time_limit_s=10.0)))
     clock.advance(9)
-    assert sights(engine) == {"a": ObservedState.ALIVE}
+    assert evidence_of(engine) == {"a": Evidence.ALIVE}
     clock.advance(1)
     assert outcomes(engine) == {"a": EndKind.TIME_LIMIT}
 
@@ -221,7 +222,7 @@ def test_task_without_replies_fences_itself_counted_from_its_last_renewal() -> N
     clock.advance(3)
     world.deliver_reply(sent, RenewalReply())
     clock.advance(56.9)
-    assert sights(engine) == {"a": ObservedState.ALIVE}
+    assert evidence_of(engine) == {"a": Evidence.ALIVE}
     clock.advance(0.2)
     assert outcomes(engine) == {"a": EndKind.FENCED}
     assert world.running() == []
@@ -239,7 +240,7 @@ def test_renewals_of_a_cut_off_node_are_lost_and_so_are_answers_to_it() -> None:
     assert len(world.running()) == 1
     clock.advance(30)
     assert world.running() == []
-    assert sights(engine) == {"a": ObservedState.UNKNOWN}
+    assert evidence_of(engine) == {"a": Evidence.CLEARED}
     world.heal("a")
     assert outcomes(engine) == {"a": EndKind.FENCED}
 
@@ -262,7 +263,7 @@ def test_the_date_may_jump_without_time_passing() -> None:
     engine = FakeEngine(world)
     done(engine.submit(submission(nodes=("a",))))
     clock.jump(3600)
-    assert sights(engine) == {"a": ObservedState.ALIVE}
+    assert evidence_of(engine) == {"a": Evidence.ALIVE}
     clock.jump(-7200)
     clock.advance(10)
     assert outcomes(engine) == {"a": EndKind.SUCCEEDED}
@@ -304,5 +305,5 @@ def test_frequent_observation_changes_nothing(seed: int, steps: list[float]) -> 
             clock.advance(seconds)
             if looks:
                 done(engine.list_owned())
-        final.append([(o.state, o.outcome and o.outcome.kind) for o in done(engine.list_owned())])
+        final.append([(o.evidence, o.outcome and o.outcome.kind) for o in done(engine.list_owned())])
     assert final[0] == final[1]

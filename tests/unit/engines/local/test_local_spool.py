@@ -23,11 +23,11 @@ import msgspec
 import pytest
 import structlog
 
-from shoal.engines.base import ObservedState
 from shoal.engines.local import engine as engine_module
 from shoal.engines.local import spool_index as book_module
 from shoal.engines.local.engine import CLAIM_S, INVENTORY_S
 from shoal.errors import EngineRefused, EngineUnreachable
+from shoal.model.evidence import Evidence
 from shoal.runtime.files import removal, spool
 from shoal.wire import EndKind, TaskCredentials
 from tests.support.fakes.local_engine import SECRET, LocalEngineLab, credentials
@@ -39,7 +39,7 @@ NOBODY = (65534, 65534) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
 async def test_secrets_reach_the_supervisor_and_no_file(local: LocalEngineLab) -> None:
     await local.engine.submit(local.submission("dies", num_nodes=2))
     with anyio.fail_after(30):
-        while any(o.state is not ObservedState.ENDED for o in await local.engine.list_owned()):
+        while any(o.evidence is not Evidence.ENDED for o in await local.engine.list_owned()):
             await anyio.sleep(0.01)
     files = [path for path in local.home.rglob("*") if path.is_file()]
     assert not [path for path in files if SECRET.encode() in path.read_bytes()]
@@ -51,7 +51,7 @@ async def test_secrets_reach_the_supervisor_and_no_file(local: LocalEngineLab) -
 async def test_large_secrets_fit_and_larger_ones_are_refused(local: LocalEngineLab) -> None:
     large = {"sim-01": TaskCredentials(secrets={"KEY": "x" * 500_000})}
     await local.engine.submit(msgspec.structs.replace(local.submission("dies"), credentials=large))
-    await local.until(ObservedState.ENDED)
+    await local.until(Evidence.ENDED)
     assert "credentials: 500" in Path(local.spool_task().errors).read_text()
     larger = {"sim-01": TaskCredentials(secrets={"KEY": "x" * (1 << 20)})}
     with pytest.raises(EngineRefused, match="secrets take"):
@@ -67,7 +67,7 @@ async def test_task_of_a_removed_node_is_lost_and_never_started(local: LocalEngi
     await local.engine.submit(local.submission("is deaf"))
     seen = await local.observe()
     assert seen.outcome is not None
-    assert (seen.state, seen.outcome.kind) == (ObservedState.ENDED, EndKind.LOST)
+    assert (seen.evidence, seen.outcome.kind) == (Evidence.ENDED, EndKind.LOST)
     assert "no such node" in seen.outcome.message
     assert local.children == set()
 
@@ -77,7 +77,7 @@ async def test_attempt_forgotten_during_a_second_submit_does_not_run_again(
 ) -> None:
     submission = local.submission("dies")
     await local.engine.submit(submission)
-    await local.until(ObservedState.ENDED)
+    await local.until(Evidence.ENDED)
     index = local.engine._index
 
     def and_then_forgotten(look: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -127,10 +127,10 @@ async def test_stop_kills_a_supervisor_of_an_earlier_engine_that_hangs_with_the_
         while not spool.is_locked(local.spool_task()):
             await anyio.sleep(0.01)
     await local.engine.cancel(local.id(), 0.0)
-    assert (await local.observe()).state is ObservedState.PENDING
+    assert (await local.observe()).evidence is Evidence.PENDING
     local.restart()
     with anyio.fail_after(30):
-        while (await local.observe()).state is not ObservedState.ENDED:
+        while (await local.observe()).evidence is not Evidence.ENDED:
             await local.engine.cancel(local.id(), 0.0)
             local.clock.advance(1.0)
     assert hung.wait(30) == -signal.SIGKILL
@@ -155,7 +155,7 @@ async def test_forget_removes_files_of_ranks_and_keeps_the_log(local: LocalEngin
     canary.mkdir()
     (canary / "file").write_text("precious")
     await local.engine.submit(local.submission("dies"))
-    await local.until(ObservedState.ENDED)
+    await local.until(Evidence.ENDED)
     work = Path(local.spool_task().work)
     (work / "deep").mkdir(parents=True)
     (work / "link").symlink_to(canary)
@@ -198,7 +198,7 @@ async def test_drafts_and_trash_of_a_crash_are_swept(local: LocalEngineLab) -> N
 async def test_a_line_cut_short_by_a_crash_is_still_read(local: LocalEngineLab) -> None:
     await local.engine.submit(local.submission("dies"))
     Path(local.spool_task().log).write_bytes(b"1.0 0 o whole\n2.0 0 o cut sho")
-    await local.until(ObservedState.ENDED)
+    await local.until(Evidence.ENDED)
     first = await local.engine.read_log(local.id(), "sim-01", 0, 20)
     assert (first.data, first.is_complete) == (b"1.0 0 o whole\n", False)
     second = await local.engine.read_log(local.id(), "sim-01", first.next_offset, 1000)
@@ -282,7 +282,7 @@ async def test_full_disk_does_not_prevent_a_stop(
         with pytest.raises(EngineUnreachable, match="No space"):
             await local.engine.cancel(local.id(), 5.0)
     with anyio.fail_after(30):
-        while any(o.state is not ObservedState.ENDED for o in await local.engine.list_owned()):
+        while any(o.evidence is not Evidence.ENDED for o in await local.engine.list_owned()):
             await anyio.sleep(0.01)
 
 
@@ -290,19 +290,19 @@ async def test_standby_that_cannot_be_reaped_hides_no_task(
     local: LocalEngineLab,
 ) -> None:
     await local.engine.submit(local.submission("dies"))
-    await local.until(ObservedState.ENDED)
+    await local.until(Evidence.ENDED)
     places = local.home / "spool" / "standby"
     for name in ("a", "c"):
         (places / name).mkdir(parents=True)
     (places / "b").write_text("no place at all")
     with structlog.testing.capture_logs() as result:
         for _ in range(3):
-            assert [seen.state for seen in await local.engine.list_owned()] == [ObservedState.ENDED]
+            assert [seen.evidence for seen in await local.engine.list_owned()] == [Evidence.ENDED]
     assert [path.name for path in places.iterdir()] == ["b"]
     assert [line["path"] for line in result if "standby" in line["event"]] == [str(places / "b")], "once"
     shutil.rmtree(places)
     places.write_text("no folder at all")
-    assert [seen.state for seen in await local.engine.list_owned()] == [ObservedState.ENDED]
+    assert [seen.evidence for seen in await local.engine.list_owned()] == [Evidence.ENDED]
 
 
 async def test_several_undying_standbys_delay_a_list_no_longer_than_one(

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from shoal.engines.base import ObservedState
 from shoal.engines.local.spool_index import SpoolIndex
 from shoal.errors import Deposed, EngineUnreachable
+from shoal.model.evidence import Evidence
 from tests.support.fakes.local_engine import LocalEngineLab
 from tests.unit.engines.test_local_replace import LOST, anew, lose, until
 
@@ -25,7 +25,7 @@ async def test_deposed_engine_starts_nothing(local: LocalEngineLab) -> None:
     assert await local.engine.list_owned() == []
     assert await old.list_owned() == []
     await local.engine.submit(local.submission("is deaf"))
-    await local.until(ObservedState.ALIVE)
+    await local.until(Evidence.ALIVE)
 
 
 async def test_engine_deposed_in_the_middle_of_a_submission_has_started_nothing(
@@ -69,7 +69,7 @@ async def test_deposed_engine_removes_no_task_that_its_successor_replaced(
     with pytest.raises(EngineUnreachable, match="No such file"):
         await old.submit(again)
     assert not is_frozen
-    seen = await until(local, LOST, ObservedState.ALIVE)
+    seen = await until(local, LOST, Evidence.ALIVE)
     assert seen.replacement == 1
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from shoal.engines.base import ObservedState
 from shoal.engines.fake import VirtualClock
 from shoal.engines.ray.client import RayClient
 from shoal.engines.ray.config import RayConfig
@@ -15,6 +14,7 @@ from shoal.engines.ray.engine import NODES_S, RayEngine
 from shoal.engines.remote.connection import ControlPlaneAccess
 from shoal.engines.remote.task_observer import HEARD_S, LATE_S, SILENT_S
 from shoal.errors import EngineUnreachable
+from shoal.model.evidence import Evidence
 from shoal.wire import EndKind, TaskSpecRequest
 from tests.unit.engines.ray.test_ray_pieces import answer, facts, row
 from tests.unit.engines.remote.test_mailbox_terms import ORDER
@@ -74,7 +74,7 @@ async def test_unstarted_task_leaves_a_node_that_does_not_respond(tmp_path: Path
         await engine.list_owned()
         clock.advance(SILENT_S - 1)
         [seen] = await engine.list_owned()
-        assert seen.state is ObservedState.PENDING
+        assert seen.evidence is Evidence.PENDING
     clock.advance(1)
     [seen] = await engine.list_owned()
     assert seen.outcome is not None
@@ -93,18 +93,18 @@ async def test_while_ray_itself_cannot_be_asked_no_node_is_seen_away(tmp_path: P
     for _ in range(10):
         clock.advance(60)
         [seen] = await engine.list_owned()
-        assert seen.state is ObservedState.PENDING
+        assert seen.evidence is Evidence.QUEUED
     ray.is_away, ray.is_known = False, False  # another head, which its raylets have not found yet
     for _ in range(2):
         clock.advance(NODES_S)
         [seen] = await engine.list_owned()
-        assert seen.state is ObservedState.PENDING
+        assert seen.evidence is Evidence.PENDING
     clock.advance(SILENT_S - NODES_S - 1)
     [seen] = await engine.list_owned()
-    assert seen.state is ObservedState.PENDING
+    assert seen.evidence is Evidence.PENDING
     clock.advance(1)
     [seen] = await engine.list_owned()
-    assert seen.state is ObservedState.ENDED
+    assert seen.evidence is Evidence.ENDED
 
 
 async def test_occasional_failed_query_does_not_keep_a_task_on_a_gone_node(
@@ -120,7 +120,7 @@ async def test_occasional_failed_query_does_not_keep_a_task_on_a_gone_node(
         ray.is_away = turn % 5 == 4
         await engine.list_owned()
     [seen] = await engine.list_owned()
-    assert seen.state is ObservedState.ENDED
+    assert seen.evidence is Evidence.ENDED
 
 
 async def test_started_task_stays_on_a_node_that_does_not_respond(
@@ -136,7 +136,7 @@ async def test_started_task_stays_on_a_node_that_does_not_respond(
         await engine.list_owned()
         clock.advance(SILENT_S)
     [seen] = await engine.list_owned()
-    assert (seen.state, seen.outcome) == (ObservedState.UNKNOWN, None)
+    assert (seen.evidence, seen.outcome) == (Evidence.UNKNOWN, None)
 
 
 @pytest.mark.parametrize(
@@ -164,23 +164,23 @@ async def test_only_another_boot_of_the_same_machine_is_a_restart(
     await engine.list_owned()
     clock.advance(LATE_S + 0.5)
     [seen] = await engine.list_owned()
-    assert (seen.state is ObservedState.ENDED) is is_over
+    assert (seen.evidence is Evidence.ENDED) is is_over
 
 
 @pytest.mark.parametrize(
-    ("state", "process", "sight"),
+    ("state", "process", "evidence"),
     [
-        ("over", "one", ObservedState.ENDED),
-        ("left", "one", ObservedState.ORPHANED),
+        ("over", "one", Evidence.ENDED),
+        ("left", "one", Evidence.ORPHANED_PER_CLUSTER),
         # It came up under the same name on another machine, asked for the task spec in vain, and ended.
-        ("over", "two", ObservedState.UNKNOWN),
-        ("left", "two", ObservedState.UNKNOWN),
+        ("over", "two", Evidence.UNKNOWN),
+        ("left", "two", Evidence.UNKNOWN),
         # By an agent of an older Shoal.
-        ("over", "", ObservedState.UNKNOWN),
+        ("over", "", Evidence.UNKNOWN),
     ],
 )
 async def test_only_the_end_of_the_assigned_node_agent_ends_its_task(
-    tmp_path: Path, state: str, process: str, sight: ObservedState
+    tmp_path: Path, state: str, process: str, evidence: Evidence
 ) -> None:
     clock, ray = VirtualClock(1_800_000_000.0), PaperRay()
     reach = ControlPlaneAccess(urls=("https://login:1",), ca="ca")
@@ -191,7 +191,7 @@ async def test_only_the_end_of_the_assigned_node_agent_ends_its_task(
     ray.state, ray.process, ray.machine = state, process, "m" if process == "one" else "another"
     clock.advance(LATE_S + HEARD_S)
     [seen] = await engine.list_owned()
-    assert seen.state is sight
+    assert seen.evidence is evidence
 
 
 async def test_node_agent_without_a_task_spec_does_not_hide_a_reboot(
@@ -207,4 +207,4 @@ async def test_node_agent_without_a_task_spec_does_not_hide_a_reboot(
     ray.state, ray.process, ray.boot_id = "over", "two", "2"
     clock.advance(LATE_S + HEARD_S)
     [seen] = await engine.list_owned()
-    assert seen.state is ObservedState.ENDED
+    assert seen.evidence is Evidence.ENDED

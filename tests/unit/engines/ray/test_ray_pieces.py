@@ -19,6 +19,7 @@ from shoal.engines.ray.render import (
 )
 from shoal.engines.remote.cluster_observation import Boot, ClusterTaskState
 from shoal.errors import EngineUnreachable, SpecError
+from shoal.model.evidence import Evidence
 from shoal.wire import LaunchRequest
 from tests.support.slurm.fake_slurm import slurm_task_spec
 
@@ -223,25 +224,25 @@ def test_the_head_of_our_own_is_on_loopback_with_a_token_and_a_disk() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "stage", "is_over", "is_left"),
+    ("state", "stage", "evidence"),
     [
-        ("running", ClusterTaskState.RUNNING, False, False),
-        ("over", ClusterTaskState.ENDED, True, False),
-        ("gone", ClusterTaskState.UNKNOWN, False, False),
-        ("left", ClusterTaskState.UNKNOWN, False, True),
-        ("hidden", ClusterTaskState.UNKNOWN, False, False),
+        ("running", ClusterTaskState.RUNNING, Evidence.UNKNOWN),
+        ("over", ClusterTaskState.ENDED, Evidence.ENDED),
+        ("gone", ClusterTaskState.UNKNOWN, Evidence.UNKNOWN),
+        ("left", ClusterTaskState.UNKNOWN, Evidence.ORPHANED_PER_CLUSTER),
+        ("hidden", ClusterTaskState.UNKNOWN, Evidence.UNKNOWN),
     ],
 )
 def test_only_an_agent_that_looked_gives_evidence(
-    state: str, stage: ClusterTaskState, is_over: bool, is_left: bool
+    state: str, stage: ClusterTaskState, evidence: Evidence
 ) -> None:
     result = {"state": state, "pid": 7, "said": "no order", "process": "one"}
     seen = task_observation("n0", result, "one")
-    assert (seen.state, seen.is_over, seen.is_left) == (stage, is_over, is_left)
+    assert (seen.state, seen.evidence) == (stage, evidence)
     assert "no order" in seen.raw
     for holder in ("two", ""):
         other = task_observation("n0", result, holder)
-        assert (other.state, other.is_over, other.is_left) == (stage, False, False)
+        assert (other.state, other.evidence) == (stage, Evidence.UNKNOWN)
         assert other.raw.startswith(
             "a node agent that did not get its task spec" if holder else "its node agent"
         )
@@ -250,10 +251,10 @@ def test_only_an_agent_that_looked_gives_evidence(
 def test_leftovers_of_an_older_shoal_hold_off_the_fence() -> None:
     """Its agent's record does not say which process it is about: enough to wait, and to end nothing."""
     left = task_observation("n0", {"state": "left", "pid": 7, "said": ""}, "one")
-    assert (left.state, left.is_over, left.is_left) == (ClusterTaskState.UNKNOWN, False, True)
+    assert (left.state, left.evidence) == (ClusterTaskState.UNKNOWN, Evidence.ORPHANED_PER_CLUSTER)
     assert left.raw == "its node agent, process 7 on n0, is gone, and something of its task does not die"
     over = task_observation("n0", {"state": "over", "pid": 7, "said": "", "process": ""}, "one")
-    assert (over.is_over, over.is_left) == (False, False)
+    assert over.evidence is Evidence.UNKNOWN
     assert over.raw.startswith("its node agent")
 
 
@@ -261,5 +262,5 @@ def test_untrusted_record_is_no_evidence() -> None:
     seen = task_observation(
         "n0", {"state": "hidden", "pid": None, "said": "/tmp/x is not a directory of ours"}, "one"
     )
-    assert (seen.state, seen.is_over, seen.is_left) == (ClusterTaskState.UNKNOWN, False, False)
+    assert (seen.state, seen.evidence) == (ClusterTaskState.UNKNOWN, Evidence.UNKNOWN)
     assert seen.raw == "the record of its node agent on n0 is not trusted: /tmp/x is not a directory of ours"

@@ -7,12 +7,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shoal.engines.base import ObservedState, Submission
+from shoal.engines.base import Submission
 from shoal.engines.fake import VirtualClock
 from shoal.engines.remote.agent_launcher import MAX_PAUSE_S
 from shoal.engines.remote.cluster_observation import ClusterObservation, ClusterObservations, ClusterTaskState
 from shoal.engines.remote.task_observer import BEHIND_S, HEARD_S, SILENT_S
 from shoal.errors import EngineRefused, EngineUnreachable, StateError
+from shoal.model.evidence import Evidence
 from shoal.wire import EndKind
 from tests.support.fakes.remote_engine import ScriptedEngine
 from tests.unit.engines.remote.test_mailbox_terms import ORDER, fetch, told
@@ -58,8 +59,8 @@ async def test_silent_task_replaced_on_another_node_releases_its_node(
     pair: ScriptedEngine, clock: VirtualClock
 ) -> None:
     await pair.submit(of_pair(("n1", 0), ("n3", 2)))
-    seen = {observation.node: observation.state for observation in await pair.list_owned()}
-    assert seen == {"n1": ObservedState.ALIVE, "n2": ObservedState.ENDED, "n3": ObservedState.PENDING}
+    seen = {observation.node: observation.evidence for observation in await pair.list_owned()}
+    assert seen == {"n1": Evidence.ALIVE, "n2": Evidence.ENDED, "n3": Evidence.PENDING}
     clock.advance(SILENT_S)
     assert [node.name for node in await pair.nodes() if node.is_alive] == ["n2", "n3"]
     await pair.submit(of_pair(("n1", 0), ("n2", 3)))
@@ -91,7 +92,7 @@ async def test_refused_replacement_is_lost_and_ends_no_other_task(
     engine.mailbox.assign(fetch("one"))
     assert await engine.submit(GANG) == "lent:att_1"
     began, refused = await engine.list_owned()
-    assert (began.state, refused.state) == (ObservedState.ALIVE, ObservedState.ENDED)
+    assert (began.evidence, refused.evidence) == (Evidence.ALIVE, Evidence.ENDED)
     assert refused.outcome is not None
     assert refused.outcome.kind is EndKind.LOST
     assert refused.outcome.message == f"lent refused it: {engine.refusal}"
@@ -126,7 +127,7 @@ async def test_task_without_a_node_agent_beside_started_ones_is_lost(
     result = "Slurm job 7 is RUNNING; others of it have begun, and no node agent has fetched this task spec"
     for second in range(int(BEHIND_S)):
         _, late = await engine.list_owned()
-        assert (late.state, late.raw == result) == (ObservedState.PENDING, second >= HEARD_S)
+        assert (late.evidence, late.raw == result) == (Evidence.PENDING, second >= HEARD_S)
         clock.advance(1.0)
     _, late = await engine.list_owned()
     assert late.outcome is not None
@@ -144,7 +145,7 @@ async def test_stranded_task_beside_started_ones_is_lost(tmp_path: Path, clock: 
     await engine.list_owned()
     clock.advance(BEHIND_S - 1.0)
     _, late = await engine.list_owned()
-    assert late.state is ObservedState.PENDING
+    assert late.evidence is Evidence.PENDING
     clock.advance(1.0)
     _, late = await engine.list_owned()
     assert late.outcome is not None
@@ -168,7 +169,7 @@ async def test_task_that_the_cluster_does_not_run_is_not_closed_as_left_behind(
     engine.cluster_observations = running("n1", "n2")
     for _ in range(2):  # it counts from here again
         _, late = await engine.list_owned()
-        assert late.state is ObservedState.PENDING
+        assert late.evidence is Evidence.PENDING
         clock.advance(BEHIND_S - 1.0)
 
 
@@ -180,4 +181,4 @@ async def test_single_task_waits_for_its_node_agent_without_a_limit(
     engine.cluster_observations = running("n1", "n2")
     for _ in range(3):
         clock.advance(BEHIND_S)
-        assert [seen.state for seen in await engine.list_owned()] == [ObservedState.PENDING] * 2
+        assert [seen.evidence for seen in await engine.list_owned()] == [Evidence.PENDING] * 2

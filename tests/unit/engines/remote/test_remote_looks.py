@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shoal.engines.base import CLUSTER_UNREACHABLE, ObservedState, Submission
+from shoal.engines.base import CLUSTER_UNREACHABLE, Submission
 from shoal.engines.fake import VirtualClock
 from shoal.engines.home_records import MAILBOX, unfinished_attempts
 from shoal.engines.remote.agent_launcher import MAX_PAUSE_S
@@ -15,6 +15,7 @@ from shoal.engines.remote.cluster_observation import Boot, ClusterObservation, C
 from shoal.engines.remote.engine import QueryTimes
 from shoal.engines.remote.task_observer import HEARD_S, LATE_S, SILENT_S
 from shoal.errors import EngineUnreachable, StateError
+from shoal.model.evidence import PER_CLUSTER, UNSTARTED, Evidence
 from shoal.runtime.files import spool
 from shoal.wire import EndKind
 from tests.support.fakes.remote_engine import ScriptedEngine
@@ -34,10 +35,10 @@ async def test_unstarted_task_keeps_waiting_while_the_cluster_is_unreachable(
     engine: ScriptedEngine,
 ) -> None:
     [observations] = await engine.list_owned()
-    assert (observations.state, observations.is_queued) == (ObservedState.PENDING, False)
+    assert observations.evidence is Evidence.PENDING
     engine.is_away = True
     [unknown] = await engine.list_owned()
-    assert (unknown.state, unknown.is_queued) == (ObservedState.PENDING, True)
+    assert unknown.evidence is Evidence.QUEUED
     assert unknown.raw == CLUSTER_UNREACHABLE, "why is for operators: a cluster's words may name machines"
 
 
@@ -48,10 +49,10 @@ async def test_reporting_task_is_alive_while_the_cluster_is_unreachable(
     engine.is_away = True
     clock.advance(HEARD_S - 1.0)
     [seen] = await engine.list_owned()
-    assert (seen.state, seen.silent_s) == (ObservedState.ALIVE, HEARD_S - 1.0)
+    assert (seen.evidence, seen.silent_s) == (Evidence.ALIVE, HEARD_S - 1.0)
     clock.advance(1.0)
     [seen] = await engine.list_owned()
-    assert (seen.state, seen.is_queued) == (ObservedState.UNKNOWN, False)
+    assert seen.evidence is Evidence.UNKNOWN
 
 
 async def test_reported_leftovers_make_a_task_an_orphan(
@@ -67,15 +68,15 @@ async def test_reported_leftovers_make_a_task_an_orphan(
     assert news == [1]
     for _ in range(3):
         [seen] = await engine.list_owned()
-        assert (seen.state, seen.raw, seen.outcome) == (ObservedState.ORPHANED, "it does not die", None)
+        assert (seen.evidence, seen.raw, seen.outcome) == (Evidence.ORPHANED, "it does not die", None)
         clock.advance(HEARD_S)
     engine = ScriptedEngine(tmp_path, clock)  # and whether or not it is heard from again
     [seen] = await engine.list_owned()
-    assert (seen.state, seen.raw, seen.is_hearsay) == (ObservedState.ORPHANED, "it does not die", False)
+    assert (seen.evidence, seen.raw) == (Evidence.ORPHANED, "it does not die")
     outcome = engine.mailbox.make_outcome(engine.mailbox.find("att_1")["n1"], EndKind.LOST, "gone")
     engine.mailbox.receive(msgspec.structs.replace(told(process), outcome=outcome), b"")
     [seen] = await engine.list_owned()
-    assert seen.state is ObservedState.ENDED
+    assert seen.evidence is Evidence.ENDED
     assert not (tmp_path / "mailbox/live/att_1/n1/left").exists()
 
 
@@ -83,49 +84,48 @@ async def test_leftovers_seen_by_the_cluster_make_a_silent_task_an_orphan(
     engine: ScriptedEngine, clock: VirtualClock
 ) -> None:
     engine.mailbox.assign(fetch("one"))
-    engine.cluster_observations = {("att_1", "n1"): ClusterObservation(raw="it does not die", is_left=True)}
+    left = ClusterObservation(raw="it does not die", evidence=Evidence.ORPHANED_PER_CLUSTER)
+    engine.cluster_observations = {("att_1", "n1"): left}
     [seen] = await engine.list_owned()
-    assert seen.state is ObservedState.ALIVE
+    assert seen.evidence is Evidence.ALIVE
     clock.advance(HEARD_S)
     [seen] = await engine.list_owned()
-    assert (seen.state, seen.raw, seen.is_hearsay) == (ObservedState.ORPHANED, "it does not die", True)
-    engine.cluster_observations = {("att_1", "n1"): ClusterObservation(raw="may be its", is_doubtful=True)}
+    assert (seen.evidence, seen.raw) == (Evidence.ORPHANED_PER_CLUSTER, "it does not die")
+    doubt = ClusterObservation(raw="may be its", evidence=Evidence.DOUBTFUL)
+    engine.cluster_observations = {("att_1", "n1"): doubt}
     [seen] = await engine.list_owned()
-    assert (seen.state, seen.raw) == (ObservedState.DOUBTFUL, "its node agent is silent; may be its")
-    assert seen.is_hearsay
+    assert (seen.evidence, seen.raw) == (Evidence.DOUBTFUL, "its node agent is silent; may be its")
     engine.cluster_observations = {("att_1", "n1"): ClusterObservation(state=ClusterTaskState.SUSPENDED)}
     [seen] = await engine.list_owned()
-    assert (seen.state, seen.is_hearsay) == (ObservedState.ALIVE, True)
+    assert seen.evidence is Evidence.SUSPENDED
 
 
-@pytest.mark.parametrize("is_left", [True, False])
+@pytest.mark.parametrize("evidence", PER_CLUSTER)
 async def test_new_control_plane_waits_for_reports_before_it_calls_a_task_an_orphan(
-    engine: ScriptedEngine, clock: VirtualClock, tmp_path: Path, is_left: bool
+    engine: ScriptedEngine, clock: VirtualClock, tmp_path: Path, evidence: Evidence
 ) -> None:
     engine.mailbox.assign(fetch("one"))
     later = ScriptedEngine(tmp_path, clock)
-    later.cluster_observations = {
-        ("att_1", "n1"): ClusterObservation(raw="", is_left=is_left, is_doubtful=True)
-    }
+    later.cluster_observations = {("att_1", "n1"): ClusterObservation(raw="", evidence=evidence)}
     for _ in range(3):
         [seen] = await later.list_owned()
-        assert seen.state is ObservedState.DOUBTFUL
+        assert seen.evidence is Evidence.DOUBTFUL
         clock.advance(LATE_S / 3)
     [seen] = await later.list_owned()
-    assert seen.state is (ObservedState.ORPHANED if is_left else ObservedState.DOUBTFUL)
+    assert seen.evidence is evidence
 
 
 async def test_doubt_about_a_silent_task_is_withdrawn_by_a_cluster_that_looked(
     engine: ScriptedEngine, clock: VirtualClock
 ) -> None:
     engine.mailbox.assign(fetch("one"))
-    engine.cluster_observations = {("att_1", "n1"): ClusterObservation(raw="fine", is_clear=True)}
+    engine.cluster_observations = {("att_1", "n1"): ClusterObservation(raw="fine", evidence=Evidence.CLEARED)}
     clock.advance(HEARD_S)
     [seen] = await engine.list_owned()
-    assert (seen.state, seen.is_cleared) == (ObservedState.UNKNOWN, True)
+    assert seen.evidence is Evidence.CLEARED
     engine.is_away = True
     [seen] = await engine.list_owned()
-    assert (seen.state, seen.is_cleared) == (ObservedState.UNKNOWN, False)
+    assert seen.evidence is Evidence.UNKNOWN
 
 
 async def test_new_control_plane_waits_for_reports_before_it_withdraws_a_doubt(
@@ -133,14 +133,14 @@ async def test_new_control_plane_waits_for_reports_before_it_withdraws_a_doubt(
 ) -> None:
     engine.mailbox.assign(fetch("one"))
     later = ScriptedEngine(tmp_path, clock)
-    later.cluster_observations = {("att_1", "n1"): ClusterObservation(raw="fine", is_clear=True)}
+    later.cluster_observations = {("att_1", "n1"): ClusterObservation(raw="fine", evidence=Evidence.CLEARED)}
     clock.advance(2 * HEARD_S)
     for _ in range(3):
         [seen] = await later.list_owned()
-        assert (seen.state, seen.is_cleared) == (ObservedState.UNKNOWN, False)
+        assert seen.evidence is Evidence.UNKNOWN
         clock.advance(LATE_S / 3)
     [seen] = await later.list_owned()
-    assert (seen.state, seen.is_cleared) == (ObservedState.UNKNOWN, True)
+    assert seen.evidence is Evidence.CLEARED
 
 
 async def test_cluster_cancels_a_silent_task_without_grace(
@@ -187,12 +187,12 @@ async def test_reaped_silent_task_releases_its_node(
     engine.mailbox.assign(fetch("one"))
     await engine.reap("att_1")
     [seen] = await engine.list_owned()
-    assert seen.state is ObservedState.ALIVE  # it speaks: it is told to stop
+    assert seen.evidence is Evidence.ALIVE  # it speaks: it is told to stop
     clock.advance(SILENT_S)
     assert [node.is_alive for node in await engine.nodes()] == [False, True]
     await engine.reap("att_1")
     [seen] = await engine.list_owned()
-    assert seen.state is ObservedState.ENDED
+    assert seen.evidence is Evidence.ENDED
     assert engine.cancelled == ["att_1"], "and the cluster was told to end what is left of it"
     assert [node.is_alive for node in await engine.nodes()] == [True, True]
     await engine.forget("att_1")
@@ -207,7 +207,7 @@ async def test_reap_during_an_outage_is_cancelled_in_the_cluster_later(
     engine.is_away = True
     await engine.reap("att_1")
     [seen] = await engine.list_owned()
-    assert seen.state is ObservedState.ENDED
+    assert seen.evidence is Evidence.ENDED
     assert [left.open_nodes for left in unfinished_attempts(tmp_path, MAILBOX)] == [[]], (
         "the home may go elsewhere"
     )
@@ -227,7 +227,7 @@ async def test_temporary_rejection_is_no_launch_try(engine: ScriptedEngine, cloc
         with pytest.raises(EngineUnreachable, match="job submit limit"):
             await engine.submit(submission)
     [seen] = await engine.list_owned()
-    assert seen.state is ObservedState.PENDING
+    assert seen.evidence is Evidence.PENDING
 
 
 async def test_task_of_an_earlier_control_plane_has_time_to_report(
@@ -279,8 +279,8 @@ async def test_waiting_task_of_a_silent_node_is_closed_before_it_began(
     assert [seen.outcome for seen in await engine.list_owned()] == [None, None]
     clock.advance(1)
     silent, waits = await engine.list_owned()
-    assert silent.state is ObservedState.UNKNOWN
-    assert waits.state is (ObservedState.ENDED if is_lost else ObservedState.PENDING)
+    assert silent.evidence is Evidence.UNKNOWN
+    assert waits.evidence in ((Evidence.ENDED,) if is_lost else UNSTARTED)
     if waits.outcome is not None:
         assert waits.outcome.kind is EndKind.LOST
         assert "`n1`: what runs there was not heard from for 45 s; Slurm's word" in waits.outcome.message
@@ -297,7 +297,7 @@ async def test_a_node_whose_work_is_suspended_is_not_called_silent_for_that(
     }
     clock.advance(SILENT_S)
     [seen] = await engine.list_owned()
-    assert seen.state is ObservedState.ALIVE
+    assert seen.evidence is Evidence.SUSPENDED
     assert [node.is_alive for node in await engine.nodes()] == [True, True]
     engine.cluster_observations = {
         ("att_1", ORDER.node): ClusterObservation(state=ClusterTaskState.RUNNING, raw="RUNNING")

@@ -9,7 +9,6 @@ from typing import Any
 import anyio
 import pytest
 
-from shoal.engines.base import ObservedState
 from shoal.engines.fake import VirtualClock
 from shoal.engines.remote.task_observer import BEHIND_S, HEARD_S, SILENT_S
 from shoal.engines.slurm.client import TIMEOUT_S
@@ -19,20 +18,21 @@ from shoal.engines.slurm.parse import SlurmFacts
 from shoal.engines.slurm.render import job_name
 from shoal.engines.slurm.states import SlurmJob
 from shoal.errors import EngineUnreachable, StateError
+from shoal.model.evidence import UNSTARTED, Evidence
 from shoal.wire import EndKind, TaskSpecRequest
-from tests.support.slurm.fake_slurm import BOOTED_AT, engine_on, slurm_task_spec
+from tests.support.slurm.fake_slurm import BOOTED_AT, NO_PROOF, engine_on, slurm_task_spec
 from tests.unit.engines.slurm.test_slurm_stranded import GANG, UNAVAILABLE, Bench, FullSlurm
 
 pytestmark = pytest.mark.anyio
 AWAY = EngineUnreachable("scontrol: Unable to contact slurm controller")
 
 
-async def looked_at(bench: Bench, for_s: float) -> set[ObservedState]:
+async def looked_at(bench: Bench, for_s: float) -> set[Evidence]:
     """What is seen of its tasks in the end, looked at as often as somebody does."""
     seen = []
     for _ in range(int(for_s / NODES_S)):
         seen = await bench.look(NODES_S)
-    return {item.state for item in seen}
+    return {item.evidence for item in seen}
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ async def test_job_on_an_unresponsive_node_is_placed_elsewhere(
     bench = Bench(tmp_path)
     await bench.look()
     bench.slurm.state, bench.slurm.job_state, bench.slurm.reason = state, job_state, reason
-    is_awaited = await looked_at(bench, SILENT_S) == {ObservedState.PENDING}
+    is_awaited = await looked_at(bench, SILENT_S) <= set(UNSTARTED)
     assert is_awaited or ("DRAIN" in state and job_state == "PENDING")
     await looked_at(bench, 2 * NODES_S)
     [seen] = await bench.look()
@@ -88,14 +88,14 @@ async def test_job_that_waits_for_another_reason_stays(
 ) -> None:
     bench = Bench(tmp_path)
     bench.slurm.state, bench.slurm.job_state, bench.slurm.reason = state, job_state, reason
-    assert await looked_at(bench, 4 * SILENT_S) == {ObservedState.PENDING}
+    assert await looked_at(bench, 4 * SILENT_S) <= set(UNSTARTED)
 
 
 async def test_node_that_responds_sometimes_is_not_unresponsive(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     for _ in range(4):
         bench.slurm.state = "IDLE*"
-        assert await looked_at(bench, SILENT_S - NODES_S) == {ObservedState.PENDING}
+        assert await looked_at(bench, SILENT_S - NODES_S) <= set(UNSTARTED)
         bench.slurm.state = "IDLE"
         await bench.look(NODES_S)
 
@@ -104,7 +104,7 @@ async def test_started_task_on_an_unresponsive_node_is_never_closed(tmp_path: Pa
     bench = Bench(tmp_path)
     bench.slurm.state, bench.slurm.job_state = "MIXED*", "RUNNING"
     bench.engine.mailbox.assign(TaskSpecRequest(attempt_id="att_1", node="n0", process="one"))
-    assert await looked_at(bench, 1800.0) == {ObservedState.UNKNOWN}
+    assert await looked_at(bench, 1800.0) == {Evidence.UNKNOWN}
     await bench.engine.clear_queue("att_1")
     assert bench.slurm.cancelled == ([], "")
 
@@ -115,7 +115,7 @@ async def test_of_a_gang_that_has_begun_elsewhere_what_was_to_begin_on_a_mute_no
     bench = Bench(tmp_path, GANG)
     bench.slurm.state, bench.slurm.job_state = "MIXED*", "RUNNING"
     bench.engine.mailbox.assign(TaskSpecRequest(attempt_id="att_1", node="n1", process="one"))
-    assert await looked_at(bench, 2 * SILENT_S) == {ObservedState.PENDING, ObservedState.UNKNOWN}
+    assert await looked_at(bench, 2 * SILENT_S) <= {*UNSTARTED, *NO_PROOF}
     await looked_at(bench, BEHIND_S)
     seen = {item.node: item.outcome for item in await bench.look()}
     assert seen["n1"] is None
@@ -170,22 +170,22 @@ async def test_after_an_outage_of_slurm_or_of_ours_the_time_counts_anew(tmp_path
     engine, clock, slurm = with_away(tmp_path)
     engine.mailbox.add((slurm_task_spec(nodes=("n0",)),), None)
 
-    async def sights(for_s: float) -> set[ObservedState]:
+    async def evidence_over(for_s: float) -> set[Evidence]:
         result = set()
         for _ in range(int(for_s / NODES_S)):
             clock.advance(NODES_S)
-            result = {observation.state for observation in await engine.list_owned()}
+            result = {observation.evidence for observation in await engine.list_owned()}
         return result
 
     slurm.state = "IDLE*"
-    assert await sights(SILENT_S - NODES_S) == {ObservedState.PENDING}
+    assert await evidence_over(SILENT_S - NODES_S) <= set(UNSTARTED)
     slurm.is_away = True
-    assert await sights(10 * SILENT_S) == {ObservedState.PENDING}
+    assert await evidence_over(10 * SILENT_S) <= set(UNSTARTED)
     slurm.is_away = False
-    assert await sights(SILENT_S - NODES_S) == {ObservedState.PENDING}
+    assert await evidence_over(SILENT_S - NODES_S) <= set(UNSTARTED)
     engine = engine_on(tmp_path, clock, slurm)
-    assert await sights(SILENT_S - NODES_S) == {ObservedState.PENDING}
-    assert await sights(3 * NODES_S) == {ObservedState.ENDED}
+    assert await evidence_over(SILENT_S - NODES_S) <= set(UNSTARTED)
+    assert await evidence_over(3 * NODES_S) == {Evidence.ENDED}
 
 
 async def test_while_slurm_is_away_ranks_meet_at_the_address_that_is_known(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shoal.engines.base import CLUSTER_UNREACHABLE, ObservedState, Submission, SupportsOwnQueue
+from shoal.engines.base import CLUSTER_UNREACHABLE, Submission, SupportsOwnQueue
 from shoal.engines.fake import VirtualClock
 from shoal.engines.remote.connection import ControlPlaneAccess
 from shoal.engines.slurm.config import SlurmConfig
@@ -19,6 +19,7 @@ from shoal.engines.slurm.render import SlurmJobRequest, job_name
 from shoal.engines.slurm.shared_files import UnixAccount
 from shoal.engines.slurm.states import SETTLE_S, SlurmJob
 from shoal.errors import EngineRefused, EngineUnreachable, NodeGone
+from shoal.model.evidence import Evidence
 from shoal.wire import LaunchRequest, TaskSpecRequest
 from tests.support.slurm.fake_slurm import (
     BOOTED_AT,
@@ -50,7 +51,7 @@ async def test_another_slurm_behind_the_same_transport_is_refused(tmp_path: Path
     for _ in range(3):
         clock.advance(CONFIG_S)
         [seen] = await engine.list_owned()
-        assert (seen.state, CLUSTER_UNREACHABLE in seen.raw) == (ObservedState.UNKNOWN, True)
+        assert (seen.evidence, CLUSTER_UNREACHABLE in seen.raw) == (Evidence.UNKNOWN, True)
     with pytest.raises(EngineUnreachable, match="not about our jobs") as raised:
         await engine.nodes()
     assert "the Slurm `prod` (b) answers, and the Slurm `lab` (a, b) was connected" in raised.value.message
@@ -172,12 +173,12 @@ async def test_squeue_is_asked_once_a_second_however_much_is_submitted_meanwhile
     for _ in range(5):
         await engine.launch(launch_request, (slurm_task_spec(nodes=("n0",)),))
         [seen] = await engine.list_owned()
-        assert (slurm.num_queries, seen.is_queued) == (1, True)
+        assert (slurm.num_queries, seen.evidence) == (1, Evidence.QUEUED)
         assert "squeue has not been asked since" in seen.raw
         clock.advance(0.1)
     clock.advance(JOBS_S)
     [seen] = await engine.list_owned()
-    assert (slurm.num_queries, seen.is_queued) == (2, True)
+    assert (slurm.num_queries, seen.evidence) == (2, Evidence.QUEUED)
     assert "is PENDING (Priority)" in seen.raw
 
 
@@ -207,7 +208,7 @@ async def test_query_of_one_attempt_keeps_facts_about_others(tmp_path: Path) -> 
     for _ in range(3):
         clock.advance((SETTLE_S + 30.0) / 3)
         await engine.observe_tasks(engine.mailbox.find("att_2").values())
-    assert [seen.state for seen in await engine.list_owned()] == [ObservedState.ENDED, ObservedState.PENDING]
+    assert [seen.evidence for seen in await engine.list_owned()] == [Evidence.ENDED, Evidence.PENDING]
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from shoal.engines.base import ObservedState, Submission, SupportsClearing
+from shoal.engines.base import Submission, SupportsClearing
 from shoal.engines.fake import VirtualClock
 from shoal.engines.remote.task_observer import HEARD_S, LATE_S
 from shoal.engines.slurm.engine import ACCOUNTING_S, NODES_S, SlurmEngine
 from shoal.engines.slurm.render import job_name
 from shoal.engines.slurm.states import SETTLE_S, SlurmJob
 from shoal.errors import EngineUnreachable
+from shoal.model.evidence import PER_CLUSTER, Evidence
 from shoal.wire import EndKind, StatusReport, TaskSpecRequest
-from tests.support.slurm.fake_slurm import BOOTED_AT, CancelledJobSlurm, FakeSlurm, engine_on, slurm_task_spec
+from tests.support.slurm.fake_slurm import (
+    BOOTED_AT,
+    NO_PROOF,
+    CancelledJobSlurm,
+    FakeSlurm,
+    engine_on,
+    slurm_task_spec,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -28,10 +36,10 @@ async def test_reboot_ends_a_task_whose_job_slurm_has_forgotten(tmp_path: Path, 
     engine.mailbox.add((slurm_task_spec(nodes=("n0",)),), None)
     engine.mailbox.assign(TaskSpecRequest(attempt_id="att_1", node="n0", process="one"))
     [seen] = await engine.list_owned()
-    assert seen.state is ObservedState.ALIVE
+    assert seen.evidence is Evidence.ALIVE
     clock.advance(LATE_S + HEARD_S)
     [seen] = await engine.list_owned()
-    assert seen.state is ObservedState.UNKNOWN
+    assert seen.evidence in NO_PROOF
     slurm.is_restarted = True
     engine = engine_on(tmp_path, clock, slurm)  # a control plane that was away meanwhile
     await engine.list_owned()
@@ -61,7 +69,7 @@ async def test_reboot_before_the_task_began_is_no_evidence(
     for _ in range(3):
         clock.advance(LATE_S + HEARD_S)
         [seen] = await engine.list_owned()
-        assert seen.state is ObservedState.UNKNOWN
+        assert seen.evidence in NO_PROOF
 
 
 async def test_reporting_task_is_not_reaped_by_reports_of_slurm(tmp_path: Path) -> None:
@@ -75,7 +83,7 @@ async def test_reporting_task_is_not_reaped_by_reports_of_slurm(tmp_path: Path) 
     for _ in range(20):
         clock.advance(5.5)  # as often as a node agent speaks, and a little late
         [seen] = await engine.list_owned()
-        assert seen.state is ObservedState.ALIVE
+        assert seen.evidence is Evidence.ALIVE
         engine.mailbox.assign(requested)
 
 
@@ -97,7 +105,7 @@ async def test_changed_clock_is_no_reboot(tmp_path: Path, is_slurmd_older: bool)
     for _ in range(3):
         clock.advance(LATE_S + HEARD_S)
         [seen] = await engine.list_owned()
-        assert (seen.state, seen.outcome) == (ObservedState.UNKNOWN, None)
+        assert (seen.evidence in NO_PROOF, seen.outcome) == (True, None)
 
 
 class FailedJob(CancelledJobSlurm):
@@ -138,13 +146,13 @@ async def test_the_end_of_a_job_is_evidence_where_its_node_would_say_what_did_no
     engine.mailbox.assign(TaskSpecRequest(attempt_id="att_1", node="n0", process="one"))
     clock.advance(20.0)
     [early] = await engine.list_owned()
-    assert early.state is ObservedState.UNKNOWN
+    assert early.evidence in NO_PROOF
     clock.advance(SETTLE_S)
     [seen] = await engine.list_owned()
-    assert seen.state is ObservedState.UNKNOWN  # Slurm's KillWait comes on top
+    assert seen.evidence in NO_PROOF  # Slurm's KillWait comes on top
     clock.advance(30.0)
     [seen] = await engine.list_owned()
-    assert seen.state is (ObservedState.ENDED if is_over else ObservedState.UNKNOWN)
+    assert seen.evidence in ((Evidence.ENDED,) if is_over else NO_PROOF)
 
 
 @pytest.mark.parametrize("is_from_before", [False, True])
@@ -166,10 +174,10 @@ async def test_the_end_of_a_job_is_no_evidence_for_ranks_that_may_have_left_its_
     engine.mailbox.assign(TaskSpecRequest(attempt_id="att_1", node="n0", process="one"))
     clock.advance(HEARD_S)
     [seen] = await engine.list_owned()
-    assert seen.state is ObservedState.UNKNOWN
+    assert seen.evidence in NO_PROOF
     clock.advance(SETTLE_S + 30.0)
     [seen] = await engine.list_owned()
-    assert seen.state is (ObservedState.UNKNOWN if is_from_before else ObservedState.ENDED)
+    assert seen.evidence in (NO_PROOF if is_from_before else (Evidence.ENDED,))
 
 
 @pytest.mark.parametrize("speaks", [False, True])
@@ -192,16 +200,16 @@ async def test_the_end_of_a_job_is_no_evidence_from_another_machine_that_has_got
     for _ in range(5):
         clock.advance(SETTLE_S + 30.0)
         [seen] = await engine.list_owned()
-        assert (seen.state, seen.outcome) == (ObservedState.UNKNOWN, None)
+        assert (seen.evidence in NO_PROOF, seen.outcome) == (True, None)
     slurm.is_restarted = True
     clock.advance(NODES_S)
     [seen] = await engine.list_owned()
-    assert seen.state is ObservedState.UNKNOWN, "the start of another machine"
+    assert seen.evidence in NO_PROOF, "the start of another machine"
     slurm.address, slurm.is_restarted = FakeSlurm.address, False
     for _ in range(3):
         clock.advance(SETTLE_S + 30.0)
         [seen] = await engine.list_owned()
-    assert seen.state is ObservedState.ENDED
+    assert seen.evidence is Evidence.ENDED
 
 
 def unkilled_on(tmp_path: Path, clock: VirtualClock, slurm: FakeSlurm) -> SlurmEngine:
@@ -214,17 +222,17 @@ def unkilled_on(tmp_path: Path, clock: VirtualClock, slurm: FakeSlurm) -> SlurmE
 
 
 @pytest.mark.parametrize(
-    ("jobs", "sight"),
+    ("jobs", "evidence"),
     [
-        (CancelledJobSlurm, ObservedState.ORPHANED),
-        (FailedJob, ObservedState.DOUBTFUL),
-        (RunningJob, ObservedState.DOUBTFUL),
-        (CompletingJob, ObservedState.DOUBTFUL),
-        (FakeSlurm, ObservedState.DOUBTFUL),
+        (CancelledJobSlurm, Evidence.ORPHANED_PER_CLUSTER),
+        (FailedJob, Evidence.DOUBTFUL),
+        (RunningJob, Evidence.DOUBTFUL),
+        (CompletingJob, Evidence.DOUBTFUL),
+        (FakeSlurm, Evidence.DOUBTFUL),
     ],
 )
 async def test_the_end_of_a_job_is_no_evidence_where_slurm_could_not_kill_all_of_one(
-    tmp_path: Path, jobs: type[FakeSlurm], sight: ObservedState
+    tmp_path: Path, jobs: type[FakeSlurm], evidence: Evidence
 ) -> None:
     """What Slurm merely believes to be over, or has forgotten, may run: what did not die may be another's.
     And one that runs on other nodes may have been given up on this one.
@@ -232,16 +240,16 @@ async def test_the_end_of_a_job_is_no_evidence_where_slurm_could_not_kill_all_of
     clock, slurm = VirtualClock(BOOTED_AT + 3600.0), jobs()
     engine = unkilled_on(tmp_path, clock, slurm)
     [seen] = await engine.list_owned()
-    assert seen.state is ObservedState.ALIVE
+    assert seen.evidence is Evidence.ALIVE
     for _ in range(5):
         clock.advance(SETTLE_S + 30.0)
         [seen] = await engine.list_owned()
-        assert (seen.state, seen.outcome) == (sight, None)
+        assert (seen.evidence, seen.outcome) == (evidence, None)
         assert "Slurm says of `n0`: Kill task failed" in seen.raw
     slurm.is_restarted = True
     clock.advance(NODES_S)
     [seen] = await engine.list_owned()
-    assert seen.state is ObservedState.ENDED, "nothing outlives a restart"
+    assert seen.evidence is Evidence.ENDED, "nothing outlives a restart"
 
 
 async def test_running_gang_does_not_hide_leftovers_on_one_node(
@@ -260,8 +268,8 @@ async def test_running_gang_does_not_hide_leftovers_on_one_node(
     for _ in range(5):
         clock.advance(SETTLE_S + 30.0)
         engine.mailbox.assign(there)
-        seen = {observation.node: observation.state for observation in await engine.list_owned()}
-        assert seen == {"n0": ObservedState.DOUBTFUL, "n1": ObservedState.ALIVE}
+        seen = {observation.node: observation.evidence for observation in await engine.list_owned()}
+        assert seen == {"n0": Evidence.DOUBTFUL, "n1": Evidence.ALIVE}
 
 
 @pytest.mark.parametrize("jobs", [CancelledJobSlurm, FailedJob, FakeSlurm])
@@ -272,13 +280,13 @@ async def test_new_control_plane_waits_for_reports_before_it_acts_on_leftovers(
     await unkilled_on(tmp_path, clock, slurm).list_owned()
     engine = engine_on(tmp_path, clock, slurm)
     [seen] = await engine.list_owned()
-    assert seen.state is ObservedState.DOUBTFUL
+    assert seen.evidence is Evidence.DOUBTFUL
     clock.advance(LATE_S - 0.1)
     [seen] = await engine.list_owned()
-    assert seen.state is ObservedState.DOUBTFUL
+    assert seen.evidence is Evidence.DOUBTFUL
     engine.mailbox.assign(TaskSpecRequest(attempt_id="att_1", node="n0", process="one"))
     [seen] = await engine.list_owned()
-    assert seen.state is ObservedState.ALIVE
+    assert seen.evidence is Evidence.ALIVE
 
 
 async def test_leftovers_are_remembered_until_the_node_is_resumed(
@@ -287,17 +295,17 @@ async def test_leftovers_are_remembered_until_the_node_is_resumed(
     clock, slurm = VirtualClock(BOOTED_AT + 3600.0), CancelledJobSlurm()
     engine = unkilled_on(tmp_path, clock, slurm)
     [seen] = await engine.list_owned()
-    assert seen.state is ObservedState.ALIVE
+    assert seen.evidence is Evidence.ALIVE
     for state, reason in (("IDLE+DRAIN", "maintenance"), ("DOWN*", "Not responding"), ("IDLE*", "none")):
         slurm.state, slurm.reason = state, reason
         clock.advance(SETTLE_S + 30.0)
         [seen] = await engine.list_owned()
-        assert (seen.state, seen.is_cleared) == (ObservedState.ORPHANED, False)
+        assert seen.evidence is Evidence.ORPHANED_PER_CLUSTER
         assert "Slurm says of `n0`: Kill task failed" in seen.raw
     slurm.state, slurm.reason = "IDLE", "none"
     clock.advance(SETTLE_S)
     [seen] = await engine.list_owned()
-    assert (seen.state, seen.is_cleared) == (ObservedState.UNKNOWN, True)
+    assert seen.evidence is Evidence.CLEARED
 
 
 @pytest.mark.parametrize(
@@ -318,14 +326,14 @@ async def test_resumed_node_counts_as_clear_from_then_on(
     engine = unkilled_on(tmp_path, clock, slurm)
     clock.advance(SETTLE_S + 30.0)
     [seen] = await engine.list_owned()
-    assert (seen.state in (ObservedState.ORPHANED, ObservedState.DOUBTFUL), seen.is_cleared) == (True, False)
+    assert seen.evidence in PER_CLUSTER
     slurm.state, slurm.reason = "IDLE", "none"
     clock.advance(SETTLE_S + 30.0)
     [seen] = await engine.list_owned()
-    assert (seen.state, seen.is_cleared) == (ObservedState.UNKNOWN, True)
+    assert seen.evidence is Evidence.CLEARED
     clock.advance(SETTLE_S + 30.0)
     [seen] = await engine.list_owned()
-    assert seen.state is (ObservedState.ENDED if is_over else ObservedState.UNKNOWN)
+    assert seen.evidence in ((Evidence.ENDED,) if is_over else NO_PROOF)
 
 
 async def test_leftovers_reported_by_a_node_agent_are_not_withdrawn_by_slurm(
@@ -342,7 +350,7 @@ async def test_leftovers_reported_by_a_node_agent_are_not_withdrawn_by_slurm(
     for _ in range(2):
         clock.advance(HEARD_S)
         [seen] = await engine.list_owned()
-        assert (seen.state, seen.raw, seen.is_cleared) == (ObservedState.ORPHANED, "it is stuck", False)
+        assert (seen.evidence, seen.raw) == (Evidence.ORPHANED, "it is stuck")
         engine = engine_on(tmp_path, clock, slurm)  # another control plane, and the node agent is gone, too
 
 
@@ -388,7 +396,7 @@ async def test_ended_twin_does_not_hide_a_job_whose_end_is_unconfirmed(
     assert raw in seen.raw
     clock.advance(SETTLE_S + 30.0)
     [seen] = await engine.list_owned()
-    assert (seen.state is ObservedState.ENDED) is is_over
+    assert (seen.evidence is Evidence.ENDED) is is_over
 
 
 class RememberingSlurm(FakeSlurm):
@@ -422,11 +430,11 @@ async def test_accounting_counts_as_much_as_squeue(
     engine.mailbox.assign(TaskSpecRequest(attempt_id="att_1", node="n0", process="one"))
     clock.advance(20.0)
     [early] = await engine.list_owned()
-    assert early.state is ObservedState.UNKNOWN
+    assert early.evidence in NO_PROOF
     assert f"Slurm's accounting has job 7 as {job_state}" in early.raw
     clock.advance(SETTLE_S + 30.0)
     [seen] = await engine.list_owned()
-    assert seen.state is (ObservedState.ENDED if is_over else ObservedState.UNKNOWN)
+    assert seen.evidence in ((Evidence.ENDED,) if is_over else NO_PROOF)
 
 
 async def test_accounting_is_queried_rarely_and_only_for_jobs_without_a_trace(tmp_path: Path) -> None:
@@ -457,4 +465,4 @@ async def test_accounting_that_is_away_is_no_trace(tmp_path: Path) -> None:
     engine.mailbox.assign(TaskSpecRequest(attempt_id="att_1", node="n0", process="one"))
     clock.advance(20.0)
     [seen] = await engine.list_owned()
-    assert (seen.state, "no trace" in seen.raw) == (ObservedState.UNKNOWN, True)
+    assert (seen.evidence in NO_PROOF, "no trace" in seen.raw) == (True, True)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from shoal.engines.base import ObservedState
 from shoal.engines.fake import VirtualClock
 from shoal.engines.remote.connection import ControlPlaneAccess
 from shoal.engines.slurm.config import SlurmConfig
@@ -15,8 +14,9 @@ from shoal.engines.slurm.engine import SlurmEngine
 from shoal.engines.slurm.shared_files import UnixAccount
 from shoal.engines.slurm.states import SETTLE_S
 from shoal.errors import EngineRefused
+from shoal.model.evidence import Evidence
 from shoal.wire import LaunchRequest, TaskSpecRequest
-from tests.support.slurm.fake_slurm import BOOTED_AT, CancelledJobSlurm, slurm_task_spec
+from tests.support.slurm.fake_slurm import BOOTED_AT, NO_PROOF, CancelledJobSlurm, slurm_task_spec
 
 pytestmark = pytest.mark.anyio
 
@@ -88,4 +88,4 @@ async def test_a_job_of_another_user_that_is_named_like_ours_is_not_believed(
     await engine.list_owned()
     clock.advance(SETTLE_S + 30.0)
     [seen] = await engine.list_owned()
-    assert seen.state is (ObservedState.ENDED if is_over else ObservedState.UNKNOWN)
+    assert seen.evidence in ((Evidence.ENDED,) if is_over else NO_PROOF)

@@ -33,6 +33,7 @@ from shoal.engines.slurm.render import (
 )
 from shoal.engines.slurm.states import OVER, SlurmJob, job_observation, task_state_of
 from shoal.errors import EngineRefused, SpecError
+from shoal.model.evidence import Evidence
 from shoal.wire import LaunchRequest
 from tests.support.slurm.fake_slurm import NODE, slurm_task_spec
 
@@ -335,7 +336,7 @@ def test_jobs_and_switches_are_read() -> None:
 )
 def test_unconfirmed_end_of_slurm_is_never_evidence(state: str) -> None:
     job = SlurmJob(job_id="1", state=state, name="x")
-    assert not job_observation(job, is_settled=True, rebooted=False, now=NOW).is_over
+    assert job_observation(job, is_settled=True, rebooted=False, now=NOW).evidence is Evidence.UNKNOWN
 
 
 @pytest.mark.parametrize("state", ["PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD"])
@@ -346,11 +347,14 @@ def test_what_slurm_is_to_run_again_waits_in_its_queue(state: str) -> None:
 def test_an_end_is_evidence_once_the_node_has_answered_for_a_while_or_was_restarted() -> None:
     for state in OVER:
         job = SlurmJob(job_id="1", state=state, name="x")
-        assert not job_observation(job, is_settled=False, rebooted=False, now=NOW).is_over
-        assert job_observation(job, is_settled=True, rebooted=False, now=NOW).is_over
-    assert job_observation(
-        SlurmJob(job_id="1", state="NODE_FAIL", name="x"), is_settled=False, rebooted=True, now=NOW
-    ).is_over
+        assert job_observation(job, is_settled=False, rebooted=False, now=NOW).evidence is Evidence.UNKNOWN
+        assert job_observation(job, is_settled=True, rebooted=False, now=NOW).evidence is Evidence.ENDED
+    assert (
+        job_observation(
+            SlurmJob(job_id="1", state="NODE_FAIL", name="x"), is_settled=False, rebooted=True, now=NOW
+        ).evidence
+        is Evidence.ENDED
+    )
     suspended = job_observation(
         SlurmJob(job_id="1", state="SUSPENDED", name=""), is_settled=False, rebooted=False, now=NOW
     )

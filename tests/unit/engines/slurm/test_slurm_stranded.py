@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.engines.base import Observation, ObservedState
+from shoal.engines.base import Observation
 from shoal.engines.fake import VirtualClock
 from shoal.engines.slurm.engine import JOBS_S, NODES_S, SlurmEngine
 from shoal.engines.slurm.nodes import RawNode
@@ -14,6 +14,7 @@ from shoal.engines.slurm.parse import parse_nodes
 from shoal.engines.slurm.render import job_name
 from shoal.engines.slurm.states import SlurmJob
 from shoal.errors import StateError
+from shoal.model.evidence import UNSTARTED, Evidence
 from shoal.wire import EndKind, TaskSpecRequest
 from tests.support.slurm.fake_slurm import BOOTED_AT, NODE, FakeSlurm, engine_on, slurm_task_spec
 
@@ -64,7 +65,7 @@ class Bench:
 async def test_task_that_waits_for_a_drained_node_is_closed(tmp_path: Path) -> None:
     bench = Bench(tmp_path, GANG)
     seen = await bench.look()
-    assert [(item.state, item.is_queued) for item in seen] == [(ObservedState.PENDING, True)] * 2
+    assert [item.evidence for item in seen] == [Evidence.QUEUED] * 2
     bench.slurm.state, bench.slurm.reason = "IDLE+DRAIN", UNAVAILABLE
     for item in await bench.look():
         assert item.outcome is not None
@@ -142,7 +143,7 @@ async def test_node_agent_started_after_the_close_gets_no_task_spec(tmp_path: Pa
     bench = Bench(tmp_path)
     bench.slurm.state, bench.slurm.reason = "IDLE+DRAIN", UNAVAILABLE
     [seen] = await bench.look()
-    assert seen.state is ObservedState.ENDED
+    assert seen.evidence is Evidence.ENDED
     with pytest.raises(StateError):
         bench.engine.mailbox.assign(TaskSpecRequest(attempt_id="att_1", node="n0", process="late"))
 
@@ -155,11 +156,11 @@ async def test_gang_with_one_assigned_task_is_not_closed(tmp_path: Path, first: 
     bench.slurm.state, bench.slurm.reason = "IDLE+DRAIN", UNAVAILABLE
     bench.engine.mailbox.assign(TaskSpecRequest(attempt_id="att_1", node=first, process="one"))
     seen = {item.node: item for item in await bench.look()}
-    assert seen.pop(first).state is ObservedState.ALIVE
+    assert seen.pop(first).evidence is Evidence.ALIVE
     [other] = seen.values()
-    assert (other.state, other.outcome) == (ObservedState.PENDING, None)
+    assert (other.evidence in UNSTARTED, other.outcome) == (True, None)
     bench.engine.mailbox.assign(TaskSpecRequest(attempt_id="att_1", node=other.node, process="two"))
-    assert {item.state for item in await bench.look()} == {ObservedState.ALIVE}
+    assert {item.evidence for item in await bench.look()} == {Evidence.ALIVE}
 
 
 @pytest.mark.parametrize(
@@ -190,7 +191,7 @@ async def test_only_a_job_that_waits_for_its_node_is_closed(
     bench.slurm.state, bench.slurm.job_state, bench.slurm.reason = state, job_state, reason
     for _ in range(3):
         [seen] = await bench.look(NODES_S)
-        assert seen.state is (ObservedState.ENDED if is_lost else ObservedState.PENDING)
+        assert seen.evidence in ((Evidence.ENDED,) if is_lost else UNSTARTED)
 
 
 async def test_nodes_are_looked_at_when_slurm_says_that_one_is_missing_and_not_at_every_look(
