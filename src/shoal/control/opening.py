@@ -26,7 +26,6 @@ from shoal.control.loops.leadership import keep_leadership, urls_for_supervisors
 from shoal.control.memory.health import LoopHealth
 from shoal.control.restored import settle_restored
 from shoal.control.services.state import SidecarIdentities
-from shoal.engines.disk import begin_term
 from shoal.engines.home_records import (
     MAILBOX,
     SPOOL,
@@ -39,6 +38,7 @@ from shoal.engines.home_records import (
 )
 from shoal.engines.registry import cluster_of, open_engine
 from shoal.engines.remote.connection import ControlPlaneAccess
+from shoal.engines.spool_directory import begin_term
 from shoal.errors import StateError, StoreUnavailable
 from shoal.home import account_name
 from shoal.ids import id_factory

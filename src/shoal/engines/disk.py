@@ -1,64 +1,16 @@
-"""Files of a home: folders for drafts, pages of logs, and disk work on threads.
-
-`begin_term` gives each control plane its own folder for drafts and removes those of earlier terms.
-A draft becomes visible elsewhere only by a rename. So a control plane that was deposed and does not
-know it cannot make anything visible, and a process that is frozen in the middle blocks no other.
-
-`read_page` returns whole lines of a log. `on_thread` runs blocking work and turns a disk's error into
-`EngineUnreachable`.
-"""
+"""Read pages of whole lines from logs, and run disk work on threads."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import TypeVar
 
 import anyio
 import anyio.to_thread
 
 from shoal.engines.base import LogChunk
-from shoal.errors import Deposed, EngineUnreachable
-from shoal.runtime.files import removal
-
-TERM_DIGITS = 12
-REMOVAL_S = 0.5
-
-
-def begin_term(drafts: Path, trash: Path, term: int) -> Path:
-    """Return our folder below `drafts`. Folders of earlier terms are in the trash when this returns.
-
-    `Deposed`: a later term has begun. Each process creates its ours folder before it looks for others, so
-    of two that begin at once, the earlier term always notices the later one.
-    """
-    ours = drafts / f"{term:0{TERM_DIGITS}d}"
-    _move(ours, trash)  # of a process that had this term before us, where there are no terms
-    ours.mkdir(mode=0o700)
-    for other in drafts.iterdir():
-        if other.name > ours.name and other.name.isdigit():
-            _move(ours, trash)
-            raise Deposed(f"another control plane leads since term {term}: it began term {int(other.name)}")
-        if other != ours:
-            _move(other, trash)
-    return ours
-
-
-def throw_away(path: Path, trash: Path) -> None:
-    """Take `path` away at once, by one rename. Remove its content now, or when the trash is swept."""
-    removal.remove(str(_move(path, trash)), timeout_s=REMOVAL_S)
-
-
-def _move(path: Path, trash: Path) -> Path:
-    thrown = trash / f"{path.name}.{os.urandom(6).hex()}"
-    with contextlib.suppress(FileNotFoundError):
-        path.rename(thrown)
-    return thrown
-
-
-# The spool names its files by strings: a supervisor starts without pathlib.
-
+from shoal.errors import EngineUnreachable
 
 MAX_LINE = (64 << 10) + 128
 """A supervisor splits longer lines; its own prefix comes on top."""

@@ -13,13 +13,13 @@ repeated after a crash at any point.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
 from shoal.engines.refusal import is_name
+from shoal.engines.spool_directory import complete_archiving, move_to_trash
 from shoal.runtime.files import spool
 from shoal.wire import EndKind, TaskOutcome, TaskSpec
 
@@ -138,18 +138,20 @@ def set_aside(home: Path, now: float) -> None:
     live, archived, trash = root / "live", root / "archived", root / "trash"
     for folder in (live, archived, trash):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for drafts in root.glob("draft/*"):
+        complete_archiving(drafts, archived)
     for attempt in sorted(live.iterdir()):
         for directory in attempt.iterdir() if attempt.is_dir() else ():
             if directory.is_dir():
                 _end_task(spool.SpoolTask(directory), now, trash)
         if (archived / attempt.name).exists():
-            _move(attempt, trash)
+            move_to_trash(attempt, trash)
         else:
             attempt.rename(archived / attempt.name)
     # The mailbox's folders name jobs of a cluster that the original home still uses. Without a record of
     # them, this home neither cancels nor adopts them.
     for rest in (root / "standby", home / "sockets", home / MAILBOX / "live", home / MAILBOX / "draft"):
-        _move(rest, trash)
+        move_to_trash(rest, trash)
 
 
 def outcomes_of(home: Path, attempt_id: str) -> Outcomes:
@@ -171,12 +173,7 @@ def _end_task(task: spool.SpoolTask, now: float, trash: Path) -> None:
         if task_spec is not None and spool.read_outcome(task) is None:
             spool.write_outcome(task, _lost_outcome(task_spec, now))
     for path in (task.work, task.scratch, task.stand_ins, task.archive):
-        _move(Path(path), trash)
-
-
-def _move(path: Path, trash: Path) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        path.rename(trash / f"{path.name}.{os.urandom(6).hex()}")
+        move_to_trash(Path(path), trash)
 
 
 def _lost_outcome(task_spec: TaskSpec, now: float) -> TaskOutcome:

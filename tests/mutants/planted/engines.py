@@ -160,8 +160,8 @@ MUTANTS = (
     Mutant(
         "end_replaced_by_who_was_deposed",
         "engines/remote/mailbox.py",
-        "                self._replace_outcome(task, outcome)",
-        "                spool.write_outcome(task.files, outcome)",
+        "self._directory.replace_file(task.files.outcome, msgspec.json.encode(outcome))",
+        "spool.write_outcome(task.files, outcome)",
         "P2: what has ended is not begun again",
         ("engine",),
     ),

@@ -4,7 +4,7 @@ Every operation is one call to a worker thread, because disks may block. None wa
 """
 
 # The spool names its files by strings: a supervisor starts without pathlib.
-# ruff: noqa: PTH110, PTH112, PTH113
+# ruff: noqa: PTH110, PTH113
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ import structlog
 from shoal.clock import Clock
 from shoal.engines.base import LogChunk, Observation, SavedCheckpoints, Submission
 from shoal.engines.checkpoint_folder import CheckpointFolder
-from shoal.engines.disk import on_thread, read_page
+from shoal.engines.disk import on_thread
 from shoal.engines.local.client import ExitNotifier, ForkServer, SupervisorProcesses, free_port, read_words
 from shoal.engines.local.inventory import SimulatedNodes, take_inventory
 from shoal.engines.local.spool_index import LocalTask, LocalTasks, SpoolIndex
@@ -125,7 +125,7 @@ class LocalEngine:
         return list((await self._on_thread(self._refresh_nodes)).values())
 
     async def read_log(self, attempt_id: str, node: str, offset: int, limit: int) -> LogChunk:
-        return await self._on_thread(lambda: self._read_log(attempt_id, node, offset, limit))
+        return await self._on_thread(lambda: self._index.read_log(attempt_id, node, offset, limit))
 
     def notify_changes(self, callback: Callable[[], None]) -> None:
         self._exit_notifier.listen(callback)
@@ -320,18 +320,6 @@ class LocalEngine:
         # Without a result the task specs name none, and every supervisor detects them itself.
         self._confinement = methods or None
         return () if methods else (f"what confines jobs here is not known: {reason}",)
-
-    def _read_log(self, attempt_id: str, node: str, offset: int, limit: int) -> LogChunk:
-        task = self._index.task_files(attempt_id, node)
-        if task is None:
-            return LogChunk(data=b"", next_offset=max(offset, 0), size=0, is_complete=True)
-        # Checked before reading: once there is an outcome, the log does not grow.
-        is_ended = os.path.exists(task.outcome)
-        page = read_page(task.log, offset, limit, is_ended=is_ended)
-        if not os.path.isdir(task.directory):
-            # It was forgotten in the meantime, which happens once: it is in the other folder now.
-            return self._read_log(attempt_id, node, offset, limit)
-        return page
 
 
 def _needs_new_task(task_spec: TaskSpec, task: LocalTask | None) -> bool:

@@ -1,26 +1,14 @@
 """The index of the spool: which attempts and tasks it has, and what cannot change about them any more.
 
-    spool/live/<attempt_id>/<node>/   accepted and not forgotten
-    spool/archived/<attempt_id>/<node>/   forgotten: logs and outcomes stay
-    spool/standby/                    standby supervisors (`runtime/standby`)
-    spool/draft/<term>/               half made; nothing there runs
-    spool/trash/                      half removed; nothing there runs
-
-An attempt appears in `live` whole, by one rename, and leaves it by another. The leader removes the drafts
-of earlier terms, so a control plane that was deposed and does not know it cannot make anything appear.
+The files are below `spool/`, as `SpoolDirectory` says, and standby supervisors (`runtime/standby`) have their
+own folder there, `spool/standby/`.
 """
-
-# The spool names its files by strings: a supervisor starts without pathlib.
-# ruff: noqa: PTH104
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
-import os
 import random
-import shutil
 import threading
 from pathlib import Path
 
@@ -28,19 +16,16 @@ import msgspec
 import structlog
 
 from shoal.clock import BootClock
-from shoal.engines.base import Observation
-from shoal.engines.disk import begin_term
+from shoal.engines.base import LogChunk, Observation
 from shoal.engines.local.states import TaskKey
 from shoal.engines.refusal import is_name
+from shoal.engines.spool_directory import REMOVAL_S, SpoolDirectory, move_to_trash
 from shoal.runtime.files import removal, spool
 from shoal.runtime.standby.slot import FOLDER, reap
 from shoal.wire import TaskOutcome, TaskSpec
 
 log = structlog.get_logger()
 CLOCK = BootClock()
-TAKEN = (errno.EEXIST, errno.ENOTEMPTY)
-REMOVAL_S = 0.5
-"""How long one call may spend on the files that a job left, even ten million. `sweep` continues later."""
 
 
 class LocalTask:
@@ -100,24 +85,16 @@ class SpoolIndex:
         """Open the spool. `term`: of the leading control plane. `Deposed`: a later term has opened it
         before.
         """
-        root = home / "spool"
-        self.live, self.archived, self.draft, self.trash = (
-            root / name for name in ("live", "archived", "draft", "trash")
-        )
-        self.standby = root / FOLDER
-        for folder in (home, root, self.live, self.archived, self.draft, self.trash):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.directory = SpoolDirectory(home / "spool", term)
+        self.standby = home / "spool" / FOLDER
         self._attempts: dict[str, LocalTasks] = {}
         self._guard = threading.Lock()
-        self._numbers = itertools.count(1)
-
         self._unreaped: set[Path] = set()
         self._is_read = False
-        self.draft = begin_term(self.draft, self.trash, term)
 
     def sweep(self) -> None:
         """Remove more of the trash and of what a crash or a standby left half removed."""
-        removal.empty(str(self.trash), timeout_s=REMOVAL_S)
+        self.directory.sweep()
         deadline = CLOCK.monotonic() + REMOVAL_S
         try:
             places = list(self.standby.iterdir())
@@ -143,9 +120,7 @@ class SpoolIndex:
     def read_tasks(self) -> list[LocalTask]:
         """Return every task that was accepted and not forgotten, oldest attempt first."""
         with self._guard:
-            with os.scandir(self.live) as entries:
-                names = sorted(entry.name for entry in entries if is_name(entry.name))
-            self._attempts = {name: self._tasks(name) for name in names}
+            self._attempts = {name: self._tasks(name) for name in self.directory.attempts()}
             self._is_read = True
             return self._flat()
 
@@ -158,7 +133,7 @@ class SpoolIndex:
 
     def find(self, attempt_id: str) -> LocalTasks:
         """Return the attempt's tasks by node; empty if it is unknown or forgotten."""
-        if not is_name(attempt_id) or not (self.live / attempt_id).is_dir():
+        if not is_name(attempt_id) or not (self.directory.live / attempt_id).is_dir():
             return {}
         with self._guard:
             tasks = self._attempts[attempt_id] = self._tasks(attempt_id)
@@ -166,74 +141,24 @@ class SpoolIndex:
 
     def is_archived(self, attempt_id: str) -> bool:
         """Return whether the attempt was here and has been forgotten."""
-        return is_name(attempt_id) and (self.archived / attempt_id).is_dir()
+        return self.directory.is_archived(attempt_id)
 
-    def task_files(self, attempt_id: str, node: str) -> spool.SpoolTask | None:
-        """Return a task's files, live or archived."""
-        if is_name(attempt_id) and is_name(node):
-            # Forgetting moves the task from the first folder to the second, so look in that order.
-            for folder in (self.live, self.archived):
-                directory = folder / attempt_id / node
-                if directory.is_dir():
-                    return spool.SpoolTask(directory)
-        return None
+    def read_log(self, attempt_id: str, node: str, offset: int, limit: int) -> LogChunk:
+        """As `Engine.read_log`."""
+        return self.directory.read_log(attempt_id, node, offset, limit)
 
     def add(self, task_specs: tuple[TaskSpec, ...], archive_path: str | None) -> LocalTasks:
         """Write every task spec durably. The attempt appears with all of them or not at all."""
-        attempt_id = task_specs[0].attempt_id
-        draft = self.draft / f"{attempt_id}.{next(self._numbers)}"
-        draft.mkdir(mode=0o700)
-        try:
-            for task_spec in task_specs:
-                (draft / task_spec.node).mkdir(mode=0o700)
-                task = spool.SpoolTask(draft / task_spec.node)
-                if archive_path is not None:
-                    _link_or_copy(archive_path, task.archive)
-                spool.write_task_spec(task, task_spec)
-            spool.sync_directory(draft)
-            draft.rename(self.live / attempt_id)
-        except OSError as error:
-            removal.remove(str(draft), timeout_s=REMOVAL_S)
-            if error.errno not in TAKEN:
-                raise
-        spool.sync_directory(self.live)
-        return self.find(attempt_id)
+        self.directory.add(task_specs, archive_path)
+        return self.find(task_specs[0].attempt_id)
 
     def replace(self, task_spec: TaskSpec, archive_path: str | None) -> None:
         """Put a new task where one has ended, or where none was. Its log continues in the same file.
 
-        After a crash in between there is no task, nothing that could start, and the log.
+        `sweep` removes the old one, so that the ranks do not wait for that.
         """
-        above, number = self.live / task_spec.attempt_id, next(self._numbers)
-        directory, draft = (
-            above / task_spec.node,
-            self.draft / f"{task_spec.attempt_id}.{task_spec.node}.{number}",
-        )
-        log = above / f"{task_spec.node}.log"
-        draft.mkdir(mode=0o700)
-        old, new = spool.SpoolTask(directory), spool.SpoolTask(draft)
-        try:
-            if archive_path is not None:
-                _link_or_copy(archive_path, new.archive)
-            with contextlib.suppress(FileNotFoundError, FileExistsError):
-                os.link(old.log, log)
-            with contextlib.suppress(FileNotFoundError):
-                os.link(log, new.log)
-            spool.write_task_spec(new, task_spec)
-        except OSError:
-            removal.remove(str(draft), timeout_s=REMOVAL_S)
-            raise
-        old_place = draft.with_name(f"{draft.name}.old")
-        with contextlib.suppress(FileNotFoundError):
-            # The target is our own folder for drafts. If it is gone, another control plane leads, and both
-            # renames fail.
-            directory.rename(old_place)
-        draft.rename(directory)
-        log.unlink(missing_ok=True)
-        with contextlib.suppress(FileNotFoundError):
-            # `sweep` removes it, so that the ranks do not wait for that.
-            old_place.rename(self.trash / f"{draft.name}.{os.urandom(6).hex()}")
-        spool.sync_directory(above)
+        self.directory.replace(task_spec, archive_path)
+        directory = self.directory.live / task_spec.attempt_id / task_spec.node
         with self._guard:
             local_task = LocalTask(task_spec.attempt_id, task_spec.node, directory)
             self._attempts[task_spec.attempt_id] = {
@@ -245,16 +170,13 @@ class SpoolIndex:
         """Move an attempt from `live` to `archived` and remove the files its ranks worked in. May be
         repeated.
         """
-        rubbish = []
-        for node, local_task in self.find(attempt_id).items():
-            task = local_task.files
-            for path in (task.work, task.scratch, task.stand_ins, task.archive):
-                thrown = self.trash / f"{attempt_id}.{node}.{os.urandom(6).hex()}"
-                with contextlib.suppress(FileNotFoundError):
-                    os.rename(path, thrown)
-                    rubbish.append(thrown)
+        rubbish = [
+            move_to_trash(Path(path), self.directory.trash)
+            for task in self.find(attempt_id).values()
+            for path in (task.files.work, task.files.scratch, task.files.stand_ins, task.files.archive)
+        ]
         with contextlib.suppress(FileNotFoundError):
-            (self.live / attempt_id).rename(self.archived / attempt_id)
+            self.directory.archive(attempt_id)
         with self._guard:
             self._attempts.pop(attempt_id, None)
         for thrown in rubbish:
@@ -263,27 +185,12 @@ class SpoolIndex:
     def prune(self, older_than: float, max_bytes: int) -> int:
         """Remove archived attempts last written before `older_than`, then the oldest until the rest fits.
 
-        Return the number. An attempt leaves `archived` whole, by one rename.
+        Return the number.
         """
-        entries = sorted((*_age_and_size(entry), entry) for entry in self.archived.iterdir())
-        total = sum(size for _, size, _ in entries)
-        pruned = 0
-        for written_at, size, entry in entries:
-            if written_at >= older_than and total <= max_bytes:
-                break
-            self.discard(entry)
-            total -= size
-            pruned += 1
-        return pruned
-
-    def discard(self, path: Path) -> None:
-        """Move `path` to the trash at once, then remove it. After a crash in between it stays in the
-        trash.
-        """
-        thrown = self.trash / f"{path.name}.{os.urandom(6).hex()}"
-        with contextlib.suppress(FileNotFoundError):
-            path.rename(thrown)
-        removal.remove(str(thrown), timeout_s=REMOVAL_S)
+        prunable = self.directory.prunable(older_than, max_bytes)
+        for attempt_id in prunable:
+            self.directory.discard(self.directory.archived / attempt_id)
+        return len(prunable)
 
     def _flat(self) -> list[LocalTask]:
         return [task for tasks in self._attempts.values() for task in tasks.values()]
@@ -292,29 +199,7 @@ class SpoolIndex:
         cached = self._attempts.get(attempt_id)
         if cached:
             return cached
-        try:
-            with os.scandir(self.live / attempt_id) as entries:
-                nodes = sorted(entry.name for entry in entries if entry.is_dir())
-        except (FileNotFoundError, NotADirectoryError):
-            return {}
-        return {node: LocalTask(attempt_id, node, self.live / attempt_id / node) for node in nodes}
-
-
-def _age_and_size(path: Path) -> tuple[float, int]:
-    """Return the time of the last write in the folder and its size in bytes. Follows no link."""
-    written_at, total = 0.0, 0
-    for above, _, names in os.walk(path):
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                facts = Path(above, name).lstat()
-                written_at, total = max(written_at, facts.st_mtime), total + facts.st_size
-    return written_at, total
-
-
-def _link_or_copy(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError as error:
-        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
-            raise
-        shutil.copyfile(source, target)
+        return {
+            directory.name: LocalTask(attempt_id, directory.name, directory)
+            for directory in self.directory.tasks(attempt_id)
+        }

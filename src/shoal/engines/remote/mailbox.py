@@ -5,16 +5,13 @@ A process that comes with a bootstrap token gets one task spec, once, and no oth
 (`assign`). Until then the engine may close the task for good (`close`), so that a node agent that the
 cluster starts too late finds nothing to do. All functions block and are safe to use from threads.
 
-    mailbox/live/<attempt_id>/<node>/   stored and not forgotten
-    mailbox/archived/<attempt_id>/<node>/   forgotten: logs and outcomes stay
+The files are below `mailbox/`, as `SpoolDirectory` says.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
-import shutil
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
@@ -25,9 +22,8 @@ import msgspec
 from shoal import bounded_file
 from shoal.clock import Clock
 from shoal.engines.base import LogChunk
-from shoal.engines.disk import begin_term, read_page, throw_away
-from shoal.engines.refusal import is_name
 from shoal.engines.remote.cluster_observation import Boot
+from shoal.engines.spool_directory import REMOVAL_S, SpoolDirectory
 from shoal.errors import NotFound, StateError
 from shoal.runtime.files import removal, spool
 from shoal.wire import (
@@ -40,11 +36,8 @@ from shoal.wire import (
     TaskSpecRequest,
 )
 
-REMOVAL_S = 0.5
 SUCCESSOR_S = 5.0
 """How long the lost task's node agent has to fetch the replacement's task spec before another is started."""
-FORGOTTEN = ".forgotten"
-"""Suffix of an attempt on its way from live to archived: its logs must not go with other drafts."""
 MAX_LOG_SLACK = 1 << 20
 """Room above the task spec's log limit, for Shoal's own last lines."""
 
@@ -130,23 +123,15 @@ class Mailbox:
 
     def __init__(self, home: Path, clock: Clock, term: int = 0) -> None:
         """Open the mailbox. `Deposed`: a control plane of a later `term` has opened it."""
-        root = home / "mailbox"
-        self._live, self._archive, self._draft, self._trash = (
-            root / name for name in ("live", "archived", "draft", "trash")
-        )
-        for folder in (root, self._live, self._archive, self._draft, self._trash):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._directory = SpoolDirectory(home / "mailbox", term)
+        self._directory.sweep()
         self._clock = clock
         self._guard = threading.RLock()
-        self._numbers = itertools.count(1)
         self._attempts: Mapping[str, Mapping[str, MailboxTask]] = {}
         """Replaced, never changed: readers must not wait for `_guard` while a disk is slow or hangs."""
-        self._draft = begin_term(self._draft, self._trash, term)
-        self._sweep()
         self._attempts = {
-            entry.name: {task.task_spec.node: task for task in _load_tasks(entry)}
-            for entry in sorted(self._live.iterdir())
-            if is_name(entry.name)
+            attempt_id: {task.task_spec.node: task for task in _load_tasks(self._directory.tasks(attempt_id))}
+            for attempt_id in self._directory.attempts()
         }
         for task in self.tasks():
             task.assignment_seen_at = None if task.assignment is None else self._clock.monotonic()
@@ -165,7 +150,7 @@ class Mailbox:
 
     def is_archived(self, attempt_id: str) -> bool:
         """Return whether the attempt was here and has been forgotten."""
-        return is_name(attempt_id) and (self._archive / attempt_id).is_dir()
+        return self._directory.is_archived(attempt_id)
 
     def add(self, task_specs: tuple[TaskSpec, ...], archive_path: str | None) -> None:
         """Store the task specs durably: all of them or none. A repeated call changes nothing."""
@@ -173,18 +158,8 @@ class Mailbox:
         with self._guard:
             if attempt_id in self._attempts:
                 return
-            draft = self._draft / f"{attempt_id}.{next(self._numbers)}"
-            draft.mkdir(mode=0o700)
-            try:
-                for task_spec in task_specs:
-                    _write_task(draft / task_spec.node, task_spec, archive_path)
-                spool.sync_directory(draft)
-                draft.rename(self._live / attempt_id)
-            except OSError:
-                removal.remove(str(draft), timeout_s=REMOVAL_S)
-                raise
-            spool.sync_directory(self._live)
-            directory = self._live / attempt_id
+            self._directory.add(task_specs, archive_path)
+            directory = self._directory.live / attempt_id
             tasks = {
                 task_spec.node: MailboxTask(task_spec, directory / task_spec.node) for task_spec in task_specs
             }
@@ -193,41 +168,22 @@ class Mailbox:
     def replace(self, task_spec: TaskSpec, archive_path: str | None) -> None:
         """Store a task spec in place of a task that has ended, or where none was. The log continues."""
         with self._guard:
-            above = self._live / task_spec.attempt_id
-            directory, log = above / task_spec.node, above / f"{task_spec.node}.log"
-            draft = self._draft / f"{task_spec.attempt_id}.{task_spec.node}.{next(self._numbers)}"
-            _write_task(draft, task_spec, archive_path)
-            # After a crash in between, the log exists but no task spec, which the engine stores again.
-            with contextlib.suppress(FileNotFoundError, FileExistsError):
-                os.link(directory / "log", log)
-            with contextlib.suppress(FileNotFoundError):
-                os.link(log, draft / "log")
-            old_place = draft.with_name(f"{draft.name}.old")
-            with contextlib.suppress(FileNotFoundError):
-                # The target is our own folder for drafts. If it is gone, another control plane leads, and
-                # both renames fail.
-                directory.rename(old_place)
-            draft.rename(directory)
-            log.unlink(missing_ok=True)
-            spool.sync_directory(above)
+            replaced = self._directory.replace(task_spec, archive_path)
+            directory = self._directory.live / task_spec.attempt_id / task_spec.node
             tasks, task = self._attempts[task_spec.attempt_id], MailboxTask(task_spec, directory)
             before = tasks.get(task_spec.node)
             if before is not None and before.has_successor:
                 task.successor_until = self._clock.monotonic() + SUCCESSOR_S
             self._attempts = {**self._attempts, task_spec.attempt_id: {**tasks, task_spec.node: task}}
-        throw_away(old_place, self._trash)
+        removal.remove(str(replaced), timeout_s=REMOVAL_S)
 
     def withdraw(self, attempt_id: str) -> None:
         """Remove an attempt as if it had never been stored, unless a process has one of its task specs."""
         with self._guard:
             tasks = self._attempts.get(attempt_id, {})
             if tasks and all(task.is_waiting for task in tasks.values()):
-                held = self._draft / f"{attempt_id}.{next(self._numbers)}"
-                # The target, here and in `forget`, is our own folder for drafts. If it is gone, another
-                # control plane leads and may have given a task spec out.
-                (self._live / attempt_id).rename(held)
+                self._directory.withdraw(attempt_id)
                 self._drop(attempt_id)
-                throw_away(held, self._trash)
 
     def assign(self, request: TaskSpecRequest) -> MailboxTask:
         """Give the task spec to the asking process. `NotFound`: no such task waits. `StateError`: it is
@@ -377,64 +333,39 @@ class Mailbox:
             tasks = self._attempts.get(attempt_id)
             if tasks is None or any(task.outcome is None for task in tasks.values()):
                 return
-            held, archived = self._draft / f"{attempt_id}{FORGOTTEN}", self._archive / attempt_id
-            (self._live / attempt_id).rename(held)
-            held.rename(archived)
+            self._directory.archive(attempt_id)
             self._drop(attempt_id)
             for node in tasks:
-                Path(spool.SpoolTask(archived / node).archive).unlink(missing_ok=True)
+                files = spool.SpoolTask(self._directory.archived / attempt_id / node)
+                Path(files.archive).unlink(missing_ok=True)
 
     def _drop(self, attempt_id: str) -> None:
         self._attempts = {key: tasks for key, tasks in self._attempts.items() if key != attempt_id}
 
     def read_log(self, attempt_id: str, node: str, offset: int, limit: int) -> LogChunk:
         """As `Engine.read_log`."""
-        held = self._draft / f"{attempt_id}{FORGOTTEN}"
-        for attempt in (self._live / attempt_id, held, self._archive / attempt_id):
-            directory = attempt / node
-            if is_name(attempt_id) and is_name(node) and directory.is_dir():
-                files = spool.SpoolTask(directory)
-                is_ended = os.path.exists(files.outcome)  # noqa: PTH110
-                page = read_page(files.log, offset, limit, is_ended=is_ended)
-                if directory.is_dir():
-                    return page
-                # It was forgotten in the meantime, which happens once: it is in a later place now.
-        return LogChunk(data=b"", next_offset=max(offset, 0), size=0, is_complete=True)
+        return self._directory.read_log(attempt_id, node, offset, limit)
 
     def archived(self) -> frozenset[str]:
         """Return the forgotten attempts whose logs are here."""
-        return frozenset(entry.name for entry in self._archive.iterdir())
+        return frozenset(entry.name for entry in self._directory.archived.iterdir())
 
     def prunable(self, older_than: float, max_bytes: int) -> list[str]:
         """Return the forgotten attempts that may go, oldest first, by the rule of `SupportsPrune.prune`."""
-        candidates = []
-        for entry in self._archive.iterdir():
-            facts = [path.stat() for path in entry.rglob("*") if path.is_file()]
-            candidates.append(
-                (max((f.st_mtime for f in facts), default=0.0), sum(f.st_size for f in facts), entry.name)
-            )
-        total, prunable = sum(size for _, size, _ in candidates), list[str]()
-        for written_at, size, attempt_id in sorted(candidates):
-            if written_at >= older_than and total <= max_bytes:
-                break
-            total -= size
-            prunable.append(attempt_id)
-        return prunable
+        return self._directory.prunable(older_than, max_bytes)
 
     def remove(self, attempt_ids: Collection[str], *, will_be_repeated: bool = False) -> None:
         """Remove the archive of these attempts. May be repeated.
 
         `will_be_repeated`: keep the empty folders, so that `prunable` names them again.
         """
-        remove = removal.empty if will_be_repeated else removal.remove
+        self._directory.sweep()
         for attempt_id in attempt_ids:
-            remove(str(self._archive / attempt_id), timeout_s=REMOVAL_S)
-
-    def _sweep(self) -> None:
-        """Remove the trash, except attempts that a killed process was about to archive."""
-        for held in self._trash.glob(f"*/*{FORGOTTEN}"):
-            held.rename(self._archive / held.name.removesuffix(FORGOTTEN))
-        removal.empty(str(self._trash), timeout_s=REMOVAL_S)
+            archived = self._directory.archived / attempt_id
+            if will_be_repeated:
+                removal.empty(str(archived), timeout_s=REMOVAL_S)
+            else:
+                self._directory.discard(archived)
 
     def _write_assignment(
         self, task: MailboxTask, process: str, log_base: int, launch_replacement: int
@@ -500,26 +431,15 @@ class Mailbox:
         if not spool.write_once(task.files.outcome, msgspec.json.encode(outcome)):
             recorded = spool.read_outcome(task.files)
             if recorded is None or recorded.replacement < task.task_spec.replacement:
-                self._replace_outcome(task, outcome)  # of the task before this: see `_load_tasks`
+                # It is of the task before this: see `_load_tasks`. If we are deposed, the outcome there may
+                # be the other control plane's record of this task, or of a later one.
+                with contextlib.suppress(FileNotFoundError):
+                    self._directory.replace_file(task.files.outcome, msgspec.json.encode(outcome))
             elif recorded.replacement == task.task_spec.replacement:
                 outcome = recorded
             # Else another task has taken this one's place and ended: we are deposed, and no caller uses
             # our value.
         task.outcome = outcome
-
-    def _replace_outcome(self, task: MailboxTask, outcome: TaskOutcome) -> None:
-        """Replace the outcome by way of our own folder for drafts.
-
-        If that folder is gone, another control plane leads, and the outcome there may be its record of this
-        task or of a later one.
-        """
-        draft = (
-            self._draft / f"{task.task_spec.attempt_id}.{task.task_spec.node}.{next(self._numbers)}.outcome"
-        )
-        with contextlib.suppress(FileNotFoundError):
-            spool.durable_write(draft, msgspec.json.encode(outcome))
-            draft.rename(task.files.outcome)
-            spool.sync_directory(task.files.directory)
 
 
 def _write_whole(fd: int, data: bytes, at: int) -> None:
@@ -542,20 +462,9 @@ def matches_request(task_spec: TaskSpec, request: TaskSpecRequest) -> bool:
     return task_spec.replacement == request.replacement
 
 
-def _write_task(directory: Path, task_spec: TaskSpec, archive_path: str | None) -> None:
-    directory.mkdir(mode=0o700)
-    files = spool.SpoolTask(directory)
-    if archive_path is not None:
-        try:
-            os.link(archive_path, files.archive)
-        except OSError:
-            shutil.copyfile(archive_path, files.archive)
-    spool.write_task_spec(files, task_spec)
-
-
-def _load_tasks(attempt: Path) -> Iterator[MailboxTask]:
-    """Yield the attempt's tasks as they are on disk."""
-    for directory in sorted(path for path in attempt.iterdir() if path.is_dir()):
+def _load_tasks(directories: list[Path]) -> Iterator[MailboxTask]:
+    """Yield an attempt's tasks as they are on disk."""
+    for directory in directories:
         files = spool.SpoolTask(directory)
         task_spec = spool.read_task_spec(files)
         if task_spec is None:

@@ -190,12 +190,13 @@ def test_no_event_is_ever_cleaned_away() -> None:
 
 
 def test_kept_logs_go_by_age_and_then_oldest_first_until_they_fit(tmp_path: Path) -> None:
-    spool = SpoolIndex(tmp_path)
+    index = SpoolIndex(tmp_path)
+    spool = index.directory
     for number in range(5):
         write(spool.archived / f"att_{number}" / "n1" / "log", 1000.0 + number, size=100)
     write(spool.live / "att_9" / "n1" / "log", 1.0, size=100)
-    assert spool.prune(1001.5, 1 << 30) == 2
-    assert spool.prune(0.0, 250) == 1
+    assert index.prune(1001.5, 1 << 30) == 2
+    assert index.prune(0.0, 250) == 1
     assert sorted(entry.name for entry in spool.archived.iterdir()) == ["att_3", "att_4"]
     assert list(spool.trash.iterdir()) == []
     assert (spool.live / "att_9" / "n1" / "log").exists()

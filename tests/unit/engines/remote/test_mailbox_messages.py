@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from shoal.engines import spool_directory
 from shoal.engines.base import LogChunk
 from shoal.engines.disk import read_page
-from shoal.engines.remote import mailbox as desk_module
 from shoal.engines.remote.mailbox import AssignmentRecord, Mailbox
 from shoal.errors import StateError
 from shoal.runtime.files import spool
@@ -60,7 +60,7 @@ def test_log_archived_during_a_read_is_read_whole(taken: Mailbox, monkeypatch: p
         taken.forget("att_1")
         return read_page(*args, **kwargs)
 
-    monkeypatch.setattr(desk_module, "read_page", forgotten_first)
+    monkeypatch.setattr(spool_directory, "read_page", forgotten_first)
     assert taken.read_log("att_1", "n1", 0, 100).data == b"line\n"
 
 
