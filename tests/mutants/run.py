@@ -38,7 +38,7 @@ SUITES: dict[str, tuple[str, ...]] = {
     "reaping": (
         *PYTEST,
         "tests/unit/runtime/agent/test_reaping.py",
-        "tests/unit/runtime/agent/test_places.py",
+        "tests/unit/runtime/agent/test_spool_root.py",
     ),
     "renewal": (
         *PYTEST,
@@ -56,7 +56,7 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/e2e/supervisor/test_claims.py",
         "tests/e2e/supervisor/test_ends.py",
         "tests/e2e/supervisor/test_lease.py",
-        "tests/unit/runtime/lease/test_reasons.py",
+        "tests/unit/runtime/lease/test_stop_reasons.py",
         "tests/unit/runtime/supervisor/test_task_run.py",
     ),
     "graceful stop": (

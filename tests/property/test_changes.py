@@ -9,7 +9,7 @@ from shoal.scheduler import Candidate, Holding, Planner, Policy, Snapshot
 from shoal.scheduler.prediction.changes import MAX_CHANGES_SHOWN, changes_starting_now, resubmitted
 from shoal.scheduler.prediction.scenarios import look_ahead
 from shoal.scheduler.prediction.sooner import changes_starting_sooner
-from tests.property.test_predict import expect
+from tests.property.test_predicted_spans import expect
 from tests.property.test_scheduler_plans import NOW, snapshots
 
 POLICY = Policy()

@@ -19,7 +19,7 @@ from shoal.engines.ray.agent import Agent, ending_unit, service_of
 from shoal.engines.ray.parse import parse_nodes
 from tests.style.tree import ROOT
 from tests.support.fakes.api_server import Shell
-from tests.unit.engines.ray.test_ray_pieces import answer, facts, row
+from tests.unit.engines.ray.test_ray_parse_and_render import answer, facts, row
 
 UNITS = sorted((ROOT / "deploy" / "systemd").glob("*.service"))
 RAYLET = "0::/system.slice/ray.service\n"

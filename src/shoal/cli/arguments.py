@@ -2,7 +2,7 @@
 
 Loading the command tree costs 60 ms. `read_run` reads the usual forms of `shoal run` without it: flags that
 it knows, each with a plain value, and a program after `--`. It leaves anything else (help, a job file, a
-mistake, short flags joined as in `-dx`) to the tree. `tests/unit/cli/test_quick.py` checks that both read
+mistake, short flags joined as in `-dx`) to the tree. `tests/unit/cli/test_fast_path.py` checks that both read
 the same meaning.
 """
 

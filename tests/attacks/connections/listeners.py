@@ -22,7 +22,7 @@ LISTENERS: dict[str, Row] = {
     ),
     "tls_listener.py": Row(
         f"{CLIENTS}, {NODES}",
-        "256 handshakes of 5 s, by address: tests/unit/identity/test_accept.py; then the listener's own",
+        "256 handshakes of 5 s, by address: tests/unit/identity/test_tls_handshakes.py; then the listener's",
     ),
     "serving/plane.py": Row(
         CLIENTS,

@@ -51,7 +51,7 @@ def test_who_shows_no_certificate_or_one_of_another_authority_is_refused(lab: Ra
 
 
 def test_a_ray_that_wants_no_token_is_refused(make_ray: MakeRay, tmp_path: Path) -> None:
-    """By its answers alone in `tests/unit/engines/ray/test_ray_knock.py`."""
+    """By its answers alone in `tests/unit/engines/ray/test_ray_probe.py`."""
     with make_ray(0, has_tokens=False) as lab:
         plane = ClusterPlane(tmp_path / "home", lab)
         done = plane.command("connect", "ray", "--as-root", *lab.connect_options())

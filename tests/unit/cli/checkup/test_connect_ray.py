@@ -15,7 +15,7 @@ from shoal.engines.ray import head as head_module
 from shoal.engines.ray.config import load_config
 from tests.support.fakes.api_server import Shell
 from tests.unit.cli.connect.test_connect import lay_down
-from tests.unit.engines.ray.test_ray_pieces import MISMATCH, answer, facts, row
+from tests.unit.engines.ray.test_ray_parse_and_render import MISMATCH, answer, facts, row
 
 BRIDGE = """
 import json, sys

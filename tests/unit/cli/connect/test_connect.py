@@ -23,7 +23,7 @@ from shoal.wire import EndKind, TaskSpecRequest
 from tests.support.fakes.api_server import Shell
 from tests.support.slurm.fake_slurm import NODE, slurm_task_spec
 from tests.unit.engines.slurm.test_slurm_rest import Paper, on_paper
-from tests.unit.engines.slurm.test_slurm_rest_pieces import RECORDED, token
+from tests.unit.engines.slurm.test_slurm_rest_messages import RECORDED, token
 
 COMMANDS = {
     "sinfo": "echo slurm 22.05.8",

@@ -16,7 +16,7 @@ from shoal.engines.remote.task_observer import HEARD_S, LATE_S, SILENT_S
 from shoal.errors import EngineUnreachable
 from shoal.model.evidence import Evidence
 from shoal.wire import EndKind, TaskSpecRequest
-from tests.unit.engines.ray.test_ray_pieces import answer, facts, row
+from tests.unit.engines.ray.test_ray_parse_and_render import answer, facts, row
 from tests.unit.engines.remote.test_mailbox_terms import ORDER
 
 pytestmark = pytest.mark.anyio

@@ -36,7 +36,7 @@ from shoal.engines.slurm.render import job_request, sbatch_arguments
 from shoal.errors import EngineRefused, EngineUnreachable, SpecError
 from shoal.wire import LaunchRequest, TaskSpec
 from tests.support.slurm.fake_slurm import FakeSlurm, engine_on, slurm_task_spec
-from tests.unit.engines.slurm.test_slurm_pieces import GOLDEN
+from tests.unit.engines.slurm.test_slurm_parse_and_render import GOLDEN
 
 LINE = (
     "PartitionName={name} AllowGroups={groups} AllowAccounts=ALL AllowQos=ALL AllocNodes=ALL "

@@ -17,7 +17,7 @@ from shoal.engines.slurm.render import SlurmJobRequest
 from shoal.engines.slurm.rest import RestTransport
 from shoal.engines.slurm.transport import open_transport
 from shoal.errors import EngineRefused, EngineUnreachable
-from tests.unit.engines.slurm.test_slurm_rest_pieces import RECORDED, token
+from tests.unit.engines.slurm.test_slurm_rest_messages import RECORDED, token
 
 REQUEST = SlurmJobRequest(
     name="n", comment="c", nodes=("n0",), cpus=1, output="/dev/null", script="#!/bin/sh\n"

@@ -27,7 +27,7 @@ from shoal.engines.slurm.rest_request import RENDERERS, RestEndpoint, parse_clai
 from shoal.engines.slurm.states import describe_job, is_permanent, is_unreachable
 from shoal.errors import EngineUnreachable, SpecError
 from tests.support.slurm.fake_slurm import slurm_task_spec
-from tests.unit.engines.slurm.test_slurm_pieces import KINDS
+from tests.unit.engines.slurm.test_slurm_parse_and_render import KINDS
 
 RECORDED = Path(__file__).parents[3] / "recorded" / "slurm"
 GOLDEN = Path(__file__).parents[3] / "golden" / "slurm"
