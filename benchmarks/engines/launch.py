@@ -109,7 +109,7 @@ def by_agents(lab: RayLab, bell: Doorbell, root: Path) -> Iterator[Launch]:
 
 
 def _task(script: str) -> dict[str, object]:
-    return {"command": ["/bin/sh", "-c", script], "bury": ["/bin/true"], "env": {}, "summons": ""}
+    return {"command": ["/bin/sh", "-c", script], "reap": ["/bin/true"], "env": {}, "launch_request": ""}
 
 
 @contextlib.contextmanager

@@ -116,7 +116,7 @@ def _parts(plane: RealPlane, ledger: Ledger, start: Start) -> dict[str, float]:
     }
     marks = {
         "Shoal has accepted it": start.answered_at,
-        "it is placed, its order is laid down": (share / "order.json").stat().st_mtime,
+        "it is placed, its order is laid down": (share / "task_spec.json").stat().st_mtime,
         "sbatch is started": began.get("sbatch"),
         "Slurm has started the batch step, which starts srun": began.get("srun"),
         "the keeper's Python is started": began["python"],

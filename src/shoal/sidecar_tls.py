@@ -19,7 +19,7 @@ from shoal.wire import TlsIdentity
 SCHEME = "tls:"
 """The scheme of a sidecar's address: `tls:10.0.0.7:19000`."""
 DATA_PLANE = "data-plane.shoal.internal"
-ALPN = "shoal-porch/1"
+ALPN = "shoal-sidecar/1"
 """A client that requests this protocol by ALPN gets `READY_BYTE` once the sidecar has reached the server. Any
 other client gets only the server's bytes, and cannot tell a missing server from one that hung up."""
 READY_BYTE = b"\n"

@@ -91,7 +91,7 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The supervisor's view of the replica that it runs. Every message carries it."""
 
     address: str
-    """`10.0.0.7:8000` if every node can reach it, `unix:/PATH` or `door:/PATH` on this node only,
+    """`10.0.0.7:8000` if every node can reach it, `unix:/PATH` or `broker:/PATH` on this node only,
     `tls:HOST:PORT` behind a sidecar."""
     is_ready: bool = False
     at: float = 0.0

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 CALLERS = (
     *("nobody", "viewer", "member", "other", "lead", "stranger", "operator", "admin"),
-    *("job", "supervisor", "data_plane", "ticket"),
+    *("job", "supervisor", "data_plane", "bootstrap"),
     *("reader", "submitter", "bound", "bound_elsewhere"),
 )
 LIKE_NOBODY = ("service", "expired", "orphan", "ended_job")

@@ -47,7 +47,7 @@ REFUSED = [
     (row, caller)
     for row in WRITES
     for caller in CALLERS
-    if expected()[title(row)][caller] in ("401", "403", "404") and caller not in ("supervisor", "ticket")
+    if expected()[title(row)][caller] in ("401", "403", "404") and caller not in ("supervisor", "bootstrap")
 ]
 """A supervisor and a node agent are refused because of what their own signed body says."""
 

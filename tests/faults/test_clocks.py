@@ -113,7 +113,7 @@ def check_clock(person: Person, ahead_s: int | None) -> None:
 def supervisors_word(person: Person, name: str) -> float:
     """When the job ended, as its supervisor believes."""
     for outcome in (person.cluster.home / "spool").glob("*/*/*/outcome.json"):
-        if json.loads((outcome.parent / "order.json").read_bytes())["job_name"] == name:
+        if json.loads((outcome.parent / "task_spec.json").read_bytes())["job_name"] == name:
             return float(json.loads(outcome.read_bytes())["ended_at"])
     raise AssertionError(f"no outcome of {name} was written")
 

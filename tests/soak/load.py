@@ -19,9 +19,9 @@ from tests.soak.cluster import SoakCluster
 WITNESS = """\
 exec 9>>"/witness/$SHOAL_JOB_ID.{who}"
 flock -n 9 || {{ echo "overlap $SHOAL_ATTEMPT_ID" >&9; exit 3; }}
-echo "start $SHOAL_ATTEMPT_ID $SHOAL_EPOCH.$SHOAL_GENERATION" >&9
+echo "start $SHOAL_ATTEMPT_ID $SHOAL_EPOCH.$SHOAL_RENDEZVOUS_ROUND" >&9
 sleep {seconds}
-echo "end $SHOAL_ATTEMPT_ID $SHOAL_EPOCH.$SHOAL_GENERATION" >&9
+echo "end $SHOAL_ATTEMPT_ID $SHOAL_EPOCH.$SHOAL_RENDEZVOUS_ROUND" >&9
 """
 OPEN = ("queued", "starting", "running", "stopping")
 NODES = ("sim-01", "sim-02", "sim-03", "sim-04")

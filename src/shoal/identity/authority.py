@@ -53,7 +53,7 @@ def make_sidecar(authority: CertifiedKey, name: str, now: float) -> CertifiedKey
     """Make the certificate of one replica's sidecar. It is valid for longer than any replica runs, because
     the key is in the memory of one process and is never replaced there.
     """
-    return _issue(authority, "shoal porch", (name,), ExtendedKeyUsageOID.SERVER_AUTH, now, AUTHORITY_DAYS)
+    return _issue(authority, "shoal sidecar", (name,), ExtendedKeyUsageOID.SERVER_AUTH, now, AUTHORITY_DAYS)
 
 
 def make_client(authority: CertifiedKey, name: str, now: float) -> CertifiedKey:

@@ -31,7 +31,7 @@ class CallerKind(StrEnum):
     JOB = "job"
     SUPERVISOR = "supervisor"
     DATA_PLANE = "data_plane"
-    BOOTSTRAP = "ticket"
+    BOOTSTRAP = "bootstrap"
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,7 +127,7 @@ def authorize(
             raise Denied("a supervisor's token can only renew its own lease")
     elif caller.kind is CallerKind.BOOTSTRAP:
         if rule.scope is not PermissionScope.BOOTSTRAP:
-            raise Denied("a ticket can only fetch the orders of its attempt")
+            raise Denied("a bootstrap token can only fetch the task specs of its attempt")
     elif caller.kind is CallerKind.DATA_PLANE:
         if rule.scope is not PermissionScope.DATA_PLANE:
             raise Denied("a data plane's token can only read the table and report what it counts")

@@ -96,7 +96,7 @@ class SignedKind(StrEnum):
     JOB = "job"
     SUPERVISOR = "supervisor"
     DATA_PLANE = "data_plane"
-    BOOTSTRAP = "ticket"
+    BOOTSTRAP = "bootstrap"
 
 
 class SignedToken(msgspec.Struct, frozen=True):

@@ -64,7 +64,7 @@ class PermissionScope(StrEnum):
     """Only a job's own token."""
     SUPERVISOR = "supervisor"
     """Only a supervisor's own token."""
-    BOOTSTRAP = "ticket"
+    BOOTSTRAP = "bootstrap"
     """Only the bootstrap token of a node agent that fetches its task spec."""
     DATA_PLANE = "data plane"
     """Only a data plane's token."""

@@ -28,8 +28,8 @@ class Balance(StrEnum):
 class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True):
     replica_id: str
     address: str
-    """`10.0.0.7:8000` or `unix:/path/of/socket`; `door:/path/of/socket` where a process hands out sockets of
-    the replica's private network; `tls:10.0.0.7:19000` where a replica sidecar ends TLS."""
+    """`10.0.0.7:8000` or `unix:/path/of/socket`; `broker:/path/of/socket` where a socket broker hands out
+    sockets of the replica's private network; `tls:10.0.0.7:19000` where a replica sidecar ends TLS."""
     name: str = ""
     """The name that the sidecar's certificate must show. A data plane refuses any other."""
     release: int
@@ -116,7 +116,7 @@ class ServingTable(msgspec.Struct, frozen=True, kw_only=True):
     """The certificate that data planes show to replica sidecars. None: there are no sidecars."""
 
 
-ADDRESS = re.compile(r"(?:unix|door):/.+|(?:tls:)?(?:[^\s:/]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})")
+ADDRESS = re.compile(r"(?:unix|broker):/.+|(?:tls:)?(?:[^\s:/]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})")
 NUMBER = re.compile(r"[0-9]*|0x[0-9a-f]*")
 LOOPBACK = ("localhost", "localdomain")
 PLAIN = re.compile(r"[\x21-\x7e]*")
@@ -157,7 +157,7 @@ def _usable_replicas(
         if replica.replica_id in usable_replicas:
             problems.append(f"{label} is there twice")
         elif not is_address(replica.address):
-            schemes = "HOST:PORT, tls:HOST:PORT, unix:/PATH or door:/PATH"
+            schemes = "HOST:PORT, tls:HOST:PORT, unix:/PATH or broker:/PATH"
             problems.append(f"{label}: address `{replica.address}` is not {schemes}")
         elif bool(replica.name) != replica.address.startswith(SCHEME):
             problems.append(

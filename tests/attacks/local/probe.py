@@ -113,7 +113,7 @@ def attempts() -> dict[str, Callable[[], object]]:
         "read the signing key": lambda: read(f"{home}/keys/signing.key"),
         "read the credentials": lambda: read(f"{home}/credentials.json"),
         "read an archive": lambda: read(f"{home}/archives/x.tar"),
-        "read its own order": lambda: read(f"{facts['share']}/order.json"),
+        "read its own order": lambda: read(f"{facts['share']}/task_spec.json"),
         "write its own outcome": lambda: write(f"{facts['share']}/outcome.json", "{}"),
         "write its own log": lambda: write(f"{facts['share']}/log", "1.0 0 o forged\n"),
         "read another job's file": lambda: read(f"{facts['other_share']}/work/secret"),

@@ -156,9 +156,8 @@ def test_a_rank_cannot_pass_its_failure_off_as_one_of_the_set_up(start: StartTas
 
 @needs(*FULL)
 def test_files_with_the_names_of_shoals_own_mean_nothing_in_the_work_directory(start: StartTask) -> None:
-    run = (
-        "for f in stop outcome.json claimed lock started cgroups order.json; do echo '{}' > $f; done; exit 4"
-    )
+    names = "stop outcome.json claimed lock started cgroups task_spec.json"
+    run = f"for f in {names}; do echo '{{}}' > $f; done; exit 4"
     task = start(a_task_spec(run=run, confinement=FULL, uid=JOB_UID, limits=TaskLimits(cpus=1.0)))
     outcome = task.run()
     assert (outcome.kind, outcome.exit_code) == (EndKind.EXITED, 4)

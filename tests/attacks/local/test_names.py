@@ -52,7 +52,7 @@ async def engine(tmp_path: Path) -> AsyncIterator[LocalEngine]:
     for place in (tmp_path, home, home / "spool", home / "spool" / "live"):
         folder = place / "canary"
         folder.mkdir()
-        for name in ("log", "outcome.json", "order.json"):
+        for name in ("log", "outcome.json", "task_spec.json"):
             (folder / name).write_text("1.0 0 o precious\n")
     yield engine
     await engine.close()

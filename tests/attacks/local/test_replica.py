@@ -168,7 +168,7 @@ async def test_replica_in_its_own_network_is_reached_only_through_its_socket_bro
         socket.create_connection(("127.0.0.1", port), 5)
     assert {called_by(user, path) for user in (STRANGER, JOB_UID)} == {"PermissionError"}
     async with running_lab() as lab:
-        lab.serve(service(ReplicaConfig(replica_id="one", address=f"door:{path}", release=1)))
+        lab.serve(service(ReplicaConfig(replica_id="one", address=f"broker:{path}", release=1)))
         for _ in range(3):
             assert (await lab.ask(request_bytes())).body == b"from inside"
     os.kill(task.processes[0].pid, signal.SIGTERM)
@@ -194,5 +194,5 @@ def test_broken_socket_broker_counts_as_closed(reply: str) -> None:
         descriptor = file.fileno() if reply == "file" else fresh.fileno()
         port = b"70000" if reply == "port" else b"8000"
         socket.send_fds(there, [port], [] if reply == "nothing" else [descriptor])
-        with pytest.raises(OSError, match=r"the door gave|Socket operation on non-socket"):
+        with pytest.raises(OSError, match=r"the socket broker gave|Socket operation on non-socket"):
             receive_socket(here)

@@ -165,8 +165,8 @@ LARGEST: dict[str, Make] = {
         )
     },
     "POST /v1/serving/reports": of_one("data_plane")("POST /v1/serving/reports"),
-    "POST /v1/mailbox/fetch": of_one("ticket")("POST /v1/mailbox/fetch"),
-    "POST /v1/mailbox/archive": of_one("ticket")("POST /v1/mailbox/archive"),
+    "POST /v1/mailbox/fetch": of_one("bootstrap")("POST /v1/mailbox/fetch"),
+    "POST /v1/mailbox/archive": of_one("bootstrap")("POST /v1/mailbox/archive"),
     "POST /v1/mailbox/dispatch": of_one("supervisor")("POST /v1/mailbox/dispatch"),
 }
 REFUSED = frozenset(

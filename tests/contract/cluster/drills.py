@@ -197,7 +197,7 @@ class SameFileContract:
         print(f"{kind} on {plane.engine_name}: {', '.join(told)}")
 
     def test_every_fault_of_its_ranks_is_mended_in_the_one_attempt(self, story: DrilledRun) -> None:
-        assert [attempt["generation"] for attempt in story.attempts] == [len(REGROUPED)]
+        assert [attempt["rendezvous_round"] for attempt in story.attempts] == [len(REGROUPED)]
 
     def test_training_on_two_nodes_goes_on_after_a_lost_node(self, story: DrilledRun) -> None:
         """From where it was, not from its beginning."""

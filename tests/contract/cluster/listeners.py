@@ -211,7 +211,7 @@ def forbidden_requests(
     for method, path, body, kind in sent:
         tokens: dict[str, str | None] = {"no token": None, "a wrong one": WRONG_TOKEN}
         if body:
-            tokens["another attempt's ticket"] = bootstrap_token(key, own[0])
+            tokens["another attempt's bootstrap token"] = bootstrap_token(key, own[0])
             tokens["another attempt's signature"] = sign_for(proof_key(key, *own), *own, body)
             forged = sign_for(proof_key(key, *own), victim["attempt_id"], node, body)
             tokens["this one's name, signed by another"] = forged

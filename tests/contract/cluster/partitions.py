@@ -82,7 +82,7 @@ class PartitionContract:
         until(lambda: not plane.is_reported_silent(gang), f"{cut} is heard again")
         plane.finish(gang)
         plane.finish(other)
-        assert plane.attempt(gang)["generation"] == 0
+        assert plane.attempt(gang)["rendezvous_round"] == 0
 
     def test_cut_from_its_peers_but_not_from_the_control_plane_nobody_is_killed(
         self, plane: ClusterPlane
@@ -102,7 +102,7 @@ class PartitionContract:
         plane.wait_for_progress(gang, 1, "heard")
         assert witness.lines(gang.job_id, "deserted") == []  # at the end one of them is the first to go
         plane.finish(gang)
-        assert plane.attempt(gang)["generation"] == 0
+        assert plane.attempt(gang)["rendezvous_round"] == 0
 
     def test_what_is_given_to_a_node_that_is_cut_off_for_a_moment_begins_there(
         self, plane: ClusterPlane

@@ -132,7 +132,7 @@ class SurvivalContract:
         os.kill(plane.supervisor_pid(first, first["nodes"][1]), signal.SIGKILL)
         plane.until_starts(job, 4)
         plane.finish(job)
-        assert plane.attempt(job)["generation"] == 1
+        assert plane.attempt(job)["rendezvous_round"] == 1
 
     @pytest.mark.soak
     def test_supervisor_killed_whose_rank_does_not_die(self, plane: ClusterPlane, disk: HungDisk) -> None:
@@ -161,7 +161,7 @@ class SurvivalContract:
         # Until a fence its node is silent, and takes no work; and no third one is free here.
         plane.finish(job, attempts=1 if self.sees_agent_end else None)
         if self.sees_agent_end:
-            assert plane.attempt(job)["generation"] == 1
+            assert plane.attempt(job)["rendezvous_round"] == 1
         elif plane.attempts(job)[0]["reason"] == "fenced":
             assert again_s > FENCE_S
         else:  # the supervisor has said that all is over before Slurm killed it, too

@@ -88,7 +88,7 @@ class RayWorld(MailboxWorld):
         return int(result["facts"][result_text]["pid"])
 
     def keeper_pid(self, attempt_id: str, node: str = "n0") -> int:
-        file = self.spool / "ray" / key_of(attempt_id, node, 0) / "keeper.json"
+        file = self.spool / "ray" / key_of(attempt_id, node, 0) / "node_agent.json"
         return int(json.loads(file.read_text())["pid"])
 
     async def said(self, attempt_id: str) -> str:

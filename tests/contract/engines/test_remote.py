@@ -90,18 +90,18 @@ class TestKeepers:
         assert "was given to another" in world.errors(submission.attempt_id)
         assert world.num_starts(submission.attempt_id) == 1
 
-    @pytest.mark.parametrize("wrong", ["ticket", "authority"])
-    async def test_without_the_right_ticket_and_authority_nothing_begins(
+    @pytest.mark.parametrize("wrong", ["bootstrap token", "authority"])
+    async def test_without_the_right_bootstrap_token_and_authority_nothing_begins(
         self, world: RemoteWorld, wrong: str
     ) -> None:
         stranger = make_authority("somebody else", time.time()).certificate.decode()
 
-        def change(summons: LaunchRequest) -> LaunchRequest:
-            if wrong == "ticket":
+        def change(launch_request: LaunchRequest) -> LaunchRequest:
+            if wrong == "bootstrap token":
                 return msgspec.structs.replace(
-                    summons, bootstrap_token=bootstrap_token(b"x" * 32, summons.attempt_id)
+                    launch_request, bootstrap_token=bootstrap_token(b"x" * 32, launch_request.attempt_id)
                 )
-            return msgspec.structs.replace(summons, ca=stranger, patience_s=0.5)
+            return msgspec.structs.replace(launch_request, ca=stranger, patience_s=0.5)
 
         world.engine.before_start = change
         submission = world.submission()
@@ -109,7 +109,7 @@ class TestKeepers:
         [agent] = world.keepers_of(submission.attempt_id)
         assert await anyio.to_thread.run_sync(agent.wait) == 3
         message = world.errors(submission.attempt_id)
-        assert ("answered 401" if wrong == "ticket" else "CERTIFICATE_VERIFY_FAILED") in message
+        assert ("answered 401" if wrong == "bootstrap token" else "CERTIFICATE_VERIFY_FAILED") in message
         [seen] = (await world.observe(submission.attempt_id)).values()
         assert seen.evidence is Evidence.PENDING
 
@@ -167,7 +167,7 @@ class TestKeepers:
         assert SWEEPER is not None
         await anyio.run_process([SWEEPER, "--clean", str(rules)])
         assert not old.exists(), "it swept"
-        assert {"order.json", "claimed", "lock"} <= before
+        assert {"task_spec.json", "claimed", "lock"} <= before
         assert before <= set(os.listdir(task))  # noqa: PTH208
 
     async def test_what_was_logged_while_nobody_listened_is_handed_in_later(self, world: RemoteWorld) -> None:
@@ -197,7 +197,7 @@ class TestKeepers:
         assert seen.outcome is not None
         assert seen.outcome.kind is EndKind.STOPPED
         [task] = world.engine.mailbox.find(submission.attempt_id).values()
-        world.engine.before_start = lambda summons: summons
+        world.engine.before_start = lambda launch_request: launch_request
         await world.engine.launch(held[0], (task.task_spec,))
         assert await anyio.to_thread.run_sync(world.keepers_of(submission.attempt_id)[-1].wait) == 3
         assert world.num_starts(submission.attempt_id) == 0
@@ -205,9 +205,9 @@ class TestKeepers:
     async def test_a_submission_that_the_cluster_lost_is_made_again(self, world: RemoteWorld) -> None:
         lost: list[LaunchRequest] = []
 
-        def lose_the_first(summons: LaunchRequest) -> LaunchRequest | None:
-            lost.append(summons)
-            return None if len(lost) == 1 else summons
+        def lose_the_first(launch_request: LaunchRequest) -> LaunchRequest | None:
+            lost.append(launch_request)
+            return None if len(lost) == 1 else launch_request
 
         world.engine.before_start = lose_the_first
         submission = world.submission(RankProgram(lines=("once",)))

@@ -28,7 +28,7 @@ def bad_disk():
 def program(run):
     replica = DistributedDataParallel(model)
     for step in run.steps(80):
-        if step == 30 and os.environ["SHOAL_GENERATION"] == "0" and os.environ["RANK"] == "1" and HANGS:
+        if step == 30 and os.environ["SHOAL_RENDEZVOUS_ROUND"] == "0" and os.environ["RANK"] == "1" and HANGS:
             bad_disk()
         optimizer.zero_grad()
         replica(torch.randn(4, 8)).sum().backward()

@@ -21,7 +21,7 @@ from shoal.runtime.files import checkpoint_storage
 torch.manual_seed(0)
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
-rank, generation = dist.get_rank(), int(os.environ["SHOAL_GENERATION"])
+rank, generation = dist.get_rank(), int(os.environ["SHOAL_RENDEZVOUS_ROUND"])
 disk = pathlib.Path(os.environ["SHOAL_CHECKPOINT_DIR"])
 if generation == 1:
     attempt_id, node = os.environ["SHOAL_ATTEMPT_ID"], os.environ["SHOAL_NODE"]

@@ -33,7 +33,7 @@ def program(run):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if os.environ["SHOAL_GENERATION"] == "0":
+        if os.environ["SHOAL_RENDEZVOUS_ROUND"] == "0":
             time.sleep(0.05)  # until a node is lost; then there is nothing to wait for
         print("step", step, os.getpid(), flush=True)
 

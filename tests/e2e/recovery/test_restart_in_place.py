@@ -14,11 +14,11 @@ PROGRAM = """
 import json, os, sys, time
 import wave
 began = time.monotonic()
-print("begin", os.environ["SHOAL_GENERATION"], os.environ["MASTER_PORT"], os.getpid(), flush=True)
+print("begin", os.environ["SHOAL_RENDEZVOUS_ROUND"], os.environ["MASTER_PORT"], os.getpid(), flush=True)
 print("zygote" if "shoal_warm.zygote" in sys.modules else "cold", sys.argv[1:], __name__, flush=True)
 while time.monotonic() - began < float(sys.argv[1]):
     time.sleep(0.02)
-if os.environ["SHOAL_GENERATION"] == "0" and os.environ["RANK"] == "1":
+if os.environ["SHOAL_RENDEZVOUS_ROUND"] == "0" and os.environ["RANK"] == "1":
     HOW
 time.sleep(1)
 print("end", os.environ["RANK"], flush=True)

@@ -130,7 +130,7 @@ def test_service_on_unix_sockets_is_served_and_has_no_port(served: ServedApp) ->
 def test_service_in_private_networks_is_served_and_has_no_reachable_port(served: ServedApp) -> None:
     served.serve(replicas=2, network="private", env={"TAKES_S": "0", "VERSION": "1"})
     addresses = served.until_ready(2)
-    assert all(address.startswith("door:") for address in addresses)
+    assert all(address.startswith("broker:") for address in addresses)
     with pytest.raises(OSError):
         call("127.0.0.1:8000", "/")
     with RepeatingCaller(address_of(served), PATH, token_of(served)) as caller:

@@ -86,7 +86,7 @@ def test_nobody_reads_what_is_another_persons(plane: OwnersPlane, people: tuple[
         assert path.stat().st_uid == ana.uid, path
     pids = [pid for pid in plane.lab.pids_on(attempt["nodes"][0]) if _uid(pid) == ana.uid]
     assert len(pids) >= 3  # a keeper, a supervisor, a rank
-    secrets = [kept, kept / "model", said, said.parent, share, share / "order.json", share / "log"]
+    secrets = [kept, kept / "model", said, said.parent, share, share / "task_spec.json", share / "log"]
     secrets += [plane.home / "shoal.db", plane.home / "keys" / "signing.key"]
     look = "; ".join(
         [
@@ -179,7 +179,7 @@ def test_a_lost_node_is_begun_anew_under_its_owners_account(
     plane: OwnersPlane, people: tuple[Person, Person]
 ) -> None:
     ana, _ = people
-    saves = "id -u > $SHOAL_CHECKPOINT_DIR/$SHOAL_RANK.$SHOAL_GENERATION; exec sleep 600"
+    saves = "id -u > $SHOAL_CHECKPOINT_DIR/$SHOAL_RANK.$SHOAL_RENDEZVOUS_ROUND; exec sleep 600"
     job = plane.run_as(ana.shoal, saves, resources={"nodes": 2, "cpus": 1}, checkpoint={}, retry={"max": 3})
     kept = plane.shared / "checkpoints" / job.job_id
     until(lambda: {"0.0", "1.0"} <= {path.name for path in kept.glob("*")}, "both ranks have saved")

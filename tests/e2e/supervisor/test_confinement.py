@@ -170,7 +170,9 @@ def test_job_user_without_a_sandbox_cannot_list_shoals_home() -> None:
     place = Path(tempfile.mkdtemp(prefix="shoal", dir="/var/tmp"))
     place.chmod(0o711)
     with tasks_in(place / "home") as make:
-        run = "pwd; echo ok > x; cat x; ls .. ../.. /var/tmp/shoal*/home; cat ../order.json ../lock ../log"
+        run = (
+            "pwd; echo ok > x; cat x; ls .. ../.. /var/tmp/shoal*/home; cat ../task_spec.json ../lock ../log"
+        )
         task = make(a_task_spec(run=run, confinement=("uid",), uid=JOB_UID))
         for path in (task.home, *task.directory.parents[:3], task.directory):
             path.chmod(0o700)

@@ -48,7 +48,7 @@ import os, signal, sys
 from mpi4py import MPI
 world = MPI.COMM_WORLD
 mine = world.rank + 1
-group = os.environ["SHOAL_GENERATION"]
+group = os.environ["SHOAL_RENDEZVOUS_ROUND"]
 place = f"rank {world.rank} of {world.size}, RANK {os.environ['RANK']}"
 print(f"{place}, sum {world.allreduce(mine)}, group {group}")
 sys.stdout.flush()

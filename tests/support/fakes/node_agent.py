@@ -44,11 +44,11 @@ class FakeControlPlaneClient(ControlPlaneClient):
 
 def main(spool: str, attempt_id: str, run: str, *confinement: str) -> int:
     order = a_task_spec(attempt_id=attempt_id, run=run, confinement=confinement)
-    summons = LaunchRequest(
+    launch_request = LaunchRequest(
         attempt_id=attempt_id, urls=("https://a:1",), ca="ca", bootstrap_token="t", spool=spool
     )
     kernel.become_subreaper()
-    return NodeAgent(summons, order.node, FakeControlPlaneClient(order)).run()
+    return NodeAgent(launch_request, order.node, FakeControlPlaneClient(order)).run()
 
 
 if __name__ == "__main__":

@@ -129,7 +129,9 @@ class ProcessEngine(RemoteEngine):
     ):
         super().__init__(home, clock=SystemClock(), access=access)
         self.started = started
-        self.before_start: Callable[[LaunchRequest], LaunchRequest | None] = lambda summons: summons
+        self.before_start: Callable[[LaunchRequest], LaunchRequest | None] = lambda launch_request: (
+            launch_request
+        )
 
     async def launch(self, launch_request: LaunchRequest, task_specs: tuple[TaskSpec, ...]) -> None:
         changed = self.before_start(launch_request)

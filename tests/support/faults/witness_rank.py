@@ -34,7 +34,7 @@ class WitnessRank:
 
     def record(self, event: str) -> None:
         """One line in one write: what, attempt, generation, node, and when on the kernel's clock."""
-        generation, node = os.environ["SHOAL_GENERATION"], os.environ["SHOAL_NODE"]
+        generation, node = os.environ["SHOAL_RENDEZVOUS_ROUND"], os.environ["SHOAL_NODE"]
         at = time.clock_gettime(time.CLOCK_BOOTTIME)
         self._file.write(f"{event} {self._attempt} {generation} {node} {at:.3f}\n")
 

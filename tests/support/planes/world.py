@@ -9,7 +9,7 @@ A small cluster with people in it, driven synchronously: two projects, every rol
 | operator, admin | oz, ada: on the whole cluster |
 | job, supervisor | of ben's running job on node-1 |
 | data_plane | what requests to services go through |
-| ticket | of ben's running job, as supervisors on other machines would have it |
+| bootstrap | of ben's running job, as supervisors on other machines would have it |
 | reader, submitter | ada's, with the scope of a viewer and of a member |
 | bound, bound_elsewhere | ada's, good in `vision` alone and in `speech` alone |
 | service, expired, orphan | ana's: for one service; over; made with one that was revoked |
@@ -273,7 +273,7 @@ def _submit_jobs(world: ApiWorld) -> None:
     attempt = world.until_state(world.jobs["vision"], AttemptState.RUNNING)
     key = world.plane.core.sealing.key
     world.tokens["data_plane"] = data_plane_token(key)
-    world.tokens["ticket"] = bootstrap_token(key, attempt.attempt_id)
+    world.tokens["bootstrap"] = bootstrap_token(key, attempt.attempt_id)
     world.tokens["job"] = job_token(key, attempt.attempt_id)
     world.tokens["supervisor"] = world.supervisor_token(attempt, b"")
 

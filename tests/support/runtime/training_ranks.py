@@ -138,7 +138,7 @@ def load_of_one_process(rank: int, folder: str) -> None:
 
 def go_on_in_another_group(rank: int, folder: str, port: int) -> None:
     """The group breaks with a save under way; the same processes form the next one, and save again."""
-    os.environ["SHOAL_EPOCH"], os.environ["SHOAL_GENERATION"] = "1", "0"
+    os.environ["SHOAL_EPOCH"], os.environ["SHOAL_RENDEZVOUS_ROUND"] = "1", "0"
     parts, checkpoints = build("ddp"), Checkpoints(folder)
     checkpoints.load(parts)
     train(parts, 0, 1)
@@ -146,7 +146,7 @@ def go_on_in_another_group(rank: int, folder: str, port: int) -> None:
     checkpoints.wait()
     checkpoints.save(parts, 2)
     dist.destroy_process_group()
-    os.environ["SHOAL_GENERATION"] = "1"
+    os.environ["SHOAL_RENDEZVOUS_ROUND"] = "1"
     join_group(rank, 2, port)
     again = build("ddp", seed=1)
     assert checkpoints.load(again) in {1, 2}

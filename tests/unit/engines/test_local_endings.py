@@ -222,7 +222,7 @@ async def test_an_end_that_cannot_be_written_is_told_and_written_later(
     assert spool.read_outcome(local.spool_task()) == first.outcome
 
 
-@pytest.mark.parametrize("name", ["order.json", "outcome.json", "cgroups"])
+@pytest.mark.parametrize("name", ["task_spec.json", "outcome.json", "cgroups"])
 @pytest.mark.parametrize("content", [b"", b'{"attempt_id": "att', b"\x00\xff\x00", b"[]" * 9])
 async def test_a_garbled_file_hides_no_other_share(local: LocalEngineLab, name: str, content: bytes) -> None:
     await local.engine.submit(local.submission("never claims"))
@@ -241,7 +241,7 @@ async def test_a_garbled_file_hides_no_other_share(local: LocalEngineLab, name: 
     assert (await local.observe()).evidence is Evidence.ORPHANED
 
 
-@pytest.mark.parametrize("name", ["order.json", "outcome.json"])
+@pytest.mark.parametrize("name", ["task_spec.json", "outcome.json"])
 async def test_a_garbled_share_whose_supervisor_lives_is_left_to_its_fence(
     local: LocalEngineLab, name: str
 ) -> None:

@@ -234,7 +234,7 @@ def test_content_is_on_the_disk_before_its_name_appears(
 
     def appear(path: Path, target: Path) -> Path:
         if Path(target).parent == directory.live:
-            files = [file for file in path.rglob("*") if file.name == "order.json"]
+            files = [file for file in path.rglob("*") if file.name == "task_spec.json"]
             assert len(files) == len(SECOND)
             for file in files:
                 assert {f"{file}.new", str(file.parent)} <= set(synced)

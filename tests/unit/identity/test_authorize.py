@@ -171,7 +171,7 @@ def test_a_token_makes_only_tokens_within_its_own_reach(
 
 
 def test_bootstrap_token_fetches_task_specs_and_nothing_else() -> None:
-    holder = Caller(kind=CallerKind.BOOTSTRAP, id="att_1", name="ticket of att_1", attempt_id="att_1")
+    holder = Caller(kind=CallerKind.BOOTSTRAP, id="att_1", name="bootstrap of att_1", attempt_id="att_1")
     for permission in Permission:
         if permission is Permission.TASK_SPEC_FETCH:
             authorize(holder, permission)

@@ -16,8 +16,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 @pytest.fixture(autouse=True)
 def outside_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("SHOAL_EPOCH", "SHOAL_GENERATION", "SHOAL_CHECKPOINT_DIR", "SHOAL_CHECKPOINT_INTERVAL_S"):
-        monkeypatch.delenv(name, raising=False)
+    for name in (
+        "SHOAL_EPOCH",
+        "SHOAL_RENDEZVOUS_ROUND",
+        "SHOAL_CHECKPOINT_DIR",
+        "SHOAL_CHECKPOINT_INTERVAL_S",
+    ):
+        monkeypatch.delenv(f"SHOAL_{name}", raising=False)
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,6 @@ def test_service_listed_twice_is_taken_once() -> None:
 
 
 def test_addresses_are_validated_by_their_form() -> None:
-    good = ("10.0.0.7:8000", "node-1:1", "[::1]:65535", "unix:/run/a", "door:/run/a")
+    good = ("10.0.0.7:8000", "node-1:1", "[::1]:65535", "unix:/run/a", "broker:/run/a")
     bad = ("", "nonsense", "10.0.0.7", "10.0.0.7:", ":80", "a b:80", "[::1]", "::1:80", "unix:run", "h:65536")
     assert [text for text in (*good, *bad) if is_address(text)] == list(good)

@@ -203,7 +203,7 @@ def test_host_names_are_resolved_and_unknown_ones_left_out() -> None:
     assert seen.services[1].replicas == ()
 
 
-@pytest.mark.parametrize("address", ["unix:/run/a.sock", "door:/run/a.sock"])
+@pytest.mark.parametrize("address", ["unix:/run/a.sock", "broker:/run/a.sock"])
 def test_replica_on_a_unix_socket_is_left_out_because_haproxy_would_follow_links(address: str) -> None:
     there = ServiceConfig(project="p", name="s", replicas=(replica("a", address=address), replica("b")))
     [seen] = resolve_addresses(ServingTable(version=1, services=(there,))).services

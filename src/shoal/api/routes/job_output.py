@@ -196,7 +196,7 @@ def _render_checkpoint(checkpoint: SavedCheckpoint, *, is_next: bool, is_open: b
     return {
         "step": checkpoint.step,
         "epoch": checkpoint.epoch,
-        "generation": checkpoint.rendezvous_round,
+        "rendezvous_round": checkpoint.rendezvous_round,
         "saved_at": checkpoint.saved_at,
         "size_bytes": checkpoint.size_bytes,
         "world_size": checkpoint.world_size,

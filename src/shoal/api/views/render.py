@@ -100,7 +100,7 @@ def render_attempt(attempt: Attempt, world: World | None) -> schema.AttemptView:
         "reason": attempt.reason.value if attempt.reason else None,
         "exit_code": attempt.exit_code,
         "message": attempt.message,
-        "generation": attempt.rendezvous_round,
+        "rendezvous_round": attempt.rendezvous_round,
         "failure": attempt.failure.message if attempt.failure else None,
         "written": render_written(attempt),
         "world": _render_world(world) if world is not None else None,

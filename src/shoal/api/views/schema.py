@@ -128,7 +128,7 @@ class WorldView(TypedDict):
 
 
 class AttemptView(TypedDict):
-    """`generation` counts restarts in place, `failure` is the last reason, `world` the process group."""
+    """`rendezvous_round` counts restarts in place. `failure`: the last reason. `world`: the process group."""
 
     attempt_id: str
     epoch: int
@@ -141,7 +141,7 @@ class AttemptView(TypedDict):
     reason: str | None
     exit_code: int | None
     message: str
-    generation: int
+    rendezvous_round: int
     failure: str | None
     written: WrittenView | None
     world: WorldView | None
@@ -246,12 +246,12 @@ class MetricsView(TypedDict):
 class CheckpointView(TypedDict):
     """`state` is `complete` (every file has its size), `verified` (and its hash), `damaged`, `unfinished` or
     `unchecked` (newer ones took the whole time of this request). `is_next`: the checkpoint that the job would
-    continue from. `epoch` and `generation` belong to the attempt that saved it.
+    continue from. `epoch` and `rendezvous_round` belong to the attempt that saved it.
     """
 
     step: int
     epoch: int
-    generation: int
+    rendezvous_round: int
     saved_at: float
     size_bytes: int
     world_size: int | None

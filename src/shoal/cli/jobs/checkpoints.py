@@ -88,7 +88,7 @@ def _row(checkpoint: dict[str, Any]) -> tuple[str, ...]:
         utc(checkpoint["saved_at"], "%m-%d %H:%M:%SZ"),
         size(checkpoint["size_bytes"]),
         str(checkpoint["epoch"]),
-        str(checkpoint["generation"]),
+        str(checkpoint["rendezvous_round"]),
         f"{checkpoint['state']}{mark}",
         ", ".join(checkpoint["places"]) or "-",
     )

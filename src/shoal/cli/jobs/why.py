@@ -101,12 +101,12 @@ def process_group_lines(job: dict[str, Any], attempt: dict[str, Any]) -> list[st
 
 
 def _num_restarts(attempts: list[dict[str, Any]]) -> int:
-    return sum(attempt.get("generation") or 0 for attempt in attempts)
+    return sum(attempt.get("rendezvous_round") or 0 for attempt in attempts)
 
 
 def _restart_lines(attempt: dict[str, Any]) -> list[str]:
     """Say why the ranks were last restarted in this attempt, with the traceback if there was one."""
-    count, lines = attempt.get("generation") or 0, clean_lines(attempt.get("failure") or "")
+    count, lines = attempt.get("rendezvous_round") or 0, clean_lines(attempt.get("failure") or "")
     if not count or not lines:
         return []
     times = "once" if count == 1 else f"{count} times"

@@ -115,7 +115,7 @@ class SpoolIndex:
         """Log each failure once: every sweep tries again, and nothing else depends on it."""
         if error.errno != errno.ENOENT and place not in self._unreaped:
             self._unreaped.add(place)
-            log.warning("engine.standby_not_buried", path=str(place), because=str(error))
+            log.warning("engine.standby_not_reaped", path=str(place), because=str(error))
 
     def read_tasks(self) -> list[LocalTask]:
         """Return every task that was accepted and not forgotten, oldest attempt first."""

@@ -131,7 +131,7 @@ class SpoolWatcher:
         if outcome is not None:
             return _record_end(task, outcome)
         if task.read_task_spec() is None:
-            return self._observe_unreadable(task, "order.json is missing")
+            return self._observe_unreadable(task, "task_spec.json is missing")
         if not _is_claimed(task):
             return make_observation(task.key, Evidence.PENDING, _why_pending(task))
         lock = spool.take_lock(task.files)

@@ -81,7 +81,7 @@ class Agent:
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
-        self._burying: set[str] = set()
+        self._reaping: set[str] = set()
         self._swept_at = 0.0
         self._unit, self._unit_at = "", 0.0
 
@@ -104,12 +104,12 @@ class Agent:
     def start(self, root: str, key: str, task: dict[str, Any]) -> dict[str, Any]:
         """Start a node agent, unless the one that was started for `key` lives.
 
-        Its launch request goes to its standard input. `task` has the keys `command`, `bury` (the command
-        that reaps it when it dies without a report), `env` and `summons` (the launch request).
+        Its launch request goes to its standard input. `task` has the keys `command`, `reap` (the command
+        that reaps it when it dies without a report), `env` and `launch_request` (the launch request).
         """
         with self._guard:
             folder = _make_folder(root, key)
-            if folder in self._burying:
+            if folder in self._reaping:
                 raise OSError("the processes of the earlier node agent are being ended; ask again")
             with _launching(folder) as lock:
                 record = _record(folder)
@@ -169,10 +169,12 @@ class Agent:
         # This name shows the mailbox whether the task spec went to exactly this process.
         process = os.urandom(16).hex()
         identity = {"boot": _boot_id(), "space": _pid_space(), "process": process}
-        more = {"bury": task["bury"], "env": env, **identity}
+        more = {"reap": task["reap"], "env": env, **identity}
         with open(f"{folder}/errors", "ab") as errors:
-            launch_input = json.dumps({**json.loads(task["summons"]), "process": process}).encode()
-            is_done = launch(f"{folder}/keeper.json", lock, more, task["command"], env, errors, launch_input)
+            launch_input = json.dumps({**json.loads(task["launch_request"]), "process": process}).encode()
+            is_done = launch(
+                f"{folder}/node_agent.json", lock, more, task["command"], env, errors, launch_input
+            )
         if not is_done:
             raise OSError(f"no node agent could be started: {_last_words(folder)}")
 
@@ -186,34 +188,34 @@ class Agent:
         if record["boot"] != _boot_id():
             return {**report, "state": "over", "said": "the machine was restarted since"}
         if not _is_over(folder, record):
-            self._bury(folder, record)
+            self._reap(folder, record)
         if _is_over(folder, record):
             return {**report, "state": "over"}
         return {**report, "state": "left" if _is_marked(folder, "left", record) else "gone"}
 
-    def _bury(self, folder: str, record: dict[str, Any]) -> None:
+    def _reap(self, folder: str, record: dict[str, Any]) -> None:
         """Reap the task of a dead node agent on a thread. A repeated call starts no second thread."""
         if self._begins_burial(folder, record):
-            threading.Thread(target=self._bury_now, args=(folder, record), daemon=True).start()
+            threading.Thread(target=self._reap_now, args=(folder, record), daemon=True).start()
 
-    def _bury_all(self, gone: list[tuple[str, dict[str, Any]]]) -> None:
+    def _reap_all(self, gone: list[tuple[str, dict[str, Any]]]) -> None:
         for folder, record in gone:
             if self._begins_burial(folder, record):
-                self._bury_now(folder, record)
+                self._reap_now(folder, record)
 
     def _begins_burial(self, folder: str, record: dict[str, Any]) -> bool:
         with self._guard:
             # another node agent was started in the meantime
-            if folder in self._burying or _record(folder) != record:
+            if folder in self._reaping or _record(folder) != record:
                 return False
-            self._burying.add(folder)
+            self._reaping.add(folder)
             return True
 
-    def _bury_now(self, folder: str, record: dict[str, Any]) -> None:
+    def _reap_now(self, folder: str, record: dict[str, Any]) -> None:
         try:
             with open(f"{folder}/errors", "ab") as errors:
                 done = subprocess.run(
-                    record["bury"],
+                    record["reap"],
                     env=record["env"],
                     stdin=subprocess.DEVNULL,
                     stdout=errors,
@@ -233,7 +235,7 @@ class Agent:
             sys.stderr.write(f"shoal agent: {folder} is not over yet: {error}\n")
         finally:
             with self._guard:
-                self._burying.discard(folder)
+                self._reaping.discard(folder)
 
     def _sweep(self, root: str) -> None:
         """Remove records of node agents that have been over for a day.
@@ -262,7 +264,7 @@ class Agent:
                 elif is_old:
                     gone.append((folder, record))
         if gone:
-            threading.Thread(target=self._bury_all, args=(gone,), daemon=True).start()
+            threading.Thread(target=self._reap_all, args=(gone,), daemon=True).start()
 
 
 def launch(
@@ -458,7 +460,7 @@ def _make_folder(root: str, key: str) -> str:
 
 def _record(folder: str) -> dict[str, Any] | None:
     try:
-        with open(f"{folder}/keeper.json", encoding="utf-8") as file:
+        with open(f"{folder}/node_agent.json", encoding="utf-8") as file:
             record: dict[str, Any] = json.loads(file.read(MAX_READ))
             return record
     except FileNotFoundError:

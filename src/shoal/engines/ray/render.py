@@ -54,9 +54,9 @@ def agent_task(config: RayConfig, launch_request: LaunchRequest, task_spec: Task
     task = [config.spool, task_spec.attempt_id, task_spec.node, str(task_spec.replacement)]
     return {
         "command": [*python, "shoal.runtime.agent.bootstrap", task_spec.node],
-        "bury": [*python, "shoal.runtime.agent.reaping", *task],
+        "reap": [*python, "shoal.runtime.agent.reaping", *task],
         "env": {"PYTHONPATH": config.python_path} if config.python_path else {},
-        "summons": msgspec.json.encode(launch_request).decode(),
+        "launch_request": msgspec.json.encode(launch_request).decode(),
     }
 
 

@@ -16,7 +16,7 @@ from shoal.engines.slurm.partitions import ANY_PARTITION, Partition, time_argume
 from shoal.errors import EngineRefused
 from shoal.wire import LaunchRequest, TaskSpec
 
-END = "SHOAL_SUMMONS_END"
+END = "SHOAL_LAUNCH_REQUEST_END"
 GpuKinds = Mapping[str, tuple[str, ...]]
 """By node: the kind of each GPU by its index, as Slurm spells it."""
 RESOLVE_PYTHONPATH = 'path=$(readlink -e -- "$PYTHONPATH") && PYTHONPATH=$path; exec "$@"'

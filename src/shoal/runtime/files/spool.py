@@ -84,7 +84,7 @@ class SpoolTask:
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         # Plain strings: pathlib would add milliseconds to the start of every supervisor.
         self.directory = os.path.abspath(directory)
-        self.task_spec = f"{self.directory}/order.json"
+        self.task_spec = f"{self.directory}/task_spec.json"
         self.lock = f"{self.directory}/lock"
         self.claimed = f"{self.directory}/claimed"
         self.started = f"{self.directory}/started"

@@ -189,12 +189,10 @@ class RankBoard:
     def assignment(self, slot: int) -> RankAssignment | None:
         """Return the assignment of this process. None: it has none."""
         at = self._at(slot) + 4
-        generation, rank, local_rank, port = self._cells[at : at + 4].tolist()
-        if generation == 0:
+        number, rank, local_rank, port = self._cells[at : at + 4].tolist()
+        if number == 0:
             return None
-        return RankAssignment(
-            rendezvous_round=generation - 1, rank=rank, local_rank=local_rank, master_port=port
-        )
+        return RankAssignment(rendezvous_round=number - 1, rank=rank, local_rank=local_rank, master_port=port)
 
     def write_status(
         self, slot: int, status: RankStatus, rendezvous_round: int, step: int, at_ns: int

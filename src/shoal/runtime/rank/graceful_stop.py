@@ -137,9 +137,9 @@ class GracefulStop:
     def _agree(self, group: dist.ProcessGroup, store: Any) -> None:
         rank, ranks, ahead, turn = group.rank(), group.size(), AHEAD, 0
         while self._group is group:
-            steps = self._gather(store, f"shoal/farewell/{turn}/step", rank, ranks, self._complete)
+            steps = self._gather(store, f"shoal/graceful-stop/{turn}/step", rank, ranks, self._complete)
             is_early = self._propose(max(steps) + ahead)
-            if all(self._gather(store, f"shoal/farewell/{turn}/early", rank, ranks, int(is_early))):
+            if all(self._gather(store, f"shoal/graceful-stop/{turn}/early", rank, ranks, int(is_early))):
                 with self._changed:
                     self._is_agreed = True
                     self._changed.notify_all()

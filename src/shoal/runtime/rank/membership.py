@@ -77,7 +77,7 @@ class RankMembership:
                 os.environ["MASTER_PORT"] = str(place.master_port)
                 for name in ("WORLD_SIZE", "MASTER_ADDR"):  # the only rank of a job has none of these
                     os.environ.setdefault(name, os.environ.get(f"SHOAL_{name}", ALONE[name]))
-                os.environ["SHOAL_GENERATION"] = str(place.rendezvous_round)
+                os.environ["SHOAL_RENDEZVOUS_ROUND"] = str(place.rendezvous_round)
                 self._write_status(RankStatus.WAITING)  # the other ranks of this round may come much later
                 return place
             time.sleep(POLL_S if self.rendezvous_round >= 0 else SPARE_POLL_S)
@@ -185,7 +185,7 @@ def _from_environment() -> RankAssignment:
     for name, value in ALONE.items():
         os.environ.setdefault(name, value)
     return RankAssignment(
-        rendezvous_round=int(os.environ.get("SHOAL_GENERATION", "0")),
+        rendezvous_round=int(os.environ.get("SHOAL_RENDEZVOUS_ROUND", "0")),
         rank=int(os.environ.setdefault("RANK", "0")),
         local_rank=int(os.environ.setdefault("LOCAL_RANK", "0")),
         master_port=int(os.environ.setdefault("MASTER_PORT", "29500")),

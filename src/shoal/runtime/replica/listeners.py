@@ -136,7 +136,7 @@ class NamespaceListener:
     def __init__(self, path: str, port: int) -> None:
         self._path = path
         self.port = port
-        self.address = f"door:{path}"
+        self.address = f"broker:{path}"
         self.host = f"localhost:{port}"
         self.variables = dict.fromkeys(("PORT", "SHOAL_PORT"), str(port))
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

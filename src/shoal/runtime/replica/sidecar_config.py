@@ -15,7 +15,7 @@ LISTENER_FD = 3
 class SidecarConfig(msgspec.Struct, frozen=True, kw_only=True):
     tls_identity: TlsIdentity
     server: str
-    """Where the server listens: `127.0.0.1:30000`, `unix:/PATH` or `door:/PATH` (a socket broker)."""
+    """Where the server listens: `127.0.0.1:30000`, `unix:/PATH` or `broker:/PATH` (a socket broker)."""
     supervisor_pid: int
     """The supervisor's process: the sidecar dies with it."""
 

@@ -25,11 +25,11 @@ class ServerConnection:
     """
 
     def __init__(self, address: str) -> None:
-        self.is_at_broker = address.startswith("door:")
+        self.is_at_broker = address.startswith("broker:")
         self.is_connected = False
-        if address.startswith(("unix:", "door:")):
+        if address.startswith(("unix:", "broker:")):
             self._link = _unconnected(socket.AF_UNIX)
-            self._connect_by_file(address[5:])
+            self._connect_by_file(address.partition(":")[2])
             self.is_connected = not self.is_at_broker
         else:
             host, _, port = address.rpartition(":")

@@ -260,9 +260,9 @@ def _listen(directory: str) -> socket.socket:
     door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     here = os.open(directory, os.O_PATH | os.O_DIRECTORY)
     try:
-        door.bind(f"/proc/self/fd/{here}/door.new")  # by descriptor: the path itself may be too long
+        door.bind(f"/proc/self/fd/{here}/socket.new")  # by descriptor: the path itself may be too long
         door.listen(4)
-        os.rename(f"{directory}/door.new", slot.socket_path(directory))
+        os.rename(f"{directory}/socket.new", slot.socket_path(directory))
     finally:
         os.close(here)
     return door

@@ -55,7 +55,7 @@ def directory_of(task: spool.SpoolTask) -> str | None:
 
 def socket_path(directory: str) -> str:
     """Return the path of the socket on which the standby takes requests."""
-    return f"{directory}/door"
+    return f"{directory}/socket"
 
 
 def fits(ready_for: TaskSpec, task_spec: TaskSpec) -> bool:

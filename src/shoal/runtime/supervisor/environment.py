@@ -143,7 +143,7 @@ def setup_environment(
         **credentials.secrets,
         **_shoal(task_spec, credentials),
         "GROUP_RANK": str(task_spec.node_rank),
-        "SHOAL_GENERATION": str(task_spec.replacement),  # `setup` runs again for a replacement
+        "SHOAL_RENDEZVOUS_ROUND": str(task_spec.replacement),  # `setup` runs again for a replacement
         "SLURM_NODEID": str(task_spec.node_rank),
         "SLURM_JOB_ID": str(task_spec.job_number),
         **_devices(task_spec),
@@ -175,7 +175,7 @@ def _rank_numbers(task_spec: TaskSpec, local_rank: int) -> dict[str, str]:
 def _group(task_spec: TaskSpec, rendezvous: RendezvousRound) -> dict[str, str]:
     """Return the numbers that torchrun's names hold, under names that no library looks for."""
     return {
-        "SHOAL_GENERATION": str(rendezvous.number),
+        "SHOAL_RENDEZVOUS_ROUND": str(rendezvous.number),
         "SHOAL_WORLD_SIZE": str(task_spec.world_size),
         "SHOAL_RANKS_PER_NODE": str(task_spec.ranks_per_node),
         "SHOAL_NUM_NODES": str(len(task_spec.nodes)),

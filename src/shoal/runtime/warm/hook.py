@@ -35,7 +35,7 @@ _reported: list[tuple[str, int, int]] = []
 def report(world: int, member: int, library: str) -> None:
     """Tell the supervisor that this process is number `member` of a process group of `world` processes."""
     rank = os.environ.get("SHOAL_RANK")
-    group = os.environ.get("SHOAL_GENERATION", "0")
+    group = os.environ.get("SHOAL_RENDEZVOUS_ROUND", "0")
     formed_group = (group, world, member)
     is_largest = world > max([one[1] for one in _reported if one[0] == group], default=0)
     if rank is None or formed_group in _reported or (len(_reported) >= MAX_REPORTS and not is_largest):

@@ -157,4 +157,4 @@ def _lock_rank(path: str, environment: Mapping[str, str], mode: int = fcntl.LOCK
 
 def lock_offset(environment: Mapping[str, str]) -> int:
     """Return the offset of this rank's byte. Each round has its own, because an old round may end slowly."""
-    return int(environment.get("SHOAL_GENERATION", "0")) * MAX_RANKS + int(environment["SHOAL_RANK"])
+    return int(environment.get("SHOAL_RENDEZVOUS_ROUND", "0")) * MAX_RANKS + int(environment["SHOAL_RANK"])

@@ -314,7 +314,7 @@ def single_rank_environment(name: str, environment: dict[str, str]) -> dict[str,
         **variables,
         "ROLE_NAME": "default",
         "TORCHELASTIC_RUN_ID": environment.get("SHOAL_ATTEMPT_ID", "shoal"),
-        "TORCHELASTIC_RESTART_COUNT": environment.get("SHOAL_GENERATION", "0"),
+        "TORCHELASTIC_RESTART_COUNT": environment.get("SHOAL_RENDEZVOUS_ROUND", "0"),
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_USE_AGENT_STORE": "False",
     }
@@ -344,7 +344,7 @@ def append_report(folder: str, report: str, world: int = 1, member: int = 0) -> 
 
     `world` and `member`: a launcher makes this rank that member of a world of this size.
     """
-    rank, group = os.environ.get("SHOAL_RANK"), os.environ.get("SHOAL_GENERATION", "0")
+    rank, group = os.environ.get("SHOAL_RANK"), os.environ.get("SHOAL_RENDEZVOUS_ROUND", "0")
     try:
         fd = os.open(os.path.join(folder, WORLDS), os.O_WRONLY | os.O_APPEND)
     except OSError:

@@ -60,7 +60,7 @@ class MpiWorld:
         self.node = int(environment["GROUP_RANK"])
         self.nodes = int(environment["GROUP_WORLD_SIZE"])
         self.address, self.port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
-        group = environment["SHOAL_GENERATION"]
+        group = environment["SHOAL_RENDEZVOUS_ROUND"]
         self.folder = os.path.join(folder, "mpi", f"{group}.{count}")
         self.stand_ins, self.lib = os.path.join(folder, "bin"), os.path.join(folder, "lib")
         self.token = environment.get("SHOAL_TOKEN", "")

@@ -79,7 +79,7 @@ def _enter(folder: str, name: str, real: str, programs: list[Any]) -> None:
 def _count(folder: str, environment: dict[str, str]) -> int:
     """Return how many worlds this rank has been in before in this round, and count this one."""
     os.makedirs(os.path.join(folder, "mpi"), mode=0o700, exist_ok=True)
-    path = os.path.join(folder, "mpi", f"count.{environment['SHOAL_GENERATION']}.{environment['RANK']}")
+    path = os.path.join(folder, "mpi", f"count.{environment['SHOAL_RENDEZVOUS_ROUND']}.{environment['RANK']}")
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     os.write(fd, b".")
     count = os.fstat(fd).st_size - 1

@@ -163,7 +163,7 @@ def wait_for_first_rank() -> None:
     A torch client that connects too early retries after 0.5 s, which is longer than the whole restart.
     """
     names = os.environ
-    if names.get("SHOAL_GENERATION", "0") == "0" or names.get("RANK", "0") == "0":
+    if names.get("SHOAL_RENDEZVOUS_ROUND", "0") == "0" or names.get("RANK", "0") == "0":
         return
     address = (names.get("MASTER_ADDR", ""), int(names.get("MASTER_PORT") or 0))
     until = time.monotonic() + FIRST_RANK_S

@@ -234,7 +234,7 @@ class SignalForwarder:
 def _connect(door: _socket.socket, folder: str) -> None:
     """Connect to the zygote. It may still be starting, but it opens its socket before anything else."""
     here = os.open(folder, os.O_PATH | os.O_DIRECTORY)
-    path = f"/proc/self/fd/{here}/door"  # by descriptor: the path itself may be too long
+    path = f"/proc/self/fd/{here}/socket"  # by descriptor: the path itself may be too long
     for _ in range(CONNECT_TRIES):
         if os.path.exists(path):
             break

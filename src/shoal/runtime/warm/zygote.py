@@ -234,10 +234,10 @@ def main(folder: str, scripts: list[str]) -> int:
     warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
         here = os.open(folder, os.O_PATH | os.O_DIRECTORY)
-        door.bind(f"/proc/self/fd/{here}/door.new")  # by descriptor: the path itself may be too long
+        door.bind(f"/proc/self/fd/{here}/socket.new")  # by descriptor: the path itself may be too long
         os.close(here)
         door.listen(128)
-        os.rename(f"{folder}/door.new", f"{folder}/door")  # found only when it can be knocked at
+        os.rename(f"{folder}/socket.new", f"{folder}/socket")  # found only when it can be knocked at
         if not _import_expected(folder):
             for script in scripts:
                 program.preload(program.imported_by(script))

@@ -103,7 +103,7 @@ def ignored_settings(service: ServiceConfig) -> list[str]:
 log = logging.getLogger(__name__)
 NUMERIC = re.compile(r"(?:tls:)?(?:\[.*|[0-9.]+:[0-9]+)")
 """Sidecars always have numeric addresses."""
-FILE_SCHEMES = ("unix:", "door:")
+FILE_SCHEMES = ("unix:", "broker:")
 
 
 def resolve_addresses(table: ServingTable) -> ServingTable:

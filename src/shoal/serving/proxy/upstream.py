@@ -318,10 +318,10 @@ async def connect(replica: LiveReplica, client_tls: ssl.SSLContext | None = None
     async with asyncio.timeout(CONNECT_S):
         if address.startswith("unix:"):
             # The program owns the folder, so whatever it put there must not lead to another process.
-            with pinned_socket(address[5:]) as name:
+            with pinned_socket(address.removeprefix("unix:")) as name:
                 _, upstream = await loop.create_unix_connection(lambda: Upstream(replica), name)
-        elif address.startswith("door:"):
-            fresh = await _connect_through(address[5:])
+        elif address.startswith("broker:"):
+            fresh = await _connect_through(address.removeprefix("broker:"))
             _, upstream = await loop.create_connection(lambda: Upstream(replica), sock=fresh)
         elif address.startswith(SCHEME):
             transport = await connect_sidecar(address, replica.spec.name, client_tls)

@@ -24,7 +24,14 @@ DECISION = {
 
 
 def saved(step: int, **changes: Any) -> dict[str, Any]:
-    values = {"step": step, "epoch": 2, "generation": 1, "saved_at": 0.0, "size_bytes": 2048, "world_size": 4}
+    values = {
+        "step": step,
+        "epoch": 2,
+        "rendezvous_round": 1,
+        "saved_at": 0.0,
+        "size_bytes": 2048,
+        "world_size": 4,
+    }
     more = {"places": ["memory", "directory"], "state": "complete", "problem": "", "is_next": False}
     return {**values, **more, **changes}
 

@@ -351,7 +351,7 @@ def test_restarts_in_place_are_not_counted_as_attempts(shell: Shell, fake: FakeA
         "state": "ended",
         "started_at": 0.0,
         "ended_at": 9.0,
-        "generation": 2,
+        "rendezvous_round": 2,
     }
     job = job_view(status="failed", ended_at=1_800_000_090.0, failures=3)
     fake.answers["GET", f"/v1/jobs/{JOB_ID}/why"] = {

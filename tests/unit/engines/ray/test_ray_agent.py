@@ -20,7 +20,9 @@ from tests.support.host.processes import is_alive
 from tests.support.runtime.tasks import until
 
 KEY = "att_1.n0.0"
-KEEPER = 'cat > "$1/summons"; env > "$1/env.new"; mv "$1/env.new" "$1/env"; echo ready >&2; exec sleep 100'
+KEEPER = (
+    'cat > "$1/launch_request"; env > "$1/env.new"; mv "$1/env.new" "$1/env"; echo ready >&2; exec sleep 100'
+)
 
 
 class Site:
@@ -29,15 +31,15 @@ class Site:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.agent = Agent()
-        self.burials = root / "burials"
+        self.reapings = root / "reapings"
 
-    def task(self, script: str = KEEPER, bury_code: int = 0) -> dict[str, Any]:
-        bury = f'echo buried >> "{self.burials}"; exit {bury_code}'
+    def task(self, script: str = KEEPER, reap_code: int = 0) -> dict[str, Any]:
+        reap = f'echo reaped >> "{self.reapings}"; exit {reap_code}'
         return {
             "command": ["/bin/sh", "-c", script, "sh", str(self.root)],
-            "bury": ["/bin/sh", "-c", bury],
+            "reap": ["/bin/sh", "-c", reap],
             "env": {"PYTHONPATH": "/src"},
-            "summons": '{"ticket": "t"}',
+            "launch_request": '{"token": "t"}',
         }
 
     def start(self, **changes: Any) -> dict[str, Any]:
@@ -46,12 +48,12 @@ class Site:
     def look(self) -> dict[str, Any]:
         return self.agent.look(str(self.root), [KEY]).get(KEY, {"state": "none"})
 
-    def num_burials(self) -> int:
-        return len(self.burials.read_text().split()) if self.burials.exists() else 0
+    def num_reapings(self) -> int:
+        return len(self.reapings.read_text().split()) if self.reapings.exists() else 0
 
     @property
     def record_file(self) -> Path:
-        return self.root / "ray" / KEY / "keeper.json"
+        return self.root / "ray" / KEY / "node_agent.json"
 
 
 @pytest.fixture
@@ -59,7 +61,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
     tmp_path.chmod(0o700)
     site = Site(tmp_path)
     yield site
-    for file in site.root.rglob("keeper.json"):
+    for file in site.root.rglob("node_agent.json"):
         pid = json.loads(file.read_text())["pid"]
         if is_alive(pid) and os.getsid(pid) == pid:
             os.kill(pid, signal.SIGKILL)
@@ -68,8 +70,8 @@ def site(tmp_path: Path) -> Iterator[Site]:
 def test_node_agent_gets_its_launch_request_and_has_no_parent_of_ray(site: Site) -> None:
     result = site.start()
     until((site.root / "env").exists)
-    launch_request = json.loads((site.root / "summons").read_text())
-    assert launch_request == {"ticket": "t", "process": site.look()["process"]}
+    launch_request = json.loads((site.root / "launch_request").read_text())
+    assert launch_request == {"token": "t", "process": site.look()["process"]}
     assert result["is_new"]
     assert os.getsid(result["pid"]) == result["pid"]
     parent = Path(f"/proc/{result['pid']}/stat").read_text().rpartition(")")[2].split()[1]
@@ -127,28 +129,28 @@ def test_every_start_of_a_node_agent_has_a_new_process_name(site: Site) -> None:
 
 
 def test_dead_node_agent_is_over_only_when_nothing_of_its_task_runs(site: Site) -> None:
-    result = site.start(bury_code=1)
+    result = site.start(reap_code=1)
     until(lambda: "ready" in site.look()["said"])
     os.kill(result["pid"], signal.SIGKILL)
     until(lambda: site.look()["state"] == "gone")
-    until(lambda: site.look()["state"] == "gone" and site.num_burials() >= 2)
+    until(lambda: site.look()["state"] == "gone" and site.num_reapings() >= 2)
     record = json.loads(site.record_file.read_text())
-    record["bury"] = ["/bin/true"]
+    record["reap"] = ["/bin/true"]
     site.record_file.write_text(json.dumps(record))
     until(lambda: site.look()["state"] == "over")
     assert "ready" in site.look()["said"]
 
 
 def test_undying_processes_of_a_dead_node_agent_are_reported_until_they_end(site: Site) -> None:
-    result = site.start(bury_code=agent_module.LEFT)
+    result = site.start(reap_code=agent_module.LEFT)
     until(lambda: "ready" in site.look()["said"])
     os.kill(result["pid"], signal.SIGKILL)
     until(lambda: site.look()["state"] == "left")
     site.agent = Agent()
     assert site.look()["state"] == "left"
-    change(site, bury=["/bin/false"])  # by now nobody can say
+    change(site, reap=["/bin/false"])  # by now nobody can say
     until(lambda: site.look()["state"] == "gone")
-    change(site, bury=["/bin/true"])
+    change(site, reap=["/bin/true"])
     until(lambda: site.look()["state"] == "over")
 
 
@@ -169,7 +171,7 @@ def test_process_of_another_container_is_hidden(site: Site) -> None:
     record = json.loads(site.record_file.read_text())
     site.record_file.write_text(json.dumps({**record, "space": "pid:[1]"}))
     assert site.look()["state"] == "hidden"
-    assert not site.burials.exists()
+    assert not site.reapings.exists()
     site.record_file.write_text(json.dumps(record))
 
 
@@ -213,7 +215,7 @@ def test_records_below_tmp_lie_in_a_private_folder(site: Site) -> None:
     result = site.start()
     assert site.look()["pid"] == result["pid"]
     owned = site.root / f"shoal-{os.getuid()}"
-    assert (owned.stat().st_mode & 0o777, (owned / "ray" / KEY / "keeper.json").exists()) == (0o700, True)
+    assert (owned.stat().st_mode & 0o777, (owned / "ray" / KEY / "node_agent.json").exists()) == (0o700, True)
 
 
 def test_folder_name_taken_by_another_user_is_avoided_and_found_again(site: Site) -> None:
@@ -276,7 +278,7 @@ def test_record_that_another_user_could_have_written_is_not_trusted(site: Site, 
         site.start()
     Agent().look(str(site.root), [])  # sweeps
     time.sleep(0.2)
-    assert not site.burials.exists()
+    assert not site.reapings.exists()
 
 
 def test_untrusted_record_does_not_hide_other_records(site: Site) -> None:
@@ -297,7 +299,7 @@ def test_node_agent_does_not_start_while_an_earlier_one_is_reaped(site: Site) ->
     until(lambda: not is_alive(result["pid"]))
     go = site.root / "go"
     waits = f'while [ ! -e "{go}" ]; do sleep 0.01; done'
-    site.record_file.write_text(json.dumps({**record, "bury": ["/bin/sh", "-c", waits]}))
+    site.record_file.write_text(json.dumps({**record, "reap": ["/bin/sh", "-c", waits]}))
     assert site.look()["state"] == "gone"
     with pytest.raises(OSError, match="ask again"):
         site.start()
@@ -307,16 +309,16 @@ def test_node_agent_does_not_start_while_an_earlier_one_is_reaped(site: Site) ->
 
 
 def test_reaping_of_one_node_agent_proves_nothing_about_the_next(site: Site) -> None:
-    result = site.start(bury_code=0)
+    result = site.start(reap_code=0)
     os.kill(result["pid"], signal.SIGKILL)
     until(lambda: site.look()["state"] == "over")
     over = site.record_file.with_name("over")
     before = over.read_text()
-    again = site.start(bury_code=1)
+    again = site.start(reap_code=1)
     over.write_text(before)  # as if it had come late
     os.kill(again["pid"], signal.SIGKILL)
     until(lambda: not is_alive(again["pid"]))
-    until(lambda: site.look()["state"] == "gone" and site.num_burials() >= 3)
+    until(lambda: site.look()["state"] == "gone" and site.num_reapings() >= 3)
 
 
 def aged(site: Site, name: str) -> None:
@@ -340,13 +342,13 @@ def kill(site: Site, pid: int) -> None:
 
 
 def test_old_record_is_reaped_before_it_is_removed(site: Site) -> None:
-    result = site.start(bury_code=1)
+    result = site.start(reap_code=1)
     until(lambda: "ready" in site.look()["said"])
     kill(site, result["pid"])
     aged(site, "errors")
     assert site.look()["state"] == "gone"
-    until(lambda: site.num_burials() >= 1)
-    change(site, bury=["/bin/true"])
+    until(lambda: site.num_reapings() >= 1)
+    change(site, reap=["/bin/true"])
     until(lambda: site.look()["state"] == "over")
     site.agent = Agent()
     assert site.look()["state"] == "over"  # since a moment

@@ -182,9 +182,9 @@ def test_bootstrap_token_is_not_on_the_command_line_of_a_node_agent() -> None:
     task = agent_task(config, launch_request, slurm_task_spec())
     node = slurm_task_spec().node
     assert task["command"] == ["/py", "-P", "-s", "-m", "shoal.runtime.agent.bootstrap", node]
-    assert task["bury"][-5:] == ["shoal.runtime.agent.reaping", "/var/spool/shoal", "att_1", node, "0"]
-    assert "swordfish" in task["summons"]
-    assert "swordfish" not in str({**task, "summons": ""})
+    assert task["reap"][-5:] == ["shoal.runtime.agent.reaping", "/var/spool/shoal", "att_1", node, "0"]
+    assert "swordfish" in task["launch_request"]
+    assert "swordfish" not in str({**task, "launch_request": ""})
     assert key_of("att_1", node, 0) == f"att_1.{node}.0"
 
 

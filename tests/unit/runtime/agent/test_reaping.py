@@ -76,7 +76,7 @@ def test_exit_code_separates_unkillable_from_unknown(
         running = make(a_task_spec())
         assert reap(running.task, timeout_s=0.3) == NOT_DEAD
         assert "something of it does not die" in capfd.readouterr().err
-        (running.directory / "order.json").unlink()
+        (running.directory / "task_spec.json").unlink()
         assert reap(running.task, timeout_s=0.3) == NOT_YET
         assert "its task spec is gone" in capfd.readouterr().err
 
@@ -86,7 +86,7 @@ def test_task_with_swept_files_does_not_count_as_over(tmp_path: Path) -> None:
         running = make(a_task_spec(run="setsid sleep 1000 & wait"))
         running.spawn()
         until(lambda: os.path.exists(running.task.started))  # noqa: PTH110
-        for name in ("order.json", "lock", "claimed", "started"):
+        for name in ("task_spec.json", "lock", "claimed", "started"):
             (running.directory / name).unlink()
         assert reap(running.task, timeout_s=0.3) == NOT_YET
 

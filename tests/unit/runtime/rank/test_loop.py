@@ -44,7 +44,7 @@ class Saves(Checkpoints):
 def board(monkeypatch: pytest.MonkeyPatch) -> Iterator[RankBoard]:
     """The page of a rank that is alone in its group."""
     fd, made = RankBoard.create()
-    for name in ("RANK", "LOCAL_RANK", "MASTER_PORT", "SHOAL_GENERATION", "GROUP_RANK"):
+    for name in ("RANK", "LOCAL_RANK", "MASTER_PORT", "SHOAL_RENDEZVOUS_ROUND", "GROUP_RANK"):
         monkeypatch.setenv(name, "0")  # `train` sets them, and the fixture restores them
     monkeypatch.setenv(BOARD_VARIABLE, f"{fd}:0")
     made.assign(0, RankAssignment(rendezvous_round=0, rank=0, local_rank=0, master_port=1))

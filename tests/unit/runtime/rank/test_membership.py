@@ -38,7 +38,7 @@ def a_member(monkeypatch: pytest.MonkeyPatch, num_nodes: int) -> Iterator[tuple[
     fd, board = RankBoard.create()
     monkeypatch.setenv(BOARD_VARIABLE, f"{fd}:0")
     monkeypatch.setenv("GROUP_WORLD_SIZE", str(num_nodes))
-    for name in ("RANK", "LOCAL_RANK", "MASTER_PORT", "SHOAL_GENERATION", "GROUP_RANK"):
+    for name in ("RANK", "LOCAL_RANK", "MASTER_PORT", "SHOAL_RENDEZVOUS_ROUND", "GROUP_RANK"):
         monkeypatch.setenv(
             name, os.environ.get(name, "0")
         )  # the membership sets them, and the fixture restores them

@@ -43,7 +43,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     fd = made.theirs.fileno()
     monkeypatch.setenv(metrics.METRICS_VARIABLE, f"{fd}:{os.fstat(fd).st_ino}")
     monkeypatch.setattr(metrics, "_channel", None)
-    for name in ("RANK", "LOCAL_RANK", "MASTER_PORT", "SHOAL_GENERATION"):
+    for name in ("RANK", "LOCAL_RANK", "MASTER_PORT", "SHOAL_RENDEZVOUS_ROUND"):
         monkeypatch.setenv(name, "0")
     yield made
     monkeypatch.setattr(metrics, "_channel", None)

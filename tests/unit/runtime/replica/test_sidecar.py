@@ -291,7 +291,7 @@ def test_server_on_a_socket_is_reached(cluster: SidecarAuthority, tmp_path: Path
 def test_server_behind_a_socket_broker_is_reached(
     cluster: SidecarAuthority, server: Server, tmp_path: Path
 ) -> None:
-    path = tmp_path / "door"
+    path = tmp_path / "broker"
     door = socket.socket(socket.AF_UNIX)
     door.bind(str(path))
     door.listen()
@@ -302,7 +302,7 @@ def test_server_behind_a_socket_broker_is_reached(
             socket.send_fds(link, [server.address.rpartition(":")[2].encode()], [fresh.fileno()])
 
     threading.Thread(target=hand_out, daemon=True).start()
-    with door, running_sidecar(cluster, f"door:{path}") as address, came(cluster, address) as link:
+    with door, running_sidecar(cluster, f"broker:{path}") as address, came(cluster, address) as link:
         link.sendall(b"through it")
         assert link.recv(100) == b"through it"
 

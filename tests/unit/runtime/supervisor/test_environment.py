@@ -82,7 +82,7 @@ SHELL=/bin/sh
 SHOAL_ARRAY_INDEX=5
 SHOAL_ATTEMPT_ID=att_1
 SHOAL_EPOCH=3
-SHOAL_GENERATION=0
+SHOAL_RENDEZVOUS_ROUND=0
 SHOAL_GPUS=4,5,6,7
 SHOAL_JOB_ID=job_1
 SHOAL_JOB_NUMBER=42
@@ -180,7 +180,7 @@ def test_rank_finds_the_names_of_all_launchers_in_its_environment() -> None:
 def test_restart_in_place_has_a_new_port_and_counts_as_a_restart() -> None:
     variables = environment(ORDER, 0, RendezvousRound(number=1, master_port=30007))
     assert (variables["MASTER_PORT"], variables["TORCHELASTIC_RESTART_COUNT"]) == ("30007", "3")
-    assert variables["SHOAL_GENERATION"] == "1"
+    assert variables["SHOAL_RENDEZVOUS_ROUND"] == "1"
 
 
 def test_supervisors_key_is_not_in_a_ranks_environment() -> None:

@@ -28,7 +28,7 @@ sys.stdin.read()
 
 @contextmanager
 def held(path: Path, *, rank: int, generation: int) -> Iterator[subprocess.Popen[str]]:
-    place = lock_offset({"SHOAL_RANK": str(rank), "SHOAL_GENERATION": str(generation)})
+    place = lock_offset({"SHOAL_RANK": str(rank), "SHOAL_RENDEZVOUS_ROUND": str(generation)})
     command = [sys.executable, "-c", HOLDS, str(path), str(place)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

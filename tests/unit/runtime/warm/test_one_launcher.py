@@ -113,7 +113,7 @@ def test_spare_process_of_a_rank_runs_beside_it(rank: dict[str, str], tmp_path: 
 
 
 def test_launcher_of_the_group_before_may_take_its_time_to_end(rank: dict[str, str], tmp_path: Path) -> None:
-    after = "SHOAL_GENERATION=1 torchrun says.py; code=$?; kill $first; exit $code"
+    after = "SHOAL_RENDEZVOUS_ROUND=1 torchrun says.py; code=$?; kill $first; exit $code"
     done = run(rank, tmp_path, UNTIL_FIRST + after)
     assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
 
@@ -289,7 +289,7 @@ def test_second_program_in_the_jobs_process_group_is_refused_and_reported(
             id="again and again",
         ),
         pytest.param({"then": f"kill -9 $first; wait; {THEN}"}, id="after the first has ended"),
-        pytest.param({"then": f"SHOAL_GENERATION=1 {THEN}"}, id="after a restart in place"),
+        pytest.param({"then": f"SHOAL_RENDEZVOUS_ROUND=1 {THEN}"}, id="after a restart in place"),
         pytest.param({"then": f"env -u SHOAL_RANK {THEN}"}, id="a spare"),
         pytest.param(
             {"then": f"rm -r lib; {THEN.replace('python', sys.executable)}"}, id="the folder is gone"

@@ -106,7 +106,7 @@ from jax._src.distributed import State
 State().initialize(num_processes=256, process_id=0)
 """
     Path("t.py").write_text(program)
-    assert shell(job, "python t.py", SHOAL_GENERATION="2") == ""
+    assert shell(job, "python t.py", SHOAL_RENDEZVOUS_ROUND="2") == ""
     reports = worlds()
     assert reports[:2] == ["3 2 2 1 0.1 torch", "3 2 4 3 0.1 torch"]
     assert len(reports) == 18, "a program that forms groups all day fills no disk"

@@ -198,9 +198,11 @@ class Checkpoints:
 
     def _claim(self) -> Fence | ShoalError:
         epoch = os.environ.get("SHOAL_EPOCH")
-        generation = int(os.environ.get("SHOAL_GENERATION", "0"))
+        rendezvous_round = int(os.environ.get("SHOAL_RENDEZVOUS_ROUND", "0"))
         try:
-            return self._tiers.claim(Fence(epoch=int(epoch), rendezvous_round=generation) if epoch else None)
+            return self._tiers.claim(
+                Fence(epoch=int(epoch), rendezvous_round=rendezvous_round) if epoch else None
+            )
         except ShoalError as error:
             return error
         except OSError as error:

@@ -65,8 +65,8 @@ def parse_name(text: str) -> CheckpointName | None:
     match = NAME.fullmatch(text)
     if match is None:
         return None
-    step, epoch, generation = map(int, match.groups())
-    return CheckpointName(Fence(epoch=epoch, rendezvous_round=generation), step)
+    step, epoch, rendezvous_round = map(int, match.groups())
+    return CheckpointName(Fence(epoch=epoch, rendezvous_round=rendezvous_round), step)
 
 
 def read_manifest(data: bytes, name: CheckpointName) -> CheckpointManifest:

@@ -127,4 +127,6 @@ def _num_nodes() -> int:
 
 def _failures() -> int:
     """Groups that were lost before this one."""
-    return max(0, int(os.environ.get("SHOAL_EPOCH", "1")) - 1) + int(os.environ.get("SHOAL_GENERATION", "0"))
+    return max(0, int(os.environ.get("SHOAL_EPOCH", "1")) - 1) + int(
+        os.environ.get("SHOAL_RENDEZVOUS_ROUND", "0")
+    )

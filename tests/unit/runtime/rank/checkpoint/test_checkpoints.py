@@ -32,7 +32,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder for checkpoints, with nothing of a job in the environment."""
     for name in (
         "SHOAL_EPOCH",
-        "SHOAL_GENERATION",
+        "SHOAL_RENDEZVOUS_ROUND",
         "SHOAL_CHECKPOINT_DIR",
         "SHOAL_CHECKPOINT_INTERVAL_S",
         "RANK",

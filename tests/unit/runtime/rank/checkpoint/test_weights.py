@@ -29,7 +29,7 @@ def weights(of: torch.nn.Module) -> dict[str, list[float]]:
 @pytest.fixture
 def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[int, dict[str, list[float]]]:
     """Of three steps, in `tmp_path`."""
-    for name in ("SHOAL_EPOCH", "SHOAL_GENERATION", "SHOAL_MODEL_DIR", "RANK", "WORLD_SIZE"):
+    for name in ("SHOAL_EPOCH", "SHOAL_RENDEZVOUS_ROUND", "SHOAL_MODEL_DIR", "RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     trained = model()
     optimizer = torch.optim.AdamW(trained.parameters(), lr=0.1)
