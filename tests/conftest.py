@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from collections.abc import Iterator
@@ -93,3 +94,24 @@ def same_log_afterwards() -> Iterator[None]:
     before = structlog.get_config()
     yield
     structlog.configure(**before)
+
+
+class _LogRecords(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.records: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record.getMessage())
+
+
+@pytest.fixture(autouse=True)
+def impossible_moves() -> Iterator[list[str]]:
+    """In production, an event that cannot come ends its request in the data plane. In a test it is an error,
+    unless the test takes it off this list.
+    """
+    log, handler = logging.getLogger("shoal.serving.exchange.ending"), _LogRecords()
+    log.addHandler(handler)
+    yield handler.records
+    log.removeHandler(handler)
+    assert handler.records == []

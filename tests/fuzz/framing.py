@@ -32,9 +32,9 @@ WATCHED = frozenset(
             "admission/routes",
             "proxy/chunks",
             "proxy/downstream",
-            "proxy/exchange",
+            "proxy/body_reader",
         ),
-        *("proxy/reply", "proxy/request_head"),
+        *("proxy/reply", "proxy/request_head", "exchange/request_body"),
     )
 )
 assert all(Path(name).is_file() for name in WATCHED), WATCHED

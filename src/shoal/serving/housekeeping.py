@@ -123,7 +123,7 @@ class StatusProbe:
     def __init__(self) -> None:
         self.status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
-    def on_reply(self, reply: ProxyReply, body: bytes, *, is_whole: bool) -> None:
+    def on_reply(self, reply: ProxyReply, body: bytes) -> None:
         self._set_status(reply.status)
 
     def on_data(self, data: bytes, num_chunks: int = 1) -> None: ...
@@ -133,9 +133,9 @@ class StatusProbe:
     def on_lost(self, reason: str) -> None:
         self._set_status(0)
 
-    def hold(self) -> None: ...
+    def on_stalled(self) -> None: ...
 
-    def resume(self) -> None: ...
+    def on_resumed(self) -> None: ...
 
     def _set_status(self, status: int) -> None:
         if not self.status.done():

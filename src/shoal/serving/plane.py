@@ -187,7 +187,7 @@ class DataPlane:
         begun = [client.exchange for client in self.clients if client.exchange is not None]
         ended = [exchange for exchange in begun if not self.routes.admits(exchange.entry)]
         # Waiting requests first: a slot that is given back must not go to one of them.
-        for exchange in sorted(ended, key=lambda exchange: exchange.replica is not None):
+        for exchange in sorted(ended, key=lambda exchange: exchange.slot is not None):
             try:
                 exchange.refuse(ProxyRefusal(401, "unauthenticated", "the token is no longer valid"))
             except Exception:  # whatever is wrong with one request, the others end as well

@@ -27,7 +27,7 @@ LISTENERS: dict[str, Row] = {
     "serving/plane.py": Row(
         CLIENTS,
         "ConnectionQuota, Downstream: tests/attacks/connections/test_data_plane_states.py, "
-        "tests/unit/serving/proxy/test_bounds.py",
+        "tests/unit/serving/proxy/test_connection_places.py",
     ),
     "serving/main.py": Row(
         CLIENTS, "the sockets of serving/plane.py, and of Admin: tests/unit/serving/test_admin.py"

@@ -10,14 +10,23 @@ import asyncio
 import pytest
 
 from shoal.serving import housekeeping
-from shoal.serving.proxy import downstream
+from shoal.serving.proxy import body_reader, caller_flow, downstream, half_closed
 from tests.support.faults.connection_states import ConnectionState, run_state, states_of
 from tests.support.planes.world import connect_client
 from tests.support.serving.data_plane_lab import Conversation, private_service, reply, running_lab, service
 
 KERNEL_BYTES = 12 << 20
 """The most that the kernel's buffers hold for one connection over loopback, whatever the server reads."""
-HASTY = {"HEAD_S": 0.2, "IDLE_S": 0.3, "BODY_S": 0.3, "LINGER_S": 0.2, "STALL_S": 0.3, "QUIET_S": 0.2}
+HASTY = (
+    (downstream, "HEAD_S", 0.2),
+    (downstream, "IDLE_S", 0.3),
+    (downstream, "LINGER_S", 0.2),
+    (downstream, "BODY_S", 0.3),
+    (body_reader, "BODY_S", 0.3),
+    (downstream, "STALL_S", 0.3),
+    (caller_flow, "STALL_S", 0.3),
+    (half_closed, "QUIET_S", 0.2),
+)
 OPEN = "/p/open/"
 """A public service: its replica gets the request."""
 ROUTES = [("GET", "/-/health"), ("GET", "/p/closed/"), ("POST", "/p/closed/"), ("POST", OPEN)]
@@ -28,7 +37,7 @@ CASES = [
     for state in states_of(method, path)
     if state.reads or path != OPEN
 ]
-"""Requests behind requests occupy a replica as long as its replies take: `test_bounds.py` has
+"""Requests behind requests occupy a replica as long as its replies take: `test_read_ahead.py` has
 those unread.
 """
 
@@ -54,8 +63,8 @@ def ask_another(port: int) -> None:
 async def test_a_connection_in_any_state_is_closed_while_others_are_answered(
     title: str, state: ConnectionState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, seconds in HASTY.items():
-        monkeypatch.setattr(downstream, name, seconds)
+    for module, name, seconds in HASTY:
+        monkeypatch.setattr(module, name, seconds)
     monkeypatch.setattr(housekeeping, "SWEEP_INTERVAL_S", 0.05)
     async with running_lab() as lab:
         replica = await lab.add_replica("one", answer_at_once)

@@ -7,9 +7,9 @@ from tests.mutants.planted.mutant import Mutant
 MUTANTS = (
     Mutant(
         "effects_are_sent_twice",
-        "serving/proxy/exchange.py",
-        "            self.entry.is_safe\n            and self._replay",
-        "            self._replay",
+        "serving/exchange/to_replica.py",
+        "        entry.is_safe\n        and exchange.body.kept",
+        "        exchange.body.kept",
         "a request that may have had an effect is never sent again",
         ("serving",),
     ),
@@ -64,7 +64,7 @@ MUTANTS = (
     Mutant(
         "hedge_keeps_its_slot",
         "serving/balance/hedge.py",
-        "        replica.outstanding -= 1\n",
+        "        slot.release()\n",
         "",
         "what was counted for a request is given back exactly once",
         ("serving",),
@@ -79,9 +79,9 @@ MUTANTS = (
     ),
     Mutant(
         "slot_is_given_back_twice",
-        "serving/proxy/exchange.py",
-        "        self.replica = None\n        self._is_bound = False\n",
-        "        self._is_bound = False\n",
+        "serving/exchange/ending.py",
+        "    exchange.slot = None\n",
+        "",
         "what was counted for a request is given back exactly once",
         ("serving",),
     ),

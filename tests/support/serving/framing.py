@@ -6,9 +6,11 @@ import asyncio
 from typing import Any
 
 from shoal.serving.balance.replica import LiveReplica
+from shoal.serving.exchange.ending import end
+from shoal.serving.exchange.exchange import Exchange
+from shoal.serving.exchange.states import ExchangeEnd
 from shoal.serving.plane import DataPlane
 from shoal.serving.proxy.downstream import Downstream
-from shoal.serving.proxy.exchange import Exchange
 from shoal.serving.proxy.upstream import ConnectionSeeker
 from shoal.serving.table import ReplicaConfig, ServingTable
 from tests.support.serving.data_plane_lab import service
@@ -66,8 +68,8 @@ class OfflineDataPlane(DataPlane):
 
 def request_head(exchange: Exchange) -> bytes:
     """The head for a replica, as far as it is the request's."""
-    entry = exchange.entry
-    return entry.start + exchange.query + entry.prefix + exchange.own_headers
+    entry, query, _, own_headers, _ = exchange.request
+    return entry.start + query + entry.prefix + own_headers
 
 
 async def parse_requests(parts: list[bytes]) -> tuple[list[tuple[bytes, bytes, bool]], bytes]:
@@ -80,8 +82,8 @@ async def parse_requests(parts: list[bytes]) -> tuple[list[tuple[bytes, bytes, b
     def finish() -> None:
         while client.exchange is not None and client.exchange.is_whole and plane.seen:
             exchange = client.exchange
-            found.append((request_head(exchange), b"".join(exchange._held), True))
-            exchange._end(is_error=False)
+            found.append((request_head(exchange), exchange.body.joined(), True))
+            end(exchange, ExchangeEnd.REPLIED, is_error=False)
             client.finish()
 
     for part in parts:
@@ -90,15 +92,15 @@ async def parse_requests(parts: list[bytes]) -> tuple[list[tuple[bytes, bytes, b
             finish()
             await asyncio.sleep(0)
             finish()
-    while pipe.is_open and client._buffer and client.exchange is None:
-        before = client._buffer
+    while pipe.is_open and client._buffer.data and client.exchange is None:
+        before = client._buffer.data
         await asyncio.sleep(0)
         finish()
-        if client._buffer == before:
+        if client._buffer.data == before:
             break
     if client.exchange is not None:
         exchange = client.exchange
-        found.append((request_head(exchange), b"".join(exchange._held), False))
+        found.append((request_head(exchange), exchange.body.joined(), False))
     client.connection_lost(None)
     assert all(live.outstanding == 0 for live in plane.services["p", "s"].replicas.values())
     assert plane.services["p", "s"].waiting.count == 0

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from shoal.clock import SystemClock
-from shoal.serving.proxy.exchange import Exchange
+from shoal.serving.exchange.exchange import Exchange
 from shoal.serving.proxy.local_reply import ProxyRefusal
 from shoal.serving.table import ServiceConfig, ServingTable
 from tests.support.serving.data_plane_lab import (

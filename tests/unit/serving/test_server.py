@@ -5,12 +5,10 @@ its token.
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import os
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from shoal.local_sockets import UnexpectedListener
-from shoal.serving.leader_client import LOCK, TABLE, LeaderClient
+from shoal.serving.leader_client import ANSWER_S, LOCK, TABLE, LeaderClient
+from tests.support.serving.data_plane_lab import PATIENCE_S
 
 
 class Control(ThreadingHTTPServer):
@@ -128,19 +127,30 @@ def test_leader_file_of_a_dead_process_gives_the_token_to_no_other(home: Path, t
 HEAD, LONG_BODY = b"HTTP/1.1 200 OK\r\ncontent-length: 400\r\n\r\n", b"x" * 400
 
 
-def slowly(*pieces: bytes, every_s: float) -> str:
-    """Return the address of a server that answers one request with these pieces, one after the other."""
-    listener = socket.create_server(("127.0.0.1", 0))
+class PacedServer:
+    """A server that answers one request in pieces, and the time of its client: every time that the client
+    looks at the clock, the server sends one more piece, and `every_s` have passed. No test waits for them.
+    """
 
-    def answer() -> None:
-        with contextlib.suppress(OSError), listener, listener.accept()[0] as link:
+    def __init__(self, *pieces: bytes, every_s: float) -> None:
+        self.num_looks = 0
+        self._every_s = every_s
+        self._looks = threading.Semaphore(0)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.where = f"http://127.0.0.1:{self._listener.getsockname()[1]}/"
+        threading.Thread(target=self._answer, args=(pieces,), daemon=True).start()
+
+    def monotonic(self) -> float:
+        self.num_looks += 1
+        self._looks.release()
+        return self.num_looks * self._every_s
+
+    def _answer(self, pieces: tuple[bytes, ...]) -> None:
+        with contextlib.suppress(OSError), self._listener, self._listener.accept()[0] as link:
             link.recv(1 << 16)
             for piece in pieces:
+                self._looks.acquire(timeout=PATIENCE_S)
                 link.sendall(piece)
-                time.sleep(every_s)
-
-    threading.Thread(target=answer, daemon=True).start()
-    return f"http://127.0.0.1:{listener.getsockname()[1]}/"
 
 
 @pytest.mark.parametrize(
@@ -156,26 +166,29 @@ def slowly(*pieces: bytes, every_s: float) -> str:
 def test_endless_reply_does_not_block_the_data_plane(
     monkeypatch: pytest.MonkeyPatch, pieces: list[bytes]
 ) -> None:
-    monkeypatch.setattr("shoal.serving.leader_client.ANSWER_S", 0.3)
-    where, began = slowly(*pieces, every_s=0.02), time.monotonic()
-    with pytest.raises((TimeoutError, http.client.HTTPException)):
-        LeaderClient("").request("GET", where)
-    assert time.monotonic() - began < 2.0
+    server = PacedServer(*pieces, every_s=ANSWER_S / 10)
+    monkeypatch.setattr("shoal.serving.leader_client.monotonic", server.monotonic)
+    with pytest.raises(TimeoutError, match="the time for the answer is over"):
+        LeaderClient("").request("GET", server.where)
+    assert server.num_looks < 30
 
 
 def test_long_table_gets_time_for_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.serving.leader_client.ANSWER_S", 0.3)
-    monkeypatch.setattr("shoal.serving.leader_client.LEAST_RATE", 200)
-    where, began = slowly(HEAD, *(b"x" * 50 for _ in range(8)), every_s=0.15), time.monotonic()
-    server = LeaderClient("")
-    assert server.request("GET", where) == (200, LONG_BODY)
-    assert time.monotonic() - began > 0.6
-    server.close()
+    monkeypatch.setattr("shoal.serving.leader_client.LEAST_RATE", 50.0 / ANSWER_S)
+    server = PacedServer(HEAD, *(b"x" * 50 for _ in range(8)), every_s=ANSWER_S / 2)
+    monkeypatch.setattr("shoal.serving.leader_client.monotonic", server.monotonic)
+    client = LeaderClient("")
+    assert client.request("GET", server.where) == (200, LONG_BODY)
+    assert server.num_looks > 4, "it took longer than a short answer may"
+    client.close()
 
 
-def test_reply_is_read_to_its_end_when_the_server_closes_the_connection_after_it() -> None:
-    where = slowly(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n", b"to", b" the end", every_s=0.01)
-    assert LeaderClient("").request("GET", where) == (200, b"to the end")
+def test_reply_is_read_to_its_end_when_the_server_closes_the_connection_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = PacedServer(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n", b"to", b" the end", every_s=0.0)
+    monkeypatch.setattr("shoal.serving.leader_client.monotonic", server.monotonic)
+    assert LeaderClient("").request("GET", server.where) == (200, b"to the end")
 
 
 def test_missing_control_plane_is_an_error_that_changes_nothing(home: Path) -> None:

@@ -36,7 +36,7 @@ async def test_bytes_after_a_declined_upgrade_are_an_ordinary_request(lab: Embed
     await eve.send(upgrade("authorization: Bearer token-eve"))
     await until(lambda: replica.requests)
     await eve.send(b"GET /stolen HTTP/1.1\r\nhost: a\r\nx-shoal-caller: admin\r\n\r\n")
-    await until(lambda: any(client._buffer for client in lab.plane.clients))
+    await until(lambda: any(client._buffer.data for client in lab.plane.clients))
     gate.set()
     assert (await eve.receive()).body == b"/ws eve"
     assert (await eve.receive()).status == 401
@@ -61,8 +61,8 @@ async def test_bytes_sent_before_the_replica_accepts_an_upgrade_reach_it_afterwa
     wire = await lab.connect()
     early = b"x" * (1 << 20)
     sending = asyncio.ensure_future(wire.send(upgrade() + early))
-    await until(lambda: any(client._is_held for client in lab.plane.clients))
-    assert all(len(client._buffer) <= 512 << 10 for client in lab.plane.clients)
+    await until(lambda: any(client._flow.is_held for client in lab.plane.clients))
+    assert all(len(client._buffer.data) <= 512 << 10 for client in lab.plane.clients)
     gate.set()
     assert (await wire.receive()).status == 101
     assert await wire.reader.readexactly(len(early)) == early

@@ -46,7 +46,9 @@ class Waiter(Protocol):
     """A request in the queue."""
 
     account: CallerAccount
-    weight_bytes: int
+
+    @property
+    def weight_bytes(self) -> int: ...
 
 
 class CallerAccount:
@@ -147,9 +149,8 @@ class FairQueue:
         self.count -= 1
         self.bytes -= waiter.weight_bytes
 
-    def grow(self, waiter: Waiter, num_bytes: int, *, max_bytes: int) -> bool:
-        """Count more bytes of a waiting request. Return False if that is more than may wait."""
-        waiter.weight_bytes += num_bytes
+    def grow(self, num_bytes: int, *, max_bytes: int) -> bool:
+        """Count the bytes by which a waiting request grew. Return False if that is more than may wait."""
         self.bytes += num_bytes
         return self.bytes <= max_bytes
 

@@ -8,11 +8,13 @@ request.
 from __future__ import annotations
 
 import asyncio
+from time import monotonic
 from typing import Protocol
 
 from shoal.serving.admission.accounts import CallerAccount
 from shoal.serving.admission.routes import RouteEntry
 from shoal.serving.balance.replica import LiveReplica
+from shoal.serving.balance.slot import Slot
 from shoal.serving.proxy.reply import ProxyReply
 from shoal.serving.proxy.upstream import ConnectionSeeker, ReplyHandler, Upstream
 
@@ -34,73 +36,76 @@ class LateRequest(ReplyHandler, Protocol):
 
     def message(self, replica: LiveReplica) -> bytes: ...
 
-    def move_to(self, replica: LiveReplica, up: Upstream) -> None:
-        """Leave the current replica for this one and take over its slot."""
+    def move_to(self, slot: Slot, up: Upstream) -> None:
+        """Leave the current replica and continue in this slot, on this connection."""
         ...
-
-    def count_replica_failure(self, replica: LiveReplica, *, is_refused: bool = False) -> None: ...
 
 
 class Hedge:
-    __slots__ = ("_has_request", "_is_unwanted", "_late", "_timer", "_up", "is_head", "replica")
+    __slots__ = ("_has_request", "_is_unwanted", "_late", "_slot", "_timer", "_up")
 
     is_upgrade = False
     is_whole = True
 
     def __init__(self, late: LateRequest, after_s: float) -> None:
         self._late = late
-        self.is_head = late.is_head
-        self.replica: LiveReplica | None = None
+        self._slot: Slot | None = None
+        """Taken in the second replica, until it is given back or handed over."""
         self._up: Upstream | None = None
         self._has_request = False
+        """The request has moved here. Its connection continues to report to this object."""
         self._is_unwanted = False
+        """The second replica replied that it cannot serve the request."""
         self._timer = asyncio.get_running_loop().call_later(after_s, self._begin)
 
+    @property
+    def is_head(self) -> bool:
+        return self._late.is_head
+
     def _begin(self) -> None:
-        replica = self.replica = self._late.pick_second()
+        replica = self._late.pick_second()
         if replica is None:
             return
-        replica.outstanding += 1
-        replica.tally.in_flight += 1
-        self._late.account.bound += 1
+        self._slot = Slot(replica, self._late.account)
         if replica.idle:
             self._send(replica.idle.pop())
         else:
             self._late.open(replica, self)
 
     def on_connected(self, up: Upstream) -> None:
-        if self.replica is up.replica:
-            self._send(up)
-        else:
+        if self._slot is None:
             up.close()
+        else:
+            self._send(up)
 
     def on_refused(self, replica: LiveReplica, *, is_local: bool = False) -> None:
-        if self.replica is replica:
+        if self._slot is not None:
             self.end()
             if not is_local:
-                self._late.count_replica_failure(replica, is_refused=True)
+                self._count_failure(replica, is_refused=True)
 
     def _send(self, up: Upstream) -> None:
         self._up = up
         up.send(self, self._late.message(up.replica))
 
+    def _count_failure(self, replica: LiveReplica, *, is_refused: bool = False) -> None:
+        self._late.entry.service.count_failure(replica, monotonic(), is_refused=is_refused)
+
     def take_over(self) -> bool:
         """Use the second replica, because the first is lost. Return False if the second has no request."""
-        if self._up is None or self._is_unwanted:
+        if self._slot is None or self._up is None or self._is_unwanted:
             self.end()
             return False
-        self._move(self._up)
+        self._move(self._slot, self._up)
         return True
 
     def end(self) -> None:
         """Cancel the hedge. Idempotent."""
         self._timer.cancel()
-        replica, self.replica = self.replica, None
-        if replica is None or self._has_request:
+        slot, self._slot = self._slot, None
+        if slot is None:
             return
-        replica.outstanding -= 1
-        replica.tally.in_flight -= 1
-        self._late.account.bound -= 1
+        slot.release()
         if self._up is not None:
             self._up.close()
             self._up = None
@@ -108,20 +113,21 @@ class Hedge:
         if service.waiting.count:
             service.pump()
 
-    def _move(self, up: Upstream) -> None:
+    def _move(self, slot: Slot, up: Upstream) -> None:
+        self._slot = None
         self._has_request = True
-        self._late.move_to(up.replica, up)
+        self._late.move_to(slot, up)
 
     # Called by the connection to the second replica.
 
-    def on_reply(self, reply: ProxyReply, body: bytes, *, is_whole: bool) -> None:
-        if not self._has_request and self._up is not None:
+    def on_reply(self, reply: ProxyReply, body: bytes) -> None:
+        if self._slot is not None and self._up is not None:
             if reply.status in GATEWAY_ERRORS:
                 self._is_unwanted = True  # the first replica may still do better
-                self._late.count_replica_failure(self._up.replica)
+                self._count_failure(self._up.replica)
                 return
-            self._move(self._up)
-        self._late.on_reply(reply, body, is_whole=is_whole)
+            self._move(self._slot, self._up)
+        self._late.on_reply(reply, body)
 
     def on_data(self, data: bytes, num_chunks: int = 1) -> None:
         if self._has_request:
@@ -138,13 +144,13 @@ class Hedge:
         if self._has_request:
             self._late.on_lost(reason)
             return
-        replica, self._up = self.replica, None
+        slot, self._up = self._slot, None
         self.end()
-        if replica is not None:
-            self._late.count_replica_failure(replica)
+        if slot is not None:
+            self._count_failure(slot.replica)
 
-    def hold(self) -> None:
-        self._late.hold()
+    def on_stalled(self) -> None:
+        self._late.on_stalled()
 
-    def resume(self) -> None:
-        self._late.resume()
+    def on_resumed(self) -> None:
+        self._late.on_resumed()

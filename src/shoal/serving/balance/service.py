@@ -115,6 +115,11 @@ class LiveService:
         self.open = trusted if len(trusted) * 2 >= len(able) else able
         self.pump()
 
+    def count_failure(self, replica: LiveReplica, now: float, *, is_refused: bool = False) -> None:
+        """Count a failure of the replica, and use others if it is ejected for it."""
+        if replica.fail(now, is_refused=is_refused):
+            self.refresh(now)
+
     def account(self, name: str) -> CallerAccount:
         """Return the caller's account. Callers of public services beyond `MAX_STRANGERS` share one."""
         account = self.accounts.get(name)

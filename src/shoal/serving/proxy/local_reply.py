@@ -116,6 +116,9 @@ def refusal_reply(
     return head + body if has_body else head
 
 
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+"""An interim reply. Every reader of HTTP/1.1 skips any number of them."""
+
 STALE_S = 8.0
 """A revoked token must be refused, or the check must fail, within 10 s. This leaves 2 s to notice."""
 HEALTH = b"/-/health"

@@ -103,13 +103,22 @@ _remembered: dict[bytes, ProxyReply] = {}
 class ReplyHandler(Protocol):
     """The exchange that uses the connection."""
 
-    is_head: bool
-    is_upgrade: bool
-    """101 is a valid reply to it."""
-    is_whole: bool
-    """The request has been sent completely."""
+    @property
+    def is_head(self) -> bool: ...
 
-    def on_reply(self, reply: ProxyReply, body: bytes, *, is_whole: bool) -> None: ...
+    @property
+    def is_upgrade(self) -> bool:
+        """Whether 101 is a valid reply to it."""
+        ...
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the request has been sent completely."""
+        ...
+
+    def on_reply(self, reply: ProxyReply, body: bytes) -> None:
+        """The reply's head has come, with a body if all of it came at once."""
+        ...
 
     def on_data(self, data: bytes, num_chunks: int = 1) -> None: ...
 
@@ -117,9 +126,11 @@ class ReplyHandler(Protocol):
 
     def on_lost(self, reason: str) -> None: ...
 
-    def hold(self) -> None: ...
+    def on_stalled(self) -> None:
+        """The replica does not read what is ready for it."""
+        ...
 
-    def resume(self) -> None: ...
+    def on_resumed(self) -> None: ...
 
 
 class ConnectionSeeker(Protocol):
@@ -228,7 +239,7 @@ class Upstream(asyncio.Protocol):
                 raise BadProxyReply("the replica switches protocols without a request to do so")
             self._left = TUNNEL
         elif length == len(body):
-            handler.on_reply(reply, body, is_whole=True)
+            handler.on_reply(reply, body)
             self._done(handler)
             return
         elif length == CHUNKED:
@@ -238,7 +249,7 @@ class Upstream(asyncio.Protocol):
             raise BadProxyReply("the response is longer than it says")
         else:
             self._left = length
-        handler.on_reply(reply, b"", is_whole=False)
+        handler.on_reply(reply, b"")
         if body and self.handler is handler:
             self.data_received(body)
 
@@ -292,11 +303,11 @@ class Upstream(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         if self.handler is not None:
-            self.handler.hold()
+            self.handler.on_stalled()
 
     def resume_writing(self) -> None:
         if self.handler is not None:
-            self.handler.resume()
+            self.handler.on_resumed()
 
 
 def _parse_head(raw: bytes) -> ProxyReply:

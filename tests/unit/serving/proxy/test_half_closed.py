@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from shoal.serving.proxy import downstream
+from shoal.serving.proxy import half_closed as watch
 from tests.support.serving.data_plane_lab import (
     Conversation,
     EmbeddedLab,
@@ -45,8 +45,17 @@ async def answers(link: socket.socket) -> list[HttpMessage]:
 
 
 @pytest.mark.parametrize("version", ["1.1", "1.0"])
-async def test_caller_that_closes_its_sending_side_gets_its_reply(lab: EmbeddedLab, version: str) -> None:
-    gate = asyncio.Event()
+async def test_caller_that_closes_its_sending_side_gets_its_reply(
+    lab: EmbeddedLab, version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, looks = asyncio.Event(), list[bool]()
+    is_reset = watch.HalfClosed._is_reset
+
+    def look(caller: watch.HalfClosed) -> bool:
+        looks.append(is_reset(caller))
+        return looks[-1]
+
+    monkeypatch.setattr(watch.HalfClosed, "_is_reset", look)
 
     async def slow(seen: Conversation) -> None:
         await gate.wait()
@@ -55,8 +64,8 @@ async def test_caller_that_closes_its_sending_side_gets_its_reply(lab: EmbeddedL
     replica = await lab.add_replica("one", slow)
     lab.serve(service(replica))
     link = half_closed(lab, request_bytes().replace(b"HTTP/1.1", f"HTTP/{version}".encode()))
-    await until(lambda: any(client._is_half for client in lab.plane.clients))
-    await asyncio.sleep(0.2)  # time for several checks
+    await until(lambda: len(looks) >= 3)
+    assert not any(looks)
     gate.set()
     if version == "1.0":
         reader, writer = await asyncio.open_connection(sock=link)
@@ -87,7 +96,7 @@ async def test_stream_continues_after_a_half_close(lab: EmbeddedLab) -> None:
     await wire.send(request_bytes())
     await until(lambda: any(client.exchange and client.exchange.is_answered for client in lab.plane.clients))
     wire.writer.write_eof()
-    await until(lambda: any(client._is_half for client in lab.plane.clients))
+    await until(lambda: any(client._half_closed for client in lab.plane.clients))
     gate.set()
     assert (await wire.receive()).body == b"first-last"
     assert await wire.is_closed()
@@ -113,7 +122,7 @@ async def test_caller_that_leaves_a_quiet_reply_frees_its_slot(
     lab: EmbeddedLab, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if kind == "text/plain":
-        monkeypatch.setattr(downstream, "QUIET_S", 0.1)
+        monkeypatch.setattr(watch, "QUIET_S", 0.1)
 
     async def quiet(seen: Conversation) -> None:
         head = f"HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -134,7 +143,7 @@ async def test_caller_that_leaves_a_quiet_reply_frees_its_slot(
 async def test_http10_caller_that_leaves_frees_its_slot(
     lab: EmbeddedLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(downstream, "QUIET_S", 0.1)
+    monkeypatch.setattr(watch, "QUIET_S", 0.1)
 
     async def never(seen: Conversation) -> None:
         await seen.reader.readexactly(1)
