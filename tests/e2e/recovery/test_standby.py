@@ -35,14 +35,10 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealPlane]:
 
 
 def program(gate: RankGate) -> str:
-    """Python that imports something nobody foresees, then waits at the gate; asked to end, once more.
-
-    It says first whether it had that module when it began: whether who forked it had made the import.
-    """
+    """Python that waits at the gate; asked to end, once more. It says first whether a zygote forked it."""
     port = gate._listener.getsockname()[1]
     code = (
-        "import importlib, signal, socket, sys; print('had it:', 'colorsys' in sys.modules, flush=True); "
-        "importlib.import_module('colorsys'); "
+        "import signal, socket, sys; print('forked:', 'shoal_warm.zygote' in sys.modules, flush=True); "
         f"wait = lambda *_: socket.create_connection(('127.0.0.1', {port})).recv(1); "
         "signal.signal(signal.SIGTERM, wait); wait()"
     )
@@ -87,11 +83,11 @@ class JobWithLostNode:
 
         return until(pids, "the share is claimed again")
 
-    def imports_made(self, count: int) -> list[str]:
+    def forked(self, count: int) -> list[str]:
         """Return the first output of each rank of the node, in order, once there are `count`."""
 
         def said() -> list[str]:
-            lines = re.findall(r"had it: (True|False)", Path(self.share.log).read_text(errors="replace"))
+            lines = re.findall(r"forked: (True|False)", Path(self.share.log).read_text(errors="replace"))
             return lines if len(lines) >= count else []
 
         return until(said, f"{count} ranks have begun")
@@ -118,12 +114,12 @@ def test_standby_becomes_the_supervisor_and_a_new_standby_starts(plane: RealPlan
     assert lost.successor(killed) == waiting
     assert pids_with(f"shoal.runtime.supervisor\0{lost.share.directory}") == [waiting]
     assert not lost.place.exists()
-    assert lost.imports_made(2) == ["False", "True"], "it had made the imports of the earlier ranks"
+    assert lost.forked(2) == ["False", "True"], "it had made the imports of the earlier ranks"
     following = lost.standby(other_than=waiting)
     lost.kill_supervisor()
     gate.wait_for_ranks(2)
     assert lost.successor(waiting) == following
-    assert lost.imports_made(3) == ["False", "True", "True"]
+    assert lost.forked(3) == ["False", "True", "True"]
     lost.finish()
 
 

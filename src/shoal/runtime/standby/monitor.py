@@ -16,6 +16,7 @@ import signal
 import stat
 import sys
 import time
+from typing import Any
 
 import msgspec
 
@@ -56,6 +57,7 @@ class ZygoteImage(msgspec.Struct, frozen=True):
     """A zygote's report about itself. It comes from the job, so it is trusted only for that job."""
 
     modules: dict[str, str]
+    plan: dict[str, Any]
     memory_bytes: int
 
 
@@ -209,7 +211,7 @@ class StandbyMonitor:
         config = slot.StandbyConfig(
             task_spec=self._task_spec,
             credentials=self._credentials,
-            expected=image.modules,
+            expected={"modules": image.modules, "plan": image.plan},
             memory_bytes=memory_bytes,
         )
         self._spawn(directory, msgspec.json.encode(config))

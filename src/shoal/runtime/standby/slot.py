@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from typing import Any
 
 import msgspec
 
@@ -26,8 +27,8 @@ class StandbyConfig(msgspec.Struct, frozen=True, kw_only=True):
     task_spec: TaskSpec
     """The spec of the current task. The future task differs only in its peers."""
     credentials: TaskCredentials
-    expected: dict[str, str]
-    """The modules to import, each with its file."""
+    expected: dict[str, Any]
+    """What the zygote of the ranks has imported: its plan, and the modules with their files."""
     memory_bytes: int | None
     """The memory limit while it waits. None: there is no limit."""
 

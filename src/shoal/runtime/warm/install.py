@@ -9,18 +9,22 @@ from __future__ import annotations
 import json
 import os
 import re
+from typing import Any
 
+import shoal
 from shoal.runtime.warm import launchers, mpirun, srun, stand_in
 
 NAMES = ("python", "python3", *launchers.NAMES, *mpirun.NAMES, *srun.NAMES)
 _PARTS = (
-    *("launcher_config", "launcher_lock", "launchers", "mpi_command_line", "mpi_host", "mpi_rank"),
-    *("mpi_rendezvous", "mpirun", "options", "program", "srun", "stand_in", "zygote"),
+    *("context", "image", "imports", "launcher_config", "launcher_lock", "launchers", "mpi_command_line"),
+    *("mpi_host", "mpi_rank", "mpi_rendezvous", "mpirun", "options", "plan", "preload", "program", "srun"),
+    *("stand_in", "zygote"),
 )
 _START = "import sys; sys.path[0:1] = [{lib!r}]; from shoal_warm import {part}; del sys.path[0]; "
 _PYTHON = re.compile(
     r"(?:^|[\s;&|/])(?:python3?|torchrun|accelerate|deepspeed|mpi(?:run|exec)(?:\.[a-z]+)?|orterun|prterun)\s"
 )
+_PYTHON3 = re.compile(r"(?:^|[\s;&|/])python3\s")
 _SCRIPT = re.compile(r"[^\s;&|'\"$]+\.py\b")
 
 
@@ -59,16 +63,17 @@ def is_python(run: str) -> bool:
 
 
 def install(
-    folder: str, path: str, environment: dict[str, str] | None, expected: dict[str, str] | None = None
+    folder: str, path: str, environment: dict[str, str] | None, expected: dict[str, Any] | None = None
 ) -> None:
     """Write the stand-ins and the copied sources below `folder`.
 
     `path`: the rank's PATH without the stand-ins. The first Python on it runs the stand-ins. If there is
     none, there can be no launcher either. `environment`: the zygote's, or None if there will be no zygote.
-    `expected`: the modules with their files that the zygote should import, if known.
+    `expected`: the plan and the modules of an earlier zygote, if known.
     """
     # Searched here, as the job's user inside the sandbox, because the supervisor sees other files.
-    interpreter = stand_in.find("python", path, "") or stand_in.find("python3", path, "")
+    interpreters = {name: stand_in.find(name, path, "") for name in ("python", "python3")}
+    interpreter = interpreters["python"] or interpreters["python3"]
     for name in ("bin", "hook", "lib/shoal_warm"):
         os.makedirs(f"{folder}/{name}", exist_ok=True)
     for name, text in _SOURCES.items():
@@ -79,9 +84,10 @@ def install(
     _write(f"{folder}/{launchers.WORLDS}", "")
     if interpreter is None:
         return
-    _write(f"{folder}/interpreter", f"{interpreter}\n")
+    for name, file in interpreters.items():
+        _write(f"{folder}/interpreter.{name}", f"{file or interpreter}\n")
     if environment is not None:
-        _write(f"{folder}/known", stand_in.fork_signature(interpreter, environment))
+        _write(f"{folder}/{launchers.WARM}", "")
     if expected is not None:
         _write(f"{folder}/{launchers.EXPECTED}", json.dumps(expected))
     for name in NAMES:
@@ -95,12 +101,13 @@ def install(
 
 def zygote_script(folder: str, work: str, run: str) -> str:
     """Return the shell script that becomes the ranks' zygote. It ends if `install` found no Python."""
-    scripts = [os.path.join(work, name) for name in _SCRIPT.findall(run)]
-    code = (
-        _START.format(lib=f"{folder}/lib", part="zygote") + f"sys.exit(zygote.main({folder!r}, {scripts!r}))"
-    )
-    python_file = _quoted(f"{folder}/interpreter")
-    return f'[ -e {python_file} ] || exit 0; read -r python <{python_file}; exec "$python" -c {_quoted(code)}'
+    scripts = _SCRIPT.findall(run)
+    arguments = f"{folder!r}, {work!r}, {scripts!r}, {os.path.dirname(shoal.__file__)!r}"
+    code = _START.format(lib=f"{folder}/lib", part="zygote") + f"sys.exit(zygote.main({arguments}))"
+    name = "python3" if _PYTHON3.search(run) else "python"
+    file = _quoted(f"{folder}/interpreter.{name}")
+    # The last argument tells the zygote how it was started, which `sys.executable` does not.
+    return f'[ -e {file} ] || exit 0; read -r python <{file}; exec "$python" -c {_quoted(code)} "$python"'
 
 
 def _quoted(text: str) -> str:

@@ -16,9 +16,15 @@ from . import options
 from .options import LAUNCH
 
 IMAGE = "image"
-"""The modules that the zygote has imported, their files, and how much memory that took."""
+"""What the zygote has imported: its plan, the modules with their files, and how much memory that took."""
 EXPECTED = "expected"
-"""The modules that the zygote should import, with their files: the image of an earlier zygote."""
+"""What the zygote should import: the plan and the modules of an earlier zygote's image."""
+WARM = "warm"
+"""Exists if the node is to have a zygote."""
+KNOWN = "known"
+"""The signature of the starts that the zygote can serve."""
+WANTED = "wanted"
+"""The last start that the zygote could not serve."""
 WORLDS = "worlds"
 """The process groups that the ranks have formed, one line for each process."""
 LAUNCHING = "launching"

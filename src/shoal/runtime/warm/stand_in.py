@@ -1,8 +1,8 @@
 """The stand-in that a rank's script runs as `python` or as a launcher.
 
-It sends the command to the zygote and ends as the forked program ends. If a fork cannot reproduce the command
-faithfully (another interpreter, options of Python itself, variables that Python reads before the program), it
-executes the command as written.
+It sends the command to the zygote and ends as the forked program ends. If a fork would not be exactly what
+the command starts (another program, directory, variable, limit, open file, ...), it executes the command as
+written, and leaves word of it for the zygote.
 
 Every restart of a rank waits for this program, so it imports almost nothing. `socket`, `signal` and `json`
 would double its start time.
@@ -17,7 +17,7 @@ import os
 import sys
 import time
 
-from . import launcher_lock, launchers, mpirun, options, srun
+from . import context, launcher_lock, launchers, mpirun, options, srun
 
 LENGTH = STATUS = 4
 """Bytes of the length before a request, and of the exit status in the reply."""
@@ -31,8 +31,6 @@ PASSED_ON = (
     _signal.SIGCONT,
 )
 CONNECT_TRIES, PAUSE_S = 200, 0.01
-READ_AT_START = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "KMP_", "LD_")
-"""Prefixes of variables that Python and libraries read before or while they load."""
 
 
 def main(folder: str, name: str, arguments: list[str]) -> None:
@@ -68,12 +66,8 @@ def _run(folder: str, name: str, arguments: list[str], real: str | None) -> None
         _run_script(name, arguments, folder)
     if launcher is not None:
         arguments = _program_behind(launcher, launcher_arguments, folder, real)
-    if (
-        mpirun.WORLD not in os.environ
-        and is_plain(arguments)
-        and fork_signature(real, dict(os.environ)) == _zygote(folder)
-    ):
-        status = request_fork(folder, arguments)
+    if mpirun.WORLD not in os.environ and is_plain(arguments) and _has_plain_streams():
+        status = request_fork(folder, real, arguments)
         if status is not None:
             end_as(status)
     os.execv(real, [real, *arguments])  # noqa: S606
@@ -163,36 +157,40 @@ def find(name: str, path: str, without: str) -> str | None:
     return None
 
 
-def fork_signature(interpreter: str, environment: dict[str, str]) -> str:
-    """Return what must be equal for a fork to equal a start: the interpreter, and variables that it reads
-    early.
-    """
-    where = [os.path.realpath(os.path.dirname(interpreter)), os.path.realpath(interpreter)]
-    return repr((where, sorted((n, v) for n, v in environment.items() if n.startswith(READ_AT_START))))
-
-
-def _zygote(folder: str) -> str | None:
-    """Return the fork signature of this node's zygote, or None if there is none."""
-    try:
-        with open(f"{folder}/known", encoding="utf-8") as file:
-            return file.read()
-    except OSError:
-        return None
-
-
 def is_plain(arguments: list[str]) -> bool:
-    """Whether the command is a script, `-m module` or `-c code`, with no option of Python but `-u`."""
-    rest = arguments[1:] if arguments[:1] == ["-u"] else arguments
+    """Whether the command is a script, `-m module` or `-c code`, with no option of Python but `-u`.
+
+    A `-u` changes nothing in ranks, because they have `PYTHONUNBUFFERED`.
+    """
+    has_unbuffered = arguments[:1] == ["-u"] and bool(os.environ.get("PYTHONUNBUFFERED"))
+    rest = arguments[1:] if has_unbuffered else arguments
     if rest[:1] in (["-m"], ["-c"]):
         return len(rest) > 1
     return bool(rest) and not rest[0].startswith("-") and os.path.isfile(rest[0])
 
 
-def request_fork(folder: str, arguments: list[str]) -> int | None:
+def _has_plain_streams() -> bool:
+    """Whether the standard streams are open and no terminals, as those of the zygote."""
+    try:
+        for fd in (0, 1, 2):
+            os.fstat(fd)
+        return not any(map(os.isatty, (0, 1, 2)))
+    except OSError:
+        return False
+
+
+def request_fork(folder: str, interpreter: str, arguments: list[str]) -> int | None:
     """Ask the zygote to run it. Return the status as from `waitpid`. None: nothing was started."""
-    payload = pack_request(arguments, os.getcwd(), dict(os.environ))
+    if not os.path.exists(os.path.join(folder, launchers.WARM)):
+        return None
+    cwd, environment = os.getcwd(), dict(os.environ)
+    payload = pack_request(interpreter, os.getpid(), arguments, cwd, environment)
+    name = context.program_name(arguments, cwd)
     door = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     try:
+        if _known(folder) != context.signature(interpreter, name, cwd, environment):
+            _leave_word(folder, payload)
+            return None
         _connect(door, folder)
         for number in PASSED_ON:
             _signal.signal(number, SignalForwarder(door))
@@ -200,22 +198,48 @@ def request_fork(folder: str, arguments: list[str]) -> int | None:
         rights = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, streams)
         door.sendmsg([len(payload).to_bytes(LENGTH, "big")], [rights])
         door.sendall(payload)
-        return _wait(door) if _read_status(door) is not None else None
+        if _read_status(door) is not None:
+            return _wait(door)
+        _leave_word(folder, payload)
     except OSError:
-        return None
+        pass
     finally:
         door.close()
+    return None
 
 
-def pack_request(arguments: list[str], cwd: str, environment: dict[str, str]) -> bytes:
+def pack_request(
+    interpreter: str, pid: int, arguments: list[str], cwd: str, environment: dict[str, str]
+) -> bytes:
     """Encode a request. No part can contain a zero byte, because the kernel would not have accepted it."""
     parts = [
+        interpreter,
+        str(pid),
         cwd,
         str(len(arguments)),
         *arguments,
         *(f"{name}={value}" for name, value in environment.items()),
     ]
     return os.fsencode("\0".join(parts))
+
+
+def _known(folder: str) -> str | None:
+    """Return the signature of the starts that the zygote can serve, once the zygote has said it."""
+    for _ in range(CONNECT_TRIES):
+        try:
+            with open(os.path.join(folder, launchers.KNOWN), "rb") as file:
+                return os.fsdecode(file.read())
+        except FileNotFoundError:
+            time.sleep(PAUSE_S)
+    return None
+
+
+def _leave_word(folder: str, payload: bytes) -> None:
+    """Leave this start to the zygote, which may become one for it once no rank of its own runs."""
+    path = os.path.join(folder, launchers.WANTED)
+    with open(f"{path}.{os.getpid()}", "wb") as file:
+        file.write(payload)
+    os.replace(f"{path}.{os.getpid()}", path)
 
 
 class SignalForwarder:
@@ -232,7 +256,7 @@ class SignalForwarder:
 
 
 def _connect(door: _socket.socket, folder: str) -> None:
-    """Connect to the zygote. It may still be starting, but it opens its socket before anything else."""
+    """Connect to the zygote. It may still be starting, but it opens its socket before its imports."""
     here = os.open(folder, os.O_PATH | os.O_DIRECTORY)
     path = f"/proc/self/fd/{here}/socket"  # by descriptor: the path itself may be too long
     for _ in range(CONNECT_TRIES):
@@ -244,7 +268,10 @@ def _connect(door: _socket.socket, folder: str) -> None:
 
 
 def _wait(door: _socket.socket) -> int:
-    status = _read_status(door)
+    try:
+        status = _read_status(door)
+    except OSError:
+        status = None
     # Without a status the zygote is dead, and the kernel has killed the processes that it had forked.
     return int(_signal.SIGKILL) if status is None else status
 

@@ -1,36 +1,36 @@
-"""The zygote: a process that has made a program's imports and forks ranks on request.
+"""The zygote: a process that has made a program's first imports and forks ranks on request.
 
-It listens on a socket beside the stand-ins, and owns no device and no thread. A process with threads cannot
-be forked safely, so a zygote that finds threads exits, and ranks start in the ordinary way. Each connection
-carries one request, and the rank dies if its connection breaks.
+It makes all of its imports before it forks, so nothing that an import does can end a rank. It listens on a
+socket beside the stand-ins, and owns no device and no thread. Each connection carries one request, and the
+rank dies if its connection breaks. A request that a fork could not serve exactly as a start would is refused,
+and the stand-in starts the program itself. If that program still runs when no forked rank does, the zygote
+begins again as one for that program (`plan`).
 """
 
 from __future__ import annotations
 
 import array
 import contextlib
-import gc
 import json
 import os
-import resource
 import select
 import signal
 import socket
 import struct
 import sys
-import threading
 import warnings
 from types import FrameType
 from typing import Any
 
-from . import launchers, program
+from . import launchers, plan, program
+from .image import Image
 
 HEADER = struct.Struct("!I")
 STATUS = struct.Struct("!i")
 STREAMS = 3
 PATIENCE_S = 5.0
 QUIET_S = 2.0
-"""The zygote makes unforeseen imports after the ranks have made no new ones for this long."""
+"""The zygote looks for another program to serve after this long without a request."""
 
 
 class ForkedRank:
@@ -44,13 +44,12 @@ class ForkedRank:
 class Zygote:
     """The server loop, which runs until it is killed. In a forked process, `serve` returns its request."""
 
-    def __init__(self, listener: socket.socket, folder: str) -> None:
+    def __init__(self, listener: socket.socket, folder: str, image: Image) -> None:
         self._listener = listener
         self._folder = folder
-        self._learned = os.path.join(folder, "learned")
+        self._image = image
         self._ranks: dict[int, ForkedRank] = {}
-        self._num_learned_bytes = 0
-        self._has_written_image = False
+        self._reasons: set[str] = set()
         self._wake, wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         self._on_sigterm: Any = signal.SIG_DFL
@@ -63,8 +62,8 @@ class Zygote:
         while True:
             by_fd = {rank.connection.fileno(): rank for rank in self._ranks.values()}
             ready, _, _ = select.select([self._listener.fileno(), self._wake, *by_fd], [], [], QUIET_S)
-            if not ready:
-                self._learn()
+            if not ready and not self._ranks:
+                self._serve_another()
             for one in ready:
                 if one == self._listener.fileno():
                     request = self._fork_rank()
@@ -81,17 +80,20 @@ class Zygote:
         connection.settimeout(PATIENCE_S)
         descriptors: list[int] = []
         request: dict[str, Any] = {}
+        pid = -1
         try:
             head, descriptors = _with_descriptors(connection)
             request = unpack_request(_exactly(connection, HEADER.unpack(head)[0]))
-            pid = os.fork()
-        except (OSError, ValueError, IndexError, struct.error):
-            connection.close()
-            pid = -1
+            reason = self._image.refusal(request)
+            if reason is None:
+                pid = _fork()
+            else:
+                self._refuse(reason)
+        except Exception as error:  # noqa: BLE001 - the zygote's end would end its ranks
+            self._refuse(f"{type(error).__name__}: {error}")
         if pid == 0:
             self._drop_descriptors(connection)
-            program.adopt_request(request, descriptors)
-            program.record_imports(self._learned)
+            program.adopt_request(request, descriptors, self._image.changes)
             program.wait_for_first_rank()
             return request
         for fd in descriptors:
@@ -100,7 +102,29 @@ class Zygote:
             self._ranks[pid] = ForkedRank(connection, pid)
             with contextlib.suppress(OSError):
                 connection.sendall(STATUS.pack(0))  # the rank has started, even if this zygote dies
+        else:
+            connection.close()
         return None
+
+    def _refuse(self, reason: str) -> None:
+        """Say once why a rank starts cold."""
+        if reason not in self._reasons:
+            self._reasons.add(reason)
+            _say(reason)
+
+    def _serve_another(self) -> None:
+        """Begin again for the program that was started last, if it still runs."""
+        wanted = os.path.join(self._folder, launchers.WANTED)
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            with open(wanted, "rb") as file:
+                request = unpack_request(file.read())
+            os.unlink(wanted)
+            if os.path.exists(f"/proc/{request['pid']}"):
+                another = plan.for_command(
+                    request["interpreter"], request["arguments"], request["cwd"], request["env"]
+                )
+                if another.statements:
+                    self._image.become(another)
 
     def _ignore_sigterm(self) -> None:
         """Survive SIGTERM. A SIGTERM to the whole job is for the ranks, which may save and would die with the
@@ -149,19 +173,6 @@ class Zygote:
                     with contextlib.suppress(OSError), rank.connection:
                         rank.connection.sendall(STATUS.pack(status))
 
-    def _learn(self) -> None:
-        """Make the unforeseen imports of the ranks, once the ranks make no new ones."""
-        with contextlib.suppress(OSError), open(self._learned, "rb") as file:
-            file.seek(self._num_learned_bytes)
-            text = file.read()
-            self._num_learned_bytes += len(text)
-            program.preload(list(dict.fromkeys(text.decode(errors="replace").split())))
-            self._ignore_sigterm()  # an import may have set something else
-            _freeze_heap()
-            if text or not self._has_written_image:
-                self._has_written_image = True
-                _write_image(self._folder)
-
 
 def _pass_over(signum: int, frame: FrameType | None) -> None:
     """Ignore SIGTERM, which is for the ranks."""
@@ -170,9 +181,10 @@ def _pass_over(signum: int, frame: FrameType | None) -> None:
 def unpack_request(payload: bytes) -> dict[str, Any]:
     """Decode a request of `stand_in.pack_request`. `ValueError`, `IndexError`: it is invalid."""
     parts = os.fsdecode(payload).split("\0")
-    cwd, count = parts[0], int(parts[1])
-    variables = dict(word.split("=", 1) for word in parts[2 + count :])
-    return {"arguments": parts[2 : 2 + count], "cwd": cwd, "env": variables}
+    interpreter, pid, cwd, count = parts[0], int(parts[1]), parts[2], int(parts[3])
+    variables = dict(word.split("=", 1) for word in parts[4 + count :])
+    arguments = parts[4 : 4 + count]
+    return {"interpreter": interpreter, "pid": pid, "arguments": arguments, "cwd": cwd, "env": variables}
 
 
 def _with_descriptors(connection: socket.socket) -> tuple[bytes, list[int]]:
@@ -195,52 +207,51 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
     return bytes(data)
 
 
-def _freeze_heap() -> None:
-    """Prepare for forks: check that Python has no other thread, and keep the heap shared."""
-    if threading.active_count() > 1:
-        names = ", ".join(thread.name for thread in threading.enumerate()[1:])
-        sys.exit(f"shoal: starts stay cold: an imported module started threads ({names})")
-    gc.collect()
-    gc.freeze()
+def _fork() -> int:
+    """Fork this process, whose heap stays shared."""
+    with warnings.catch_warnings():
+        # Native thread pools (OpenBLAS) restart after a fork. Python does not know that and would warn.
+        warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")
+        return os.fork()
 
 
-def _write_image(folder: str) -> None:
-    """Write what this process has imported, for a standby that should import the same."""
-    draft = os.path.join(folder, f"{launchers.IMAGE}.new")
-    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    with open(draft, "w", encoding="utf-8") as file:
-        json.dump({"modules": program.loaded_modules(folder), "memory_bytes": peak_bytes}, file)
-    os.replace(draft, os.path.join(folder, launchers.IMAGE))
+def _say(reason: str) -> None:
+    sys.stderr.write(f"shoal: a start is cold: {reason}\n")
+    sys.stderr.flush()
 
 
-def _import_expected(folder: str) -> bool:
-    """Import the modules of an earlier zygote's image, and exit if the result differs. False: no image."""
-    try:
-        with open(os.path.join(folder, launchers.EXPECTED), encoding="utf-8") as file:
-            expected: dict[str, str] = json.load(file)
-    except FileNotFoundError:
-        return False
-    program.preload(list(expected))
-    differing = program.differing_modules(expected, folder)
-    if differing:
-        few = ", ".join(differing[:5])
-        sys.exit(f"shoal: no standby: other modules than those of the ranks are found here ({few})")
-    return True
+def _first_plan(
+    interpreter: str, folder: str, work: str, scripts: list[str]
+) -> tuple[plan.ImportPlan | None, dict[str, str] | None]:
+    """Return what to import, and which modules that should load, if an earlier zygote has told."""
+    expected: dict[str, Any] = {}
+    path = os.path.join(folder, launchers.EXPECTED)
+    if os.path.exists(path):
+        with open(path, encoding="utf-8") as file:
+            expected = json.load(file)
+    written = plan.read(folder)
+    if expected:
+        return written or plan.ImportPlan(**expected["plan"]), expected["modules"]
+    if written is not None:
+        return written, None
+    plans = (plan.for_command(interpreter, [script], work, dict(os.environ)) for script in scripts)
+    return next((one for one in plans if one.statements), None), None
 
 
-def main(folder: str, scripts: list[str]) -> int:
-    """Listen in `folder`, import what the scripts import, and fork ranks. In a rank, return its exit code."""
-    # Native thread pools (OpenBLAS) restart after a fork. Python cannot know that and would warn each time.
-    warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")
+def main(folder: str, work: str, scripts: list[str], shoal: str) -> int:
+    """Import what the program imports first, listen in `folder`, and fork ranks. In a rank, return 0.
+
+    `scripts`: files that `run` names. `shoal`: the folder of Shoal's own package, which is no program's code.
+    The last argument of this process is the command with which it was started.
+    """
+    interpreter = sys.argv[-1]
+    image = Image(folder, interpreter, shoal)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
         here = os.open(folder, os.O_PATH | os.O_DIRECTORY)
         door.bind(f"/proc/self/fd/{here}/socket.new")  # by descriptor: the path itself may be too long
         os.close(here)
         door.listen(128)
         os.rename(f"{folder}/socket.new", f"{folder}/socket")  # found only when it can be knocked at
-        if not _import_expected(folder):
-            for script in scripts:
-                program.preload(program.imported_by(script))
-        _freeze_heap()
-        request = Zygote(door, folder).serve()
+        image.prepare(*_first_plan(interpreter, folder, work, scripts))
+        request = Zygote(door, folder, image).serve()
     return program.run(request["arguments"])

@@ -20,13 +20,17 @@ from shoal.runtime.confine.confinement import Confinement
 from shoal.runtime.files import removal, spool
 from shoal.runtime.process.log import LogFile
 from shoal.runtime.standby import monitor, process, slot
-from shoal.runtime.warm import launchers, program
+from shoal.runtime.warm import launchers, plan, program
 from shoal.wire import TaskCredentials, TaskLimits, TaskSpec
 from tests.support.planes.real import until
 from tests.support.runtime.tasks import SOURCE, a_task_spec
 
 GIB = 1 << 30
-IMAGE: dict[str, Any] = {"modules": {"json": json.__file__}, "memory_bytes": 100 << 20}
+IMAGE: dict[str, Any] = {
+    "modules": {"json": json.__file__},
+    "plan": {"statements": ["import json"]},
+    "memory_bytes": 100 << 20,
+}
 
 
 class Walls:
@@ -399,42 +403,45 @@ sys.exit(process.main(["nowhere"]))
     assert done.stdout.split() == ["0", "1", "2", "3"], done.stderr
 
 
-def zygote_with(tmp_path: Path, expected: dict[str, str]) -> subprocess.CompletedProcess[str]:
+AS_ZYGOTE = """
+import sys
+from shoal.runtime.warm import image, zygote
+made = image.Image(sys.argv[1], sys.executable, sys.argv[2])
+made.prepare(*zygote._first_plan(sys.executable, sys.argv[1], "/", []))
+print("colorsys" in __import__("sys").modules)
+"""
+
+
+def zygote_with(tmp_path: Path, modules: dict[str, str] | None) -> subprocess.CompletedProcess[str]:
     """Run a zygote that makes these imports, then exits with an error or prints that it would continue."""
-    (tmp_path / launchers.EXPECTED).write_text(json.dumps(expected))
-    code = (
-        "import sys; from shoal.runtime.warm import zygote\n"
-        f"print(zygote._import_expected({str(tmp_path)!r}), 'colorsys' in sys.modules)"
-    )
+    variables = {"PYTHONPATH": SOURCE, "LANG": "C.UTF-8"}
+    values = (sys.executable, "-c", "/", variables, ["import colorsys"])
+    planned = plan.ImportPlan(*values)
+    if modules is None:
+        planned.write(str(tmp_path))
+    else:
+        (tmp_path / plan.PLAN).unlink(missing_ok=True)
+        expected = {"plan": planned.as_facts(), "modules": modules}
+        (tmp_path / launchers.EXPECTED).write_text(json.dumps(expected))
     return subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", AS_ZYGOTE, str(tmp_path), f"{SOURCE}/shoal"],
         capture_output=True,
         text=True,
         check=False,
-        env={"PYTHONPATH": SOURCE},
+        env=variables,
         timeout=60,
     )
 
 
 def an_image(tmp_path: Path) -> dict[str, str]:
-    code = (
-        "import json, colorsys; from shoal.runtime.warm import zygote, program\n"
-        f"print(json.dumps(program.loaded_modules({str(tmp_path)!r})))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={"PYTHONPATH": SOURCE},
-        timeout=60,
-    )
-    return dict(json.loads(done.stdout))
+    done = zygote_with(tmp_path, None)
+    assert done.stdout == "True\n", done.stderr
+    return dict(json.loads((tmp_path / launchers.IMAGE).read_text())["modules"])
 
 
 def test_zygote_makes_the_imports_of_an_earlier_zygote(tmp_path: Path) -> None:
     done = zygote_with(tmp_path, an_image(tmp_path))
-    assert done.stdout.split() == ["True", "True"], done.stderr
+    assert done.stdout == "True\n", done.stderr
 
 
 def test_zygote_that_finds_other_modules_than_the_image_exits(tmp_path: Path) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from shoal.runtime.warm import install, program, stand_in, zygote
+from shoal.runtime.warm import context, imports, install, stand_in, zygote
 
 
 def write(folder: Path, **files: str) -> str:
@@ -17,42 +18,42 @@ def write(folder: Path, **files: str) -> str:
     return str(folder / "train.py")
 
 
-def test_modules_of_others_are_found_through_the_programs_own(tmp_path: Path) -> None:
-    script = write(
-        tmp_path,
-        train="import json\nfrom data import batches\nif True:\n    import csv\n",
-        data="from collections.abc import Mapping\nimport model\n",
-        model="import wave\n",
-    )
-    modules = program.imported_by(script)
-    assert {"json", "csv", "collections.abc", "wave"} <= set(modules)
-    assert not {"data", "model"} & set(modules)
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("import json\nimport torch.nn as nn, csv\n", ["import json", "import torch.nn as nn, csv"]),
+        ("'about'\nfrom __future__ import annotations\nfrom os import path\n", ["from os import path"]),
+        ("import json\nfrom model import Net\nimport torch\n", ["import json"]),
+        ("import os\nos.environ['A'] = '1'\nimport torch\n", ["import os"]),
+        ("import os\ntry:\n    import torch\nexcept ImportError:\n    pass\n", ["import os"]),
+        ("from . import torch\n", []),
+        ("from torch import *\n", []),
+        ("import this\n", []),
+        ("import mpi4py\n", []),
+        ("def broken(:\n", []),
+        ("\0", []),
+        ("(" * 5000, []),
+    ],
+)
+def test_imports_count_up_to_the_first_other_statement(text: str, expected: list[str]) -> None:
+    assert imports.leading_imports([text.encode()]) == expected
 
 
-def test_imports_inside_functions_and_for_types_alone_are_left_to_the_program(tmp_path: Path) -> None:
-    script = write(
-        tmp_path,
-        train="from typing import TYPE_CHECKING\n"
-        "if TYPE_CHECKING:\n    import heavy\n"
-        "def f():\n    import late\n",
-    )
-    assert not {"heavy", "late"} & set(program.imported_by(script))
-
-
-@pytest.mark.parametrize("text", ["def broken(:\n", "\0", "(" * 5000])
-def test_source_that_cannot_be_read_names_nothing(tmp_path: Path, text: str) -> None:
-    assert program.imported_by(write(tmp_path, train=text)) == []
-    assert program.imported_by(str(tmp_path / "missing.py")) == []
-
-
-def test_module_that_cannot_be_imported_does_not_keep_the_others_from_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(tmp_path, bad_module_here="raise RuntimeError('at import')", good_module_here="VALUE = 1")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    program.preload(["bad_module_here", "no_such_module_here", "good_module_here"])
-    assert "good_module_here" in sys.modules
-    del sys.modules["good_module_here"]
+def test_package_begins_with_the_files_that_python_runs_first(tmp_path: Path) -> None:
+    for name, text in (
+        ("__init__", "import json\n"),
+        ("__main__", "import csv\n"),
+        ("train", "import wave\n"),
+    ):
+        (tmp_path / "pkg").mkdir(exist_ok=True)
+        (tmp_path / "pkg" / f"{name}.py").write_text(f"{text}\n")
+    sources = imports.program_sources(["-m", "pkg"], str(tmp_path))
+    assert imports.leading_imports(sources) == ["import json", "import csv"]
+    sources = imports.program_sources(["-m", "pkg.train"], str(tmp_path))
+    assert imports.leading_imports(sources) == ["import json", "import wave"]
+    (tmp_path / "pkg" / "__init__.py").unlink()
+    assert imports.program_sources(["-m", "pkg.train"], str(tmp_path)) == []
+    assert imports.program_sources(["missing.py"], str(tmp_path)) == []
 
 
 @pytest.mark.parametrize(
@@ -74,8 +75,9 @@ def test_scripts_that_start_python_are_recognised(run: str, *, expected: bool) -
 def test_a_request_is_read_as_it_was_written() -> None:
     odd = {"PLAIN": "1", "EMPTY": "", "LINES": "a\nb=c", "BYTES": "\udcff"}
     arguments = ["-c", "print('=')\n", "", "grün"]
-    unpacked = zygote.unpack_request(stand_in.pack_request(arguments, "/some where", odd))
-    assert unpacked == {"arguments": arguments, "cwd": "/some where", "env": odd}
+    unpacked = zygote.unpack_request(stand_in.pack_request("/bin/python", 7, arguments, "/some where", odd))
+    facts = {"arguments": arguments, "cwd": "/some where", "env": odd}
+    assert unpacked == {"interpreter": "/bin/python", "pid": 7, **facts}
 
 
 def test_every_start_waits_for_the_stand_in_so_it_loads_nothing_that_takes_time(
@@ -89,12 +91,26 @@ def test_every_start_waits_for_the_stand_in_so_it_loads_nothing_that_takes_time(
     )
 
 
-def test_interpreter_and_early_variables_must_be_the_zygotes() -> None:
-    here = {"PYTHONPATH": "/a", "OMP_NUM_THREADS": "1", "LR": "3"}
-    signature = stand_in.fork_signature(sys.executable, here)
-    assert stand_in.fork_signature(sys.executable, {**here, "LR": "4", "RANK": "1"}) == signature
-    assert stand_in.fork_signature(sys.executable, {**here, "OMP_NUM_THREADS": "2"}) != signature
-    assert stand_in.fork_signature("/bin/sh", here) != signature
+def test_everything_but_the_variables_of_a_rank_must_be_the_zygotes() -> None:
+    def signature(interpreter: str = "/bin/python", cwd: str = "/", **variables: str) -> str:
+        return context.signature(interpreter, "/train.py", cwd, {"LR": "3", **variables})
+
+    same = signature()
+    assert signature(RANK="1", MASTER_PORT="2", SHOAL_GENERATION="1") == same
+    for other in (
+        signature(LR="4"),
+        signature(HF_HOME="/x"),
+        signature("/bin/python3"),
+        signature(cwd="/tmp"),
+    ):
+        assert other != same
+    os.umask(mask := os.umask(0o77))
+    assert signature() == same
+    os.umask(0o123)
+    try:
+        assert signature() != same
+    finally:
+        os.umask(mask)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +123,10 @@ def test_interpreter_and_early_variables_must_be_the_zygotes() -> None:
         (["no.py"], False),
     ],
 )
-def test_only_plain_commands_are_given_to_the_zygote(arguments: list[str], *, expected: bool) -> None:
+def test_only_plain_commands_are_given_to_the_zygote(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], *, expected: bool
+) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")
     assert stand_in.is_plain(arguments) is expected
 
 
@@ -119,17 +138,12 @@ IGNORED = subprocess.run(["grep", "SigIgn", "/proc/self/status"], capture_output
 """
 AS_ZYGOTE = """
 import os, signal, socket, sys
+from shoal.runtime.warm.image import Image
 from shoal.runtime.warm.zygote import Zygote
-folder, sets_before = sys.argv[1], sys.argv[2] == "before"
-sys.path.insert(0, folder)
-if sets_before:
-    import handler_of_theirs
-zygote = Zygote(socket.socket(), folder)
-with open(f"{folder}/learned", "w") as file:
-    file.write("handler_of_theirs")
-zygote._learn()
-os.kill(os.getpid(), signal.SIGTERM)
+sys.path.insert(0, sys.argv[1])
 import handler_of_theirs
+zygote = Zygote(socket.socket(), sys.argv[1], Image(sys.argv[1], sys.executable, "/"))
+os.kill(os.getpid(), signal.SIGTERM)
 ignored = int(handler_of_theirs.IGNORED.split()[1], 16)
 assert not ignored & 1 << signal.SIGTERM - 1, "programs that it starts can be ended"
 held = signal.getsignal(signal.SIGTERM)
@@ -139,9 +153,8 @@ assert signal.getsignal(signal.SIGTERM) is handler_of_theirs.save, "what was set
 """
 
 
-@pytest.mark.parametrize("when", ["before", "later"])
-def test_what_an_import_does_with_signals_is_the_ranks_and_not_the_zygotes(tmp_path: Path, when: str) -> None:
+def test_what_an_import_does_with_signals_is_the_ranks_and_not_the_zygotes(tmp_path: Path) -> None:
     write(tmp_path, handler_of_theirs=IMPORTED)
-    command = [sys.executable, "-c", AS_ZYGOTE, str(tmp_path), when]
+    command = [sys.executable, "-c", AS_ZYGOTE, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
     assert (done.returncode, done.stderr) == (0, "")
