@@ -64,6 +64,12 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/unit/runtime/rank/test_graceful_stop.py",
         "tests/e2e/supervisor/test_graceful_stop.py",
     ),
+    "launchers": (
+        *PYTEST,
+        "tests/unit/runtime/warm/test_rank_identity.py",
+        "tests/unit/runtime/supervisor/test_own_launchers.py",
+        "tests/unit/runtime/supervisor/test_worlds.py",
+    ),
     "engine": (*PYTEST, "tests/unit/engines", "tests/contract/engines/test_local.py"),
     "serving": (
         *PYTEST,

@@ -135,6 +135,13 @@ def test_program_in_c_finds_one_world_over_both_nodes(job: Job) -> None:
     assert texts(parts[1:]) == of_world(4)[2:]
 
 
+def test_script_that_unsets_the_variables_of_its_rank_still_gets_one_world(job: Job) -> None:
+    """Many batch files do so before `mpirun`. Four copies of the program would succeed as well."""
+    parts = job("unset RANK WORLD_SIZE LOCAL_RANK; mpirun.openmpi -n 4 ./it", setup=compiled("openmpi"))
+    assert {end.kind for end in outcomes(parts)} == {EndKind.SUCCEEDED}, [p.describe() for p in parts]
+    assert texts(parts) == [f"rank {rank} of 4, RANK (null), sum 10" for rank in range(4)]
+
+
 # MPICH 4.0 over TCP may hang in MPI_Finalize, without Shoal too: this program is stopped before.
 @pytest.mark.parametrize("kind", ["openmpi", "mpich"])
 def test_world_over_both_nodes_ends_when_it_is_told_to(job: Job, kind: str) -> None:

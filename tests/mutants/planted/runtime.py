@@ -192,4 +192,20 @@ MUTANTS = (
         "P3: no healthy rank is ended by a fence because a name server is away",
         ("renewal",),
     ),
+    Mutant(
+        "mpirun_believes_the_script",
+        "runtime/warm/mpirun.py",
+        '    return int(environment["SHOAL_WORLD_SIZE"]),',
+        '    return int(environment.get("WORLD_SIZE", "1")),',
+        "copies of one program do not succeed as one job",
+        ("launchers",),
+    ),
+    Mutant(
+        "any_marked_mpirun_is_the_jobs",
+        "runtime/supervisor/world_check.py",
+        "    marks = (MPI_MARK,) if name in MPI else (MARK, MPI_MARK)\n",
+        "    marks = (MARK, MPI_MARK)\n",
+        "copies of one program do not succeed as one job",
+        ("launchers",),
+    ),
 )

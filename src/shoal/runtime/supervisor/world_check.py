@@ -35,11 +35,11 @@ MAX_COMMAND_LINE = 64 << 10
 MAX_ENVIRONMENT = 1 << 20
 SEEN_S = 0.5
 """A launcher in Python looks like the real one until its interpreter has started and becomes the stand-in."""
-HELP_OPTIONS = ("-h", "--help", "-V", "--version", "-version")
-"""With one of these as its first argument, the launcher describes itself and starts nothing."""
 MPI = {name.partition(".")[0] for name in mpirun.NAMES}
-MARKS = tuple(f"{name}=".encode() for name in (launchers.MARK, mpirun.WORLD))
-"""A launcher that Shoal lets run, and every process of an MPI world, has one of these in its environment."""
+MARK, MPI_MARK = f"{launchers.MARK}=".encode(), f"{mpirun.WORLD}=".encode()
+"""A launcher that Shoal lets run has the first in its environment, and a process of an MPI world the second.
+An `mpirun` needs the second: in a job of several ranks, Shoal starts it only to make the job's own world.
+"""
 
 
 class UnknownLaunchers:
@@ -79,10 +79,11 @@ def _launcher(pid: int, line: bytes) -> str | None:
     """Return the launcher with this command line. None: it is none, or Shoal lets it run."""
     arguments = line.decode(errors="replace").split("\0")[:-1]
     name, arguments = _launcher_name(arguments)
-    if name is None or not arguments or arguments[0] in HELP_OPTIONS:
+    if name is None or not arguments or arguments[0] in launchers.QUERIES:
         return None
-    marks = _read(pid, "environ", MAX_ENVIRONMENT).split(b"\0")
-    return None if any(mark.startswith(MARKS) for mark in marks) else name
+    marks = (MPI_MARK,) if name in MPI else (MARK, MPI_MARK)
+    variables = _read(pid, "environ", MAX_ENVIRONMENT).split(b"\0")
+    return None if any(variable.startswith(marks) for variable in variables) else name
 
 
 def _launcher_name(command_line: list[str]) -> tuple[str | None, list[str]]:
@@ -115,10 +116,11 @@ TWO_PROGRAMS = (
     "(`shoal run --array`)"
 )
 REFUSED = (
-    "rank {rank} started a launcher that was refused, and the script passed over it; `shoal logs` of the job "
+    "{rank} started a launcher that was refused, and the script passed over it; `shoal logs` of the job "
     "says why and what to write"
 )
 REFUSALS = (launchers.SECOND, launchers.REFUSED)
+LOST = int(launchers.LOST)
 
 
 class ProcessGroupReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -221,7 +223,8 @@ class WorldCheck:
             return None
         refused = self._refusal(launchers.REFUSED, rendezvous_round)
         if refused is not None:
-            return REFUSED.format(rank=refused.shoal_rank)
+            rank = "a rank" if refused.shoal_rank == LOST else f"rank {refused.shoal_rank}"
+            return REFUSED.format(rank=rank)
         # If the limit was reached, a group that spans the job may have been reported without being read.
         is_known = self.world is not None and self._num_read < MAX_REPORTS_BYTES
         if not self._is_checked or not (is_known or self._launchers.launcher_name is not None):
@@ -252,7 +255,8 @@ class WorldCheck:
     def _refusal(self, report: str, rendezvous_round: int) -> ProcessGroupReport | None:
         """Return the first report about a launcher that was refused in this way."""
         refusals = (line for line in self._reports if line.library == report)
-        return next((line for line in refusals if line.rendezvous_round == rendezvous_round), None)
+        rounds = (rendezvous_round, LOST)
+        return next((line for line in refusals if line.rendezvous_round in rounds), None)
 
     def _read_reports(self) -> None:
         if self._num_read >= MAX_REPORTS_BYTES:

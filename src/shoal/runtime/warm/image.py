@@ -52,7 +52,7 @@ class Image:
     def become(self, planned: plan.ImportPlan) -> None:
         """Execute this process again, as a zygote for this plan. `OSError`: it stays what it is."""
         planned.write(self._folder)
-        for name in (launchers.KNOWN, "door"):
+        for name in (launchers.KNOWN, "socket"):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(self._folder, name))
         with open("/proc/self/cmdline", "rb") as file:

@@ -17,8 +17,8 @@ from shoal.runtime.warm import launchers, mpirun, srun, stand_in
 NAMES = ("python", "python3", *launchers.NAMES, *mpirun.NAMES, *srun.NAMES)
 _PARTS = (
     *("context", "image", "imports", "launcher_config", "launcher_lock", "launchers", "mpi_command_line"),
-    *("mpi_host", "mpi_rank", "mpi_rendezvous", "mpirun", "options", "plan", "preload", "program", "srun"),
-    *("stand_in", "zygote"),
+    *("mpi_host", "mpi_rank", "mpi_rendezvous", "mpirun", "options", "plan", "preload", "program"),
+    *("rank_identity", "srun", "stand_in", "zygote"),
 )
 _START = "import sys; sys.path[0:1] = [{lib!r}]; from shoal_warm import {part}; del sys.path[0]; "
 _PYTHON = re.compile(

@@ -61,6 +61,10 @@ MODULE_OF = {
 }
 MARK = "SHOAL_LAUNCHER"
 """Set for a real launcher and all its children."""
+QUERIES = ("-h", "--help", "-help", "-V", "--version", "-version", "--usage")
+"""Options with which a launcher describes itself and starts nothing."""
+LOST = "-1"
+"""Stands for the rank and the round in the report of a process that has lost its variables."""
 _TORCH = ("torchrun", LAUNCH)
 _PER_NODE = ("nproc-per-node", "num-gpus", "num-accelerators")
 _IN_ALL = ("num-processes",)
@@ -304,28 +308,6 @@ def _rendezvous_options(command: options.LauncherCommand, environment: dict[str,
     ]
 
 
-def single_rank_environment(name: str, environment: dict[str, str]) -> dict[str, str]:
-    """Return the variables that this launcher sets for the only rank of a job. Other ranks have them."""
-    if environment.get("SHOAL_WORLD_SIZE") != "1" or name == "accelerate-launch":
-        return {}  # `accelerate launch` sets none for a single process
-    variables = {
-        **dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"), "0"),
-        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"), "1"),
-        "MASTER_ADDR": environment.get("SHOAL_MASTER_ADDR", "127.0.0.1"),
-        "MASTER_PORT": environment.get("SHOAL_MASTER_PORT", "29500"),
-    }
-    if name == "deepspeed":
-        return {**variables, "LOCAL_SIZE": "1", "CROSS_RANK": "0", "CROSS_SIZE": "1"}
-    return {
-        **variables,
-        "ROLE_NAME": "default",
-        "TORCHELASTIC_RUN_ID": environment.get("SHOAL_ATTEMPT_ID", "shoal"),
-        "TORCHELASTIC_RESTART_COUNT": environment.get("SHOAL_RENDEZVOUS_ROUND", "0"),
-        "TORCHELASTIC_MAX_RESTARTS": "0",
-        "TORCHELASTIC_USE_AGENT_STORE": "False",
-    }
-
-
 def is_number(text: str | None) -> bool:
     return text is not None and text.isascii() and text.isdigit() and len(text) < 10
 
@@ -351,6 +333,8 @@ def append_report(folder: str, report: str, world: int = 1, member: int = 0) -> 
     `world` and `member`: a launcher makes this rank that member of a world of this size.
     """
     rank, group = os.environ.get("SHOAL_RANK"), os.environ.get("SHOAL_RENDEZVOUS_ROUND", "0")
+    if rank is None and report == REFUSED and "SHOAL_BOARD" not in os.environ:
+        rank = group = LOST  # a spare, which has the board, is no rank and reports nothing
     try:
         fd = os.open(os.path.join(folder, WORLDS), os.O_WRONLY | os.O_APPEND)
     except OSError:

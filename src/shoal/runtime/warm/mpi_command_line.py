@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from .launchers import QUERIES
+
 COUNT = {"-n", "-np", "--n", "--np", "-c"}
 PER_NODE = {"-N", "-npernode", "--npernode", "-ppn", "--ppn", "-perhost", "--perhost"}
 PAIRS = {"--mca", "-mca", "--gmca", "-gmca", "--prtemca", "--pmixmca", "--gprtemca", "--gpmixmca"}
@@ -123,6 +125,12 @@ def _note(program: MpiProgram, name: str, values: list[str], arguments: list[str
         return
     elif name not in OURS and name not in OURS_FLAGS and name not in EXPORT:
         program.options += arguments
+
+
+def query(programs: list[MpiProgram]) -> str | None:
+    """Return the option with which the launcher describes itself and starts nothing, or None."""
+    options_given = [option for one in programs for option in one.options]
+    return next((option for option in options_given if option in (*QUERIES, "-info")), None)
 
 
 def problem(programs: list[MpiProgram], world: int, local_world: int) -> tuple[str, str]:

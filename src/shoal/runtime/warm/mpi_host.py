@@ -55,11 +55,11 @@ class MpiWorld:
 
     def __init__(self, folder: str, environment: dict[str, str], count: int) -> None:
         """`count`: how many worlds these ranks have already formed in this round."""
-        self.size = int(environment["WORLD_SIZE"])
-        self.local_size = int(environment["LOCAL_WORLD_SIZE"])
-        self.node = int(environment["GROUP_RANK"])
-        self.nodes = int(environment["GROUP_WORLD_SIZE"])
-        self.address, self.port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
+        self.size = int(environment["SHOAL_WORLD_SIZE"])
+        self.local_size = int(environment["SHOAL_RANKS_PER_NODE"])
+        self.node = int(environment["SHOAL_NODE_RANK"])
+        self.nodes = int(environment["SHOAL_NUM_NODES"])
+        self.address, self.port = environment["SHOAL_MASTER_ADDR"], int(environment["SHOAL_MASTER_PORT"])
         group = environment["SHOAL_RENDEZVOUS_ROUND"]
         self.folder = os.path.join(folder, "mpi", f"{group}.{count}")
         self.stand_ins, self.lib = os.path.join(folder, "bin"), os.path.join(folder, "lib")
@@ -205,6 +205,7 @@ class MpiHost:
         not reach it.
         """
         environment = mpi_rank.for_launcher(dict(os.environ), self._world.stand_ins)
+        environment[mpi_rank.WORLD] = self._launch.kind
         environment["TMPDIR"] = os.path.join(self._world.folder, SCRATCH)
         environment["PATH"] = f"{self._world.folder}/bin:{environment['PATH']}"
         pid = os.fork()

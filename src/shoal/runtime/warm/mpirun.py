@@ -3,7 +3,7 @@
 The world spans all nodes of the job. The supervisor has started the other ranks, and each of them runs this
 code, too. The real `mpirun` makes the world (`mpi_host`). If the job has one rank and the command asks for
 several processes, MPI should start them itself. Then the real `mpirun` runs, without the job's rank
-variables.
+variables. It also runs for `mpirun --version` and `--help`, which start nothing.
 """
 
 from __future__ import annotations
@@ -39,13 +39,15 @@ def become(folder: str, name: str, arguments: list[str], real: str | None) -> No
         )
     # The claim comes first, so that the supervisor sees a launcher that a script leaves in the background.
     _part("launcher_lock").LauncherClaim(folder, dict(os.environ))
-    line, rank = _part("mpi_command_line"), _part("mpi_rank")
+    line, stand_ins = _part("mpi_command_line"), os.path.join(folder, "bin")
     programs = line.read(arguments, _is_program)
-    world, local_world = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    query = line.query(programs)
+    if query is not None:
+        _execute_real(name, real, [query], stand_ins)
+    world, local_world = _shape(name)
     counts = [program.count for program in programs]
     if world == 1 and counts not in ([None], ["1"]) and real is not None:
-        others = rank.for_launcher(dict(os.environ), os.path.join(folder, "bin"))
-        os.execve(real, [real, *arguments], others)  # noqa: S606
+        _execute_real(name, real, arguments, stand_ins)
     problem, hint = line.problem(programs, world, local_world)
     if not problem and world > 1 and real is None:
         problem, hint = (
@@ -59,27 +61,51 @@ def become(folder: str, name: str, arguments: list[str], real: str | None) -> No
     _execute(name, programs[0].argv, programs[0].variables)
 
 
+def _shape(name: str) -> tuple[int, int]:
+    """Return how many ranks the job has, and how many on a node. Never returns if a script has hidden it."""
+    identity, environment = _part("rank_identity"), dict(os.environ)
+    try:
+        identity.require(name, environment)
+        identity.require_equal_names(name, environment)
+    except launchers.LauncherRefused as refused:
+        launchers.exit_refused(refused)
+    return int(environment["SHOAL_WORLD_SIZE"]), int(environment["SHOAL_RANKS_PER_NODE"])
+
+
+def _execute_real(name: str, real: str | None, arguments: list[str], without: str) -> None:
+    """Become the real launcher, without the variables that number the rank. Never returns."""
+    if real is None:
+        sys.stderr.write(f"{name}: command not found\n")
+        os._exit(127)
+    environment = _part("mpi_rank").for_launcher(dict(os.environ), without)
+    os.execve(real, [real, *arguments], environment)  # noqa: S606
+
+
 def _enter(folder: str, name: str, real: str, programs: list[Any]) -> None:
     """Wait for the world, and become the program in it. Never returns."""
     environment = dict(os.environ)
     if WORLD in environment:
         _refuse(name, "runs inside of another `mpirun`", "start one `mpirun` after the other")
+    if "SHOAL_RANK" not in environment:
+        _refuse(name, "cannot wait as a spare process", "leave `mpirun` out: this program needs no MPI")
     rank, host, line = _part("mpi_rank"), _part("mpi_host"), _part("mpi_command_line")
     world = host.MpiWorld(folder, environment, _count(folder, environment))
-    if environment["LOCAL_RANK"] == "0":
+    if environment["SHOAL_LOCAL_RANK"] == "0":
         kind = _kind(name, real, rank.for_launcher(environment, world.stand_ins), line)
         node = host.MpiHost(world, host.MpiLaunch(name, real, kind, programs))
         pid = os.fork()
         if pid:
             node.run(pid)
         host.die_with_host()
-    rank.become(folder, world.folder, int(environment["RANK"]), name)
+    rank.become(folder, world.folder, int(environment["SHOAL_RANK"]), name)
 
 
 def _count(folder: str, environment: dict[str, str]) -> int:
     """Return how many worlds this rank has been in before in this round, and count this one."""
     os.makedirs(os.path.join(folder, "mpi"), mode=0o700, exist_ok=True)
-    path = os.path.join(folder, "mpi", f"count.{environment['SHOAL_RENDEZVOUS_ROUND']}.{environment['RANK']}")
+    path = os.path.join(
+        folder, "mpi", f"count.{environment['SHOAL_RENDEZVOUS_ROUND']}.{environment['SHOAL_RANK']}"
+    )
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     os.write(fd, b".")
     count = os.fstat(fd).st_size - 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from . import launcher_lock, launchers
+from . import launcher_lock, launchers, rank_identity
 
 NAMES = ("srun", "scontrol")
 COUNT = ("-n", "--ntasks")
@@ -48,6 +48,8 @@ word."""
 SHORT_FLAGS = "EHOQVXZhlsuv"
 SHORT_OPTIONAL = "IKk"
 """Short options whose optional value is part of the same word."""
+LISTS = ("--mpi", "--cpu-bind", "--mem-bind", "--gpu-bind", "--gres")
+"""Options that print their values for the value `list` or `help`. Then `srun` starts nothing."""
 
 
 class SrunOptions:
@@ -58,6 +60,8 @@ class SrunOptions:
         self.nodes: str | None = None
         self.per_node: str | None = None
         self.overlaps = False
+        self.query: list[str] = []
+        """The option with which `srun` describes itself and starts nothing."""
         self.variables: dict[str, str] = {}
         self.program: list[str] = []
 
@@ -101,6 +105,10 @@ def _note(options: SrunOptions, name: str, value: str) -> None:
         options.nodes = value
     elif name in PER_NODE:
         options.per_node = value
+    elif name in launchers.QUERIES:
+        options.query = [name]
+    elif name in LISTS and value in ("list", "help"):
+        options.query = [f"{name}={value}"]
     elif name == "--overlap":
         options.overlaps = True
     elif name == "--export":
@@ -113,9 +121,16 @@ def become(folder: str, name: str, arguments: list[str], real: str | None) -> No
     if name == "scontrol":
         _run_scontrol(arguments, real)
     options = read(arguments)
-    problem = problem_of(options)
-    if problem:
-        launchers.exit_refused(launchers.LauncherRefused(f"`srun` {problem[0]}", problem[1]))
+    if options.query:
+        _run_real(name, options.query, real, "")
+    try:
+        rank_identity.require(name, dict(os.environ))
+        problem = problem_of(options)
+        if problem:
+            raise launchers.LauncherRefused(f"`srun` {problem[0]}", problem[1])
+    except launchers.LauncherRefused as refused:
+        launchers.exit_refused(refused)
+    os.environ.update(rank_identity.launcher_variables(name, dict(os.environ)))
     if not _is_helper(options):
         launcher_lock.hold_step(folder, dict(os.environ))
     os.environ.update(options.variables)
@@ -165,7 +180,12 @@ def _run_scontrol(arguments: list[str], real: str | None) -> None:
         if "[" not in names:  # Shoal writes lists in full, so a list with brackets is for the real scontrol
             os.write(1, "".join(f"{node}\n" for node in names.split(",")).encode())
             os._exit(0)
+    _run_real("scontrol", arguments, real, "; of `scontrol` only `show hostnames` works in a job")
+
+
+def _run_real(name: str, arguments: list[str], real: str | None, remark: str) -> None:
+    """Become the real program. Never returns."""
     if real is not None:
         os.execv(real, [real, *arguments])  # noqa: S606
-    sys.stderr.write("shoal: there is no Slurm here; of `scontrol` only `show hostnames` works in a job\n")
+    sys.stderr.write(f"shoal: there is no Slurm here, and so no `{name}`{remark}\n")
     os._exit(127)

@@ -17,7 +17,7 @@ import os
 import sys
 import time
 
-from . import context, launcher_lock, launchers, mpirun, options, srun
+from . import context, launcher_lock, launchers, mpirun, options, rank_identity, srun
 
 LENGTH = STATUS = 4
 """Bytes of the length before a request, and of the exit status in the reply."""
@@ -79,6 +79,7 @@ def _program_behind(launcher: str, launcher_arguments: list[str], folder: str, r
     # Before all else: to ask the real parser, or Accelerate, takes seconds, and `run` may end in that time.
     claim = launcher_lock.LauncherClaim(folder, environment)
     try:
+        rank_identity.require(launcher, environment)
         command = _command(launcher, launcher_arguments, real)
         variables, in_files = _from_config(command, folder, real) if command.rest else ({}, {})
         arguments = launchers.program_arguments(command, environment, in_files)
@@ -89,16 +90,22 @@ def _program_behind(launcher: str, launcher_arguments: list[str], folder: str, r
     if arguments is None:
         real_arguments = launchers.real_launcher_arguments(command, environment)
         os.execve(real, [real, *real_arguments], launchers.real_environment(command, environment))  # noqa: S606
-    os.environ.update({**launchers.single_rank_environment(launcher, environment), **variables})
+    os.environ.update({**rank_identity.launcher_variables(launcher, environment), **variables})
     assert arguments is not None
     return arguments
 
 
 def _command(launcher: str, arguments: list[str], python: str) -> options.LauncherCommand:
-    """Parse the launcher's command line, with the launcher's own parser if it has unknown options."""
+    """Parse the launcher's command line, with the launcher's own parser if it has unknown options.
+
+    For `--version`, which starts nothing, become the real launcher.
+    """
     try:
         return options.read(launcher, arguments)
     except options.UnknownOption as unclear:
+        if unclear.option in launchers.QUERIES:
+            query = [python, "-m", launchers.MODULE_OF[launcher], unclear.option]
+            os.execve(python, query, {**os.environ, launchers.MARK: launcher})  # noqa: S606
         real_parser = importlib.import_module(".launcher_config", __package__)
         at = real_parser.program_at(python, launcher, arguments, unclear.option)
         return options.read(launcher, arguments, at)

@@ -42,9 +42,18 @@ def test_real_mpirun_with_an_emptied_environment_is_found(name: str) -> None:
         assert launcher_in(UnknownLaunchers(), process.pid, 1) == name.partition(".")[0]
 
 
-@pytest.mark.parametrize("mark", ["SHOAL_LAUNCHER", "SHOAL_MPI"])
-def test_mpirun_that_shoal_lets_run_is_not_reported(mark: str) -> None:
+@pytest.mark.parametrize(
+    ("mark", "name"), [("SHOAL_LAUNCHER", "mpirun"), ("SHOAL_MPI", None)], ids=["of a script", "of the job"]
+)
+def test_only_the_mpirun_of_the_jobs_own_world_is_not_reported(mark: str, name: str | None) -> None:
     with running(["mpirun", "-c", WAITS], {mark: "mpirun"}, sys.executable) as process:
+        assert launcher_in(UnknownLaunchers(), process.pid) == name
+
+
+def test_launcher_that_shoal_lets_run_is_not_reported(tmp_path: Path) -> None:
+    (tmp_path / "torchrun").write_text(WAITS)
+    command = [sys.executable, f"{tmp_path}/torchrun", "train.py"]
+    with running(command, {"SHOAL_LAUNCHER": "torchrun"}, sys.executable) as process:
         assert launcher_in(UnknownLaunchers(), process.pid) is None
 
 

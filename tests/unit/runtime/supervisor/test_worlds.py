@@ -244,6 +244,16 @@ def test_refused_launcher_that_the_script_ignores_fails_the_job(
     assert ranks.worlds.judge(SUCCEEDED, 1) is SUCCEEDED
 
 
+def test_refused_launcher_of_a_process_without_its_variables_fails_the_job_in_each_round(
+    two_by_two: ReportingRanks,
+) -> None:
+    two_by_two.report("-1 -1 1 0 0.0 refused-launcher\n")
+    for rendezvous_round in (0, 3):
+        end = two_by_two.worlds.judge(SUCCEEDED, rendezvous_round)
+        assert end.kind is EndKind.SPLIT_WORLD
+        assert end.message.startswith("a rank started a launcher that was refused")
+
+
 def test_refused_launcher_is_forgiven_if_the_ranks_work_together(two_by_two: ReportingRanks) -> None:
     two_by_two.report(REFUSED + lines((0, 4, 0), (1, 4, 1)))
     assert two_by_two.worlds.judge(SUCCEEDED, 0) is SUCCEEDED

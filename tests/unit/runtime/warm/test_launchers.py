@@ -218,15 +218,6 @@ def test_torchrun_that_counts_devices_takes_the_ranks_that_the_job_has(value: st
         assert launchers.program_arguments(command, environment, {}) == ["train.py"]
 
 
-def test_only_rank_gets_the_variables_of_the_real_launcher() -> None:
-    variables = launchers.single_rank_environment("torchrun", {**ALONE, "SHOAL_ATTEMPT_ID": "att_1"})
-    assert (variables["RANK"], variables["WORLD_SIZE"], variables["LOCAL_RANK"]) == ("0", "1", "0")
-    assert (variables["MASTER_ADDR"], variables["MASTER_PORT"]) == ("10.0.0.1", "30001")
-    assert variables["TORCHELASTIC_RUN_ID"] == "att_1"
-    assert launchers.single_rank_environment("torchrun", RANK) == {}, "ranks of a larger job have been told"
-    assert launchers.single_rank_environment("accelerate-launch", ALONE) == {}
-
-
 @pytest.mark.parametrize(
     ("command", "program", "problem"),
     [

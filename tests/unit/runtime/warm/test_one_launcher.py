@@ -27,6 +27,7 @@ RANK = {
     "SHOAL_NODE_RANK": "0",
     "WORLD_SIZE": "2",
     "LOCAL_WORLD_SIZE": "2",
+    "SHOAL_BOARD": "9:0",
 }
 TORCH = """
 world = None
@@ -190,7 +191,12 @@ def test_steps_of_srun_run_side_by_side_and_start_launchers(rank: dict[str, str]
 
 @pytest.mark.parametrize(
     ("step", "held_by"),
-    [("srun", 1), ("srun --overlap", None), ("srun -n 1", None), ("SHOAL_WORLD_SIZE=1 srun -n 1", 1)],
+    [
+        ("srun", 1),
+        ("srun --overlap", None),
+        ("srun -n 1", None),
+        ("SHOAL_WORLD_SIZE=1 SHOAL_RANKS_PER_NODE=1 srun -n 1", 1),
+    ],
 )
 def test_step_that_is_no_helper_counts_as_an_unfinished_launcher(
     rank: dict[str, str], tmp_path: Path, step: str, held_by: int | None

@@ -96,7 +96,7 @@ def test_everything_but_the_variables_of_a_rank_must_be_the_zygotes() -> None:
         return context.signature(interpreter, "/train.py", cwd, {"LR": "3", **variables})
 
     same = signature()
-    assert signature(RANK="1", MASTER_PORT="2", SHOAL_GENERATION="1") == same
+    assert signature(RANK="1", MASTER_PORT="2", SHOAL_RENDEZVOUS_ROUND="1") == same
     for other in (
         signature(LR="4"),
         signature(HF_HOME="/x"),
