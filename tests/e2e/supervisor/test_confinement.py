@@ -328,10 +328,10 @@ def test_caches_outlive_an_attempt_and_belong_to_one_project(
         assert outcome.kind is EndKind.SUCCEEDED, outcome
         return task.texts("o")
 
-    write = "mkdir -p $HF_HOME && echo weights > $HF_HOME/model && echo $HF_HOME"
+    write = "mkdir -p $HF_HUB_CACHE && echo weights > $HF_HUB_CACHE/model && echo $HF_HUB_CACHE"
     (place,) = texts(1, "vision", JOB_UID, write)
-    assert texts(2, "vision", JOB_UID, "cat $HF_HOME/model") == ["weights"]
-    peek = f"cat {place}/model 2>/dev/null; ls $HF_HOME 2>/dev/null; echo x > {place}/planted; echo done"
+    assert texts(2, "vision", JOB_UID, "cat $HF_HUB_CACHE/model") == ["weights"]
+    peek = f"cat {place}/model 2>/dev/null; ls $HF_HUB_CACHE 2>/dev/null; echo x > {place}/planted; echo done"
     texts_of_other = texts(3, "speech", JOB_UID + 1, peek)
     if {"bubblewrap", "uid"} & set(confinement):
         assert texts_of_other == ["done"]

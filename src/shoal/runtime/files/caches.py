@@ -29,17 +29,30 @@ WAIT_S, AGAIN_S = 10.0, 0.05
 that one job made cannot delay the project's next start for longer.
 """
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+HUGGING_FACE = {
+    "HF_HUB_CACHE": "hub",
+    "HF_XET_CACHE": "xet",
+    "HF_ASSETS_CACHE": "assets",
+    "HF_DATASETS_CACHE": "datasets",
+    "HF_MODULES_CACHE": "modules",
+    "HF_EVALUATE_CACHE": "evaluate",
+}
+"""The caches of Hugging Face by their folder in `HF_HOME`. They follow HF_HOME if a job sets that one.
+
+HF_HOME itself is new in each attempt, because it holds a token and Accelerate's configuration as well. In the
+cache, `accelerate config` of one job would change how all later jobs train on this node, and only there.
+"""
 BY_XDG = {
     "XDG_CACHE_HOME": "",
-    "HF_HOME": "huggingface",
     "TORCH_HOME": "torch",
     "PIP_CACHE_DIR": "pip",
     "UV_CACHE_DIR": "uv",
     "NUMBA_CACHE_DIR": "numba",
-    "MPLCONFIGDIR": "matplotlib",
+    **{name: f"huggingface/{inner}" for name, inner in HUGGING_FACE.items()},
 }
-"""Variables that follow XDG_CACHE_HOME if a job sets that one. PyTorch's extensions follow it, too: they lie
-below it by version of Python and CUDA, and TORCH_EXTENSIONS_DIR would mix the versions.
+"""Variables that follow XDG_CACHE_HOME if a job sets that one. PyTorch's extensions and Matplotlib's fonts
+follow it, too. TORCH_EXTENSIONS_DIR would mix the versions of Python and CUDA, and MPLCONFIGDIR would make a
+job's `matplotlibrc` last.
 """
 BY_HOME = {
     "TRITON_CACHE_DIR": "triton",
@@ -48,18 +61,23 @@ BY_HOME = {
 }
 
 
-def cache_variables(directory: str | None, job_variables: Mapping[str, str]) -> dict[str, str]:
+def cache_variables(directory: str | None, home: str, job_variables: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that tell programs where their caches are.
 
-    `job_variables`: what the job itself sets, which is stronger. If it sets HOME or XDG_CACHE_HOME, the
-    caches are there.
+    `home`: the rank's home, which is new in each attempt. `job_variables`: what the job itself sets, which is
+    stronger. If it sets HOME or XDG_CACHE_HOME, the caches are there.
     """
     if directory is None or "HOME" in job_variables:
         return {}
     names = BY_HOME if "XDG_CACHE_HOME" in job_variables else {**BY_XDG, **BY_HOME}
-    return {
-        name: f"{directory}/{inner}".rstrip("/") for name, inner in names.items() if name not in job_variables
-    }
+    values = {name: f"{directory}/{inner}".rstrip("/") for name, inner in names.items()}
+    if "HF_HOME" in job_variables:
+        values = {name: value for name, value in values.items() if name not in HUGGING_FACE}
+    elif "XDG_CACHE_HOME" not in job_variables:
+        values["HF_HOME"] = f"{home}/.cache/huggingface"
+    if "HUGGINGFACE_HUB_CACHE" in job_variables:  # the older name, which HF_HUB_CACHE would override
+        values.pop("HF_HUB_CACHE", None)
+    return {name: value for name, value in values.items() if name not in job_variables}
 
 
 class ProjectCache:

@@ -83,7 +83,7 @@ def rank_environment(
         **_base(task_spec, work, path),
         "OMP_NUM_THREADS": str(threads),
         **network,
-        **caches.cache_variables(cache, {**task_spec.env, **credentials.secrets}),
+        **caches.cache_variables(cache, work, {**task_spec.env, **credentials.secrets}),
         **(
             flight_recorder.recorder_variables(work)
             if task_spec.gpu_ids and not task_spec.are_gpus_simulated
@@ -138,7 +138,7 @@ def setup_environment(
     """Return the environment of `setup`, which runs once on every node before its ranks and has no rank."""
     return {
         **_base(task_spec, work, path),
-        **caches.cache_variables(cache, {**task_spec.env, **credentials.secrets}),
+        **caches.cache_variables(cache, work, {**task_spec.env, **credentials.secrets}),
         **task_spec.env,
         **credentials.secrets,
         **_shoal(task_spec, credentials),

@@ -110,16 +110,27 @@ def test_no_cache_is_made_if_the_operator_disables_caches(tmp_path: Path) -> Non
 
 
 def test_tools_find_their_caches_unless_the_job_sets_its_own() -> None:
-    variables = cache_variables("/c", {})
-    assert (variables["XDG_CACHE_HOME"], variables["HF_HOME"], variables["TRITON_CACHE_DIR"]) == (
+    variables = cache_variables("/c", "/work", {})
+    assert (variables["XDG_CACHE_HOME"], variables["HF_HUB_CACHE"], variables["TRITON_CACHE_DIR"]) == (
         "/c",
-        "/c/huggingface",
+        "/c/huggingface/hub",
         "/c/triton",
     )
-    assert cache_variables(None, {}) == {}
-    assert cache_variables("/c", {"HOME": "/data/ana"}) == {}
-    assert "HF_HOME" not in cache_variables("/c", {"HF_HOME": "/models"})
-    assert set(cache_variables("/c", {"XDG_CACHE_HOME": "/x"})) == set(caches.BY_HOME)
+    assert cache_variables(None, "/work", {}) == {}
+    assert cache_variables("/c", "/work", {"HOME": "/data/ana"}) == {}
+    assert set(cache_variables("/c", "/work", {"XDG_CACHE_HOME": "/x"})) == set(caches.BY_HOME)
+
+
+def test_configuration_and_tokens_of_a_job_end_with_its_attempt() -> None:
+    variables = cache_variables("/c", "/work", {})
+    assert variables["HF_HOME"] == "/work/.cache/huggingface"
+    assert "MPLCONFIGDIR" not in variables, "its `matplotlibrc` would last"
+
+
+def test_caches_of_hugging_face_follow_a_home_that_the_job_sets() -> None:
+    variables = cache_variables("/c", "/work", {"HF_HOME": "/models"})
+    assert not [name for name in variables if name.startswith("HF_")]
+    assert "HF_HUB_CACHE" not in cache_variables("/c", "/work", {"HUGGINGFACE_HUB_CACHE": "/models"})
 
 
 def test_only_the_lock_of_a_killed_build_is_removed(
