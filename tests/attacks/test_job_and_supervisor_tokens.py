@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from shoal.control.commands import renewals
 from shoal.identity import job_token, proof_key
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.proof import is_proven
@@ -137,10 +138,10 @@ def test_passing_conflict_in_the_store_is_not_reported_as_stale(
 ) -> None:
     _, attempt = running(world)
 
-    async def in_conflict(renewal: Renewal) -> RenewalReply:
+    async def in_conflict(*_: object) -> RenewalReply:
         raise StaleRecord("somebody else wrote first")
 
-    monkeypatch.setattr(world.plane, "renew", in_conflict)
+    monkeypatch.setattr(renewals, "renew", in_conflict)
     answered = renew(world, attempt, renewal(attempt))
     assert answered.status == 409
     assert "proof" not in answered.json()

@@ -170,7 +170,7 @@ MUTANTS = (
     Mutant(
         "task_of_a_dead_node_is_replaced_on_stale_facts",
         "control/loops/replace.py",
-        "            return is_still_dead(core, tx, node)\n",
+        "            return is_still_dead(upkeep.running, upkeep.link.outages, tx, node)\n",
         "            return True\n",
         "P2: a supervisor that was told to go on since the look is not replaced",
         ("control",),

@@ -203,7 +203,7 @@ class Commands:
         return await tokens.revoke_token(self.core.serving, actor, token_id, key, keep_children=keep_children)
 
     async def record_denied(self, actor: Actor, action: str, facts: dict[str, Any]) -> None:
-        """Record for the audit that somebody tried something without the permission."""
+        """Record for the audit that the actor lacked the permission for what it tried."""
         await audit.record_denied(self.core.records, actor, action, facts)
 
     async def renew(self, renewal: Renewal) -> RenewalReply:

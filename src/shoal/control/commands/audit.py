@@ -130,6 +130,6 @@ async def write_refusals(records: Records, refusals: Refusals, *, is_all: bool =
 
 
 async def record_denied(records: Records, actor: Actor, action: str, facts: dict[str, Any]) -> None:
-    """Record for the audit that somebody tried something without the permission."""
+    """Record for the audit that the actor lacked the permission for what it tried."""
     now, data = records.clock.now(), {"what": action, **facts}
     await records.store.write(lambda tx: record_event(tx, "access.denied", now, actor, data=data))

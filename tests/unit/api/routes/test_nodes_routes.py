@@ -13,7 +13,7 @@ from tests.support.planes.bench import ControlPlaneLab, result_of
 def test_jobs_that_are_silent_on_a_node_are_named_before_the_cluster_notices() -> None:
     lab = ControlPlaneLab(num_nodes=2)
     job = lab.running_job(resources={"nodes": 2, "cpus": 1})
-    call: Any = SimpleNamespace(plane=lab.plane, visible=lambda: None)
+    call: Any = SimpleNamespace(core=lab.core, visible=lambda: None)
 
     def silent() -> list[list[str]]:
         return [node["silent_jobs"] for node in result_of(nodes._node_views(call))]
@@ -24,7 +24,7 @@ def test_jobs_that_are_silent_on_a_node_are_named_before_the_cluster_notices() -
     lab.watch()
     assert silent() == [[job.reference], []], "as `shoal why` says it"
     assert [node["is_alive"] for node in result_of(nodes._node_views(call))] == [True, True]
-    stranger: Any = SimpleNamespace(plane=lab.plane, visible=lambda: ())
+    stranger: Any = SimpleNamespace(core=lab.core, visible=lambda: ())
     assert result_of(nodes._node_views(stranger, "n1"))[0]["silent_jobs"] == []
 
 
@@ -36,6 +36,6 @@ def test_a_job_that_was_never_handed_over_is_silent_on_no_node() -> None:
     lab.run_loops()
     lab.clock.advance(QUIET_S + 1)
     lab.run_loops()
-    call: Any = SimpleNamespace(plane=lab.plane, visible=lambda: None)
+    call: Any = SimpleNamespace(core=lab.core, visible=lambda: None)
     assert lab.core.running.leases.silent_nodes(lab.attempt(job), QUIET_S) == ("n1",)
     assert result_of(nodes._node_views(call))[0]["silent_jobs"] == [], "no process there knows it"
