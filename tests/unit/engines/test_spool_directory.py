@@ -25,7 +25,7 @@ FIRST = (
 SECOND = tuple(msgspec.structs.replace(task_spec, attempt_id="att_2") for task_spec in FIRST)
 NEXT = msgspec.structs.replace(FIRST[0], replacement=1)
 LOG = b"1.0 0 o hello\n"
-Change = Callable[[SpoolDirectory], object]
+Change = Callable[[SpoolDirectory], None]
 
 
 def add(directory: SpoolDirectory) -> None:
@@ -119,7 +119,7 @@ def outcome(directory: SpoolDirectory) -> bytes:
 BEFORE = {"att_1": {"n1": 0, "n2": 0}}
 HALF = {"att_1": {"n2": 0}}
 """Between the two renames of `replace`: nothing that could start."""
-AFTER = {
+AFTER: dict[Change, dict[str, dict[str, int]]] = {
     add: {**BEFORE, "att_2": {"n1": 0, "n2": 0}},
     replace: {"att_1": {"n1": 1, "n2": 0}},
     replace_nothing: {"att_1": {"n1": 0, "n2": 0, "n3": 1}},

@@ -24,8 +24,9 @@ import pytest
 import structlog
 
 from shoal.engines.local import engine as engine_module
-from shoal.engines.local import spool_index as book_module
+from shoal.engines.local import spool_index as index_module
 from shoal.engines.local.engine import CLAIM_S, INVENTORY_S
+from shoal.engines.spool_directory import REMOVAL_S
 from shoal.errors import EngineRefused, EngineUnreachable
 from shoal.model.evidence import Evidence
 from shoal.runtime.files import removal, spool
@@ -319,10 +320,10 @@ async def test_several_undying_standbys_delay_a_list_no_longer_than_one(
         tried.add(Path(place).name)
         return False
 
-    monkeypatch.setattr(book_module, "reap", bury)
-    monkeypatch.setattr(book_module, "CLOCK", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(index_module, "reap", bury)
+    monkeypatch.setattr(index_module, "CLOCK", SimpleNamespace(monotonic=lambda: now))
     local.engine._index.sweep()
-    assert sum(waited) <= book_module.REMOVAL_S
+    assert sum(waited) <= REMOVAL_S
     for _ in range(200):
         local.engine._index.sweep()
     assert tried == set("abcde"), "each has its turn"
