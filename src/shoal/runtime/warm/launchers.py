@@ -77,7 +77,7 @@ _RENDEZVOUS_OPTIONS = (
     *("master-port", "local-addr", "standalone"),
 )
 """Options for the rendezvous of launchers on several nodes. The job decides these, so they are replaced."""
-_DEVICES = ("gpu", "cpu", "auto")
+_DEVICES = ("gpu", "cpu", "auto", "xpu", "npu", "hpu", "mlu")
 """Values of `torchrun --nproc-per-node` for which torchrun counts devices."""
 _TASK_NAMES = (
     *("OMPI_", "PMI_", "PMIX_", "MPI_LOCAL", "TORCHELASTIC_", "ROLE_", "CROSS_", "LOCAL_SIZE"),
@@ -212,9 +212,14 @@ def needs_real_launcher(
     `LauncherRefused`: it asks for another number of processes or nodes than the job has.
     """
     nodes, each = _number(environment, "SHOAL_NUM_NODES"), _number(environment, "SHOAL_RANKS_PER_NODE")
-    _refuse_other_nodes(_requested_number(command, _NODES, environment, in_files), nodes)
+    requested_nodes = _requested_number(command, _NODES, environment, in_files)
     on_a_node = _requested_number(command, _PER_NODE, environment, in_files)
     in_all = _requested_number(command, _IN_ALL, environment, in_files)
+    _refuse_words(requested_nodes, "nodes")
+    _refuse_words(in_all, "processes")
+    if on_a_node is not None and on_a_node.value not in _DEVICES:
+        _refuse_words(on_a_node, "processes on a node")
+    _refuse_other_nodes(requested_nodes, nodes)
     has_more = _processes(on_a_node, environment) > 1 or _processes(in_all, environment) > nodes
     if each == 1 and has_more and (command.name in _TORCH or nodes == 1):
         return True
@@ -257,6 +262,18 @@ def _processes(requested: LauncherNumber | None, environment: dict[str, str]) ->
     if value == "cpu" or (value == "auto" and not gpus):
         return _number(environment, "SLURM_CPUS_ON_NODE")
     return len(gpus)
+
+
+def _refuse_words(number: LauncherNumber | None, noun: str) -> None:
+    """Raise `LauncherRefused` for `four`. `-1` is DeepSpeed's word for no limit, and `1:4` is a range."""
+    if number is None or number.value == "-1":
+        return
+    low, colon, high = number.value.partition(":")
+    if not is_number(low) or (colon and not is_number(high)):
+        raise LauncherRefused(
+            f"the launcher asks for `{number.value}` {noun}{number.source}, which is no number",
+            f"write a number, or {number.remedy}",
+        )
 
 
 def _refuse_other_nodes(number: LauncherNumber | None, nodes: int) -> None:

@@ -129,6 +129,20 @@ def test_other_commands_are_no_launcher(command: str) -> None:
             "or leave `PET_NNODES` out",
         ),
         ("torchrun train.py", {**RANK, "PET_NPROC_PER_NODE": "4"}, "4 processes on a node (`PET_", ": 4`"),
+        (
+            "torchrun --nproc-per-node=four train.py",
+            RANK,
+            "`four` processes on a node, which is no num",
+            "a num",
+        ),
+        ("torchrun --nnodes two train.py", RANK, "`two` nodes, which is no number", "write a number"),
+        ("accelerate launch --num_processes 4x train.py", RANK, "`4x` processes, which", "write a number"),
+        (
+            "torchrun train.py",
+            {**RANK, "PET_NPROC_PER_NODE": "all"},
+            "`all` processes on a node (`PET_",
+            "leave `PET",
+        ),
         ("torchrun --nproc-per-node 2", RANK, "has no program", "python your_program.py"),
         ("torchrun --nproc-per-node 2 ./program base.py", RANK, "start `./program`, and there is no", "path"),
         ("accelerate launch tools_train base.py", RANK, "start `tools_train`, and there is no such", "path"),
@@ -209,7 +223,7 @@ def test_real_launcher_starts_what_the_job_leaves_to_it_as_one_group(
     assert "PET_STANDALONE" not in for_it, "the nodes meet where the job says"
 
 
-@pytest.mark.parametrize("value", ["cpu", "gpu", "auto"])
+@pytest.mark.parametrize("value", ["cpu", "gpu", "auto", "xpu"])
 @pytest.mark.usefixtures("folder")
 def test_torchrun_that_counts_devices_takes_the_ranks_that_the_job_has(value: str) -> None:
     several = {**RANK, "SLURM_CPUS_ON_NODE": "8", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}
