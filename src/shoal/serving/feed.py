@@ -37,6 +37,10 @@ class TableSource(Protocol):
         """
         ...
 
+    async def keep(self, table: bytes) -> None:
+        """Keep a table that the data plane has taken, for its next start. `OSError`: it was not written."""
+        ...
+
 
 class TableConsumer(Protocol):
     """The part of a data plane that takes tables."""
@@ -66,11 +70,15 @@ class FileSource:
         self._seen = seen
         return self._path.read_bytes()
 
+    async def keep(self, table: bytes) -> None:
+        """Do nothing: the file itself stays."""
+
 
 class LeaderSource:
     """Sends the current version as an entity tag; 304 means that there is no newer table.
 
-    Every table is also written to `cache`, so that a data plane starts without a control plane.
+    Every table that the data plane has taken is written to `cache`, so that it starts without a control
+    plane. A table that was refused must not replace the last good one there.
     """
 
     def __init__(self, server: LeaderClient, where: str, cache: Path | None) -> None:
@@ -93,9 +101,11 @@ class LeaderSource:
             return None
         if status != 200:
             raise OSError(f"{self._where} answers {status}")
-        if self._cache is not None:
-            await asyncio.to_thread(write_whole, self._cache, body)
         return body
+
+    async def keep(self, table: bytes) -> None:
+        if self._cache is not None:
+            await asyncio.to_thread(write_whole, self._cache, table)
 
 
 class TableFeed:
@@ -116,6 +126,8 @@ class TableFeed:
             if raw is not None:
                 self.take(raw)
             self._plane.freshness.confirm()
+            if raw is not None:
+                await self._source.keep(raw)
             self._last_error = ""
             self._is_well = True
         except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:

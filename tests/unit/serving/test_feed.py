@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import msgspec
 import pytest
 
 from shoal.control.services.state import ServiceState
 from shoal.serving import feed as feeding
-from shoal.serving.feed import ServingReporter, TableFeed
+from shoal.serving.feed import LeaderSource, ServingReporter, TableFeed
 from shoal.serving.leader_client import LeaderClient
 from shoal.serving.plane import DataPlane
 from shoal.serving.report import report
@@ -31,6 +33,9 @@ class FakeTableSource:
         self.asked.append(current)
         return msgspec.json.encode(self._tables.pop(0))
 
+    async def keep(self, table: bytes) -> None:
+        """Nothing here lasts."""
+
 
 async def test_feed_sends_the_epoch_it_has_and_follows_into_another() -> None:
     older = ServingTable(version=4, epoch="a")
@@ -46,6 +51,18 @@ async def test_feed_sends_the_epoch_it_has_and_follows_into_another() -> None:
         await feed.read()
     assert source.asked == ["0", "a-5", "a-5", "b-1"]
     assert (plane.version, plane.epoch) == (2, "b")
+
+
+async def test_only_a_table_that_was_taken_replaces_the_one_in_the_cache(tmp_path: Path) -> None:
+    good = msgspec.json.encode(ServingTable(version=5, epoch="a"))
+    older = msgspec.json.encode(ServingTable(version=4, epoch="a"))
+    replies = [good, older, b"<html>"]
+    server = SimpleNamespace(request=lambda *_, **__: (200, replies.pop(0)))
+    source = LeaderSource(cast("LeaderClient", server), "/table", tmp_path / "cache")
+    feed = TableFeed(source, DataPlane())
+    while replies:
+        await feed.read()
+        assert source.cached_table() == good
 
 
 async def test_new_table_is_reported_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
