@@ -225,7 +225,8 @@ def inspect_checkpoints(
     try:
         budget = InspectionBudget(may_hash, may_look)
         status = _status(directory, budget)
-        names = sorted(_names(directory), key=lambda entry: entry[0], reverse=True)[:MAX_CHECKPOINTS]
+        names, has_all_names = _names(directory)
+        names = sorted(names, key=lambda entry: entry[0], reverse=True)[:MAX_CHECKPOINTS]
         items = tuple(_inspect_one(directory, name, entry, status, budget) for name, entry in names)
         walk = DirectoryWalk(may_look)
         program_saves, num_own = walk.program_saves(directory, _is_ours)
@@ -234,20 +235,23 @@ def inspect_checkpoints(
             decision=_decision(status),
             program_saves=program_saves,
             num_program_saves=num_own,
-            is_truncated=walk.is_truncated,
+            is_truncated=walk.is_truncated or not has_all_names,
         )
     finally:
         os.close(directory)
 
 
-def _names(directory: int) -> Iterator[tuple[CheckpointName, str]]:
+def _names(directory: int) -> tuple[list[tuple[CheckpointName, str]], bool]:
+    """Return the checkpoints with their entries, and whether all entries were read."""
+    names: list[tuple[CheckpointName, str]] = []
     with os.scandir(directory) as entries:
         for count, entry in enumerate(entries):
             if count >= MAX_ENTRIES:
-                return
+                return names, False
             name = parse_name(entry.name.removeprefix(UNFINISHED))
             if name is not None and max(name.fence.epoch, name.fence.rendezvous_round) <= MAX_NUMBER:
-                yield name, entry.name
+                names.append((name, entry.name))
+    return names, True
 
 
 def _is_ours(entry: str) -> bool:

@@ -221,6 +221,15 @@ def test_only_the_newest_saves_are_listed_and_a_look_is_bounded(
     assert (none.program_saves, none.is_truncated) == ((), True)
 
 
+def test_folder_with_more_entries_than_are_read_says_so(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(3):
+        (home / JOB / f"{number}.pt").touch()
+    monkeypatch.setattr(checkpoint_reader, "MAX_ENTRIES", 3)
+    assert not inspect_checkpoints(home, JOB).is_truncated
+    (home / JOB / "3.pt").touch()
+    assert inspect_checkpoints(home, JOB).is_truncated
+
+
 def test_folder_that_was_not_looked_at_in_full_says_so(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (home / JOB / "run").mkdir()
     for number in range(6):
