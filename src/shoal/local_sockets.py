@@ -50,7 +50,7 @@ def receive_socket(link: socket.socket) -> tuple[socket.socket, tuple[str, int]]
     """
     message, descriptors, _, _ = socket.recv_fds(link, 16, 1)
     if not descriptors:
-        raise ConnectionRefusedError(errno.ECONNREFUSED, "the socket broker gave no socket")
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "the socket broker sent no socket")
     try:
         fresh = socket.socket(fileno=descriptors[0])
     except OSError:
@@ -59,7 +59,9 @@ def receive_socket(link: socket.socket) -> tuple[socket.socket, tuple[str, int]]
     is_of_its_kind = (fresh.family, fresh.type) == (socket.AF_INET, socket.SOCK_STREAM)
     if not is_of_its_kind or PORT_TEXT.fullmatch(message) is None or int(message) > MAX_PORT:
         fresh.close()
-        raise ConnectionRefusedError(errno.ECONNREFUSED, "the socket broker gave no socket of its kind")
+        raise ConnectionRefusedError(
+            errno.ECONNREFUSED, "the socket broker sent something else than a socket"
+        )
     return fresh, ("127.0.0.1", int(message))
 
 

@@ -96,11 +96,16 @@ class TaskReplacement(msgspec.Struct, frozen=True, kw_only=True):
     """A lost task, and the task that was started in its place in the same attempt."""
 
     rendezvous_round: int
-    """The rendezvous round that the new task was started for. It is the new task's replacement number."""
+    """The rendezvous round that the new task was started for."""
     at: float
     lost: TaskOutcome
     node: str
     """The node of the new task: the same node or another."""
+
+    @property
+    def number(self) -> int:
+        """The new task's replacement number. No two tasks of a node have the same."""
+        return self.rendezvous_round
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,7 +189,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     def replacement_on(self, node: str) -> int:
         """The replacement number of the node's present task. Earlier tasks of the node have ended."""
         return max(
-            (replacement.rendezvous_round for replacement in self.replacements if replacement.node == node),
+            (replacement.number for replacement in self.replacements if replacement.node == node),
             default=0,
         )
 

@@ -91,8 +91,8 @@ def _lived_s(attempt: Attempt, until: float) -> float:
     lived_s, began_at = 0.0, attempt.started_at
     unbegun = set(attempt.node_names) - set(attempt.started_nodes)
     for replacement in attempt.replacements:
-        is_present = replacement.rendezvous_round == attempt.replacement_on(replacement.node)
-        is_in_vain = is_present and replacement.node in unbegun
+        is_newest = replacement.number == attempt.replacement_on(replacement.node)
+        is_in_vain = is_newest and replacement.node in unbegun
         if replacement.lost.is_external_stop or is_in_vain:
             lived_s = max(lived_s, min(replacement.at, until) - began_at)
         if is_in_vain:

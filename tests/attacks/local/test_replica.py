@@ -194,5 +194,5 @@ def test_broken_socket_broker_counts_as_closed(reply: str) -> None:
         descriptor = file.fileno() if reply == "file" else fresh.fileno()
         port = b"70000" if reply == "port" else b"8000"
         socket.send_fds(there, [port], [] if reply == "nothing" else [descriptor])
-        with pytest.raises(OSError, match=r"the socket broker gave|Socket operation on non-socket"):
+        with pytest.raises(OSError, match=r"the socket broker sent|Socket operation on non-socket"):
             receive_socket(here)
