@@ -30,6 +30,11 @@ FOLLOW_LINKS = 0x400
 MAX_HANDLE = 128
 WITHOUT_INODES = ("fuse", "9p", "virtiofs")
 """File systems that may number a directory differently after each mount."""
+WITH_VOLUME_IDS = ("zfs", "btrfs")
+"""File systems whose f_fsid (statfs(2)) names a dataset or subvolume, and stays through a remount and a
+restart. A clone has another one, but the inodes and handles of its original. XFS and others derive f_fsid
+from the number of the device, tmpfs draws one for each mount, and NFS has none.
+"""
 BLOCK_DEVICES = Path("/sys/dev/block")
 DISK_NAMES = ("uuid.", "eui.", "naa.", "nvme.", "t10.")
 """Prefixes of names that a disk has from its maker or its cloud. No two attached disks share such a name. The
@@ -60,6 +65,8 @@ class DirectoryId(msgspec.Struct, frozen=True, kw_only=True):
     machine: str = ""
     disk: str = ""
     """The disk's own name and the partition on it. Empty: the disk has no unique name."""
+    volume: str = ""
+    """The file system's own id of its dataset or subvolume. Empty if it has none that lasts."""
 
 
 class HomeIdentity(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,23 +99,31 @@ def identify(path: Path) -> DirectoryId:
     """Return the identity of a directory. `OSError`: the directory cannot be read."""
     real = path.resolve(strict=True)
     facts = real.stat()
+    kind = _kind_of(facts.st_dev)
     return DirectoryId(
         path=str(real),
         inode=facts.st_ino,
         device=facts.st_dev,
         boot_id=_read(BOOT_ID),
         handle=_handle(real),
-        has_inode=not _kind_of(facts.st_dev).startswith(WITHOUT_INODES),
+        has_inode=not kind.startswith(WITHOUT_INODES),
         machine=_read(MACHINE_ID),
         disk=disk_name(facts.st_dev),
+        volume=f"{os.statvfs(real).f_fsid:x}" if kind in WITH_VOLUME_IDS else "",
     )
 
 
 def is_same(recorded: DirectoryId, current: DirectoryId) -> bool:
-    """Whether both are the same directory, even if it was renamed or mounted elsewhere in between."""
+    """Whether both are the same directory, even if it was renamed or mounted elsewhere in between.
+
+    A snapshot of a file system that has neither a device of its own nor an id for each of its volumes passes
+    for its original, for instance one that a file server has cloned and exports over NFS.
+    """
     if not (recorded.has_inode and current.has_inode):
         return recorded.path == current.path and recorded.machine == current.machine
     if recorded.inode != current.inode:
+        return False
+    if recorded.volume and current.volume and recorded.volume != current.volume:
         return False
     kinds = {one.handle.partition(":")[0] for one in (recorded, current) if one.handle}
     if recorded.handle and current.handle and len(kinds) == 1 and recorded.handle != current.handle:

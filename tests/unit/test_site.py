@@ -29,6 +29,7 @@ def a_directory(**changes: object) -> DirectoryId:
         {"boot_id": "b2", "device": OTHER_DISK},  # disks get new numbers at a restart
         {"device": REMOUNTED},
         {"handle": ""},
+        {"volume": "2b"},  # not recorded before: an older record, or another file system
         {"handle": "129:bb"},  # seen through NFS by one machine, and not by the other
     ],
 )
@@ -45,10 +46,11 @@ def test_same_directory_is_recognized(changes: dict[str, object]) -> None:
         {"device": OTHER_DISK},  # an image of the disk, mounted beside it
         {"path": "/copy", "has_inode": False},
         {"machine": "n", "has_inode": False},
+        {"device": UNNUMBERED, "volume": "2b"},  # a clone of a ZFS dataset, beside its original
     ],
 )
 def test_copy_of_a_home_is_distinguished_from_the_original(changes: dict[str, object]) -> None:
-    assert not is_same(a_directory(), a_directory(**changes))
+    assert not is_same(a_directory(volume="1a"), a_directory(**{"volume": "1a", **changes}))
 
 
 def test_reattached_disk_is_recognized_by_its_own_name() -> None:
