@@ -15,8 +15,8 @@ import grp
 import hashlib
 import os
 import pwd
+import random
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 
 import structlog
@@ -32,7 +32,7 @@ MAX_NOTES_READ = 200
 SUBORDINATE = (Path("/etc/subuid"), Path("/etc/subgid"))
 REGISTRY = Path("/var/lib/shoal/uids")
 """On each machine: one file for each block that a home of root's has. The name of the file is the first uid.
-The file holds the home's name in the register and the home's path.
+The file holds the home's name in the register, the home's path, and the device of the folder above it.
 """
 
 log = structlog.get_logger()
@@ -147,7 +147,7 @@ def _is_noted(registry: Path, first: int, home: Path, name: str, *, is_heir: boo
     note, new = registry / str(first), registry / f".{first}.{os.getpid()}"
     try:
         registry.mkdir(mode=0o755, parents=True, exist_ok=True)
-        new.write_text(f"{name}\n{home}\n", encoding="utf-8")
+        new.write_text(f"{name}\n{home}\n{home.parent.stat().st_dev}\n", encoding="utf-8")
     except OSError as error:
         log.warning("uids.not_noted", first_uid=first, error=str(error))
         return is_heir or not note.exists() or _is_own(note, home, name)
@@ -173,13 +173,18 @@ def _is_own(note: Path, home: Path, name: str) -> bool:
 
 
 def _forget_gone(registry: Path) -> None:
-    """Give back the blocks of homes that were removed. Reads at most `MAX_NOTES_READ` notes."""
-    with contextlib.suppress(FileNotFoundError), os.scandir(registry) as entries:
-        for entry in islice(entries, MAX_NOTES_READ):
+    """Give back the blocks of homes that were removed.
+
+    Reads at most `MAX_NOTES_READ` notes, others each time. A home whose file system is not mounted is not
+    there either, and keeps its block: the folder above it is missing or lies on another device.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        notes = list(registry.iterdir())
+        for note in random.sample(notes, min(len(notes), MAX_NOTES_READ)):
             with contextlib.suppress(OSError, ValueError):
-                _, home = Path(entry.path).read_text(encoding="utf-8").splitlines()
-                if not Path(home).exists():
-                    Path(entry.path).unlink()
+                _, home, device = note.read_text(encoding="utf-8").splitlines()
+                if Path(home).parent.stat().st_dev == int(device) and not Path(home).exists():
+                    note.unlink()
 
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW

@@ -57,6 +57,10 @@ def test_block_in_which_the_home_has_a_project_already_is_passed_over(tmp_path: 
     assert claim_block(home, "a", tmp_path / "uids", used=[wanted + 7]) != wanted
 
 
+def note(name: str, home: Path) -> str:
+    return f"{name}\n{home}\n{home.parent.stat().st_dev}\n"
+
+
 def named(number: int) -> Callable[[int], None]:
     """As `pwd.getpwuid` if only this number has a name."""
 
@@ -110,7 +114,7 @@ def test_two_homes_that_want_one_block_get_two_and_keep_them(tmp_path: Path) -> 
     first, second = homes(tmp_path, "first", "second")
     registry = tmp_path / "uids"
     block = claim_block(first, "same", registry)
-    (registry / str(block)).write_text(f"other\n{first}\n")  # as if the first home's id were another
+    (registry / str(block)).write_text(note("other", first))  # as if the first home's id were another
     two = claim_block(second, "same", registry)
     assert block != two
     assert claim_block(second, "same", registry) == two
@@ -121,9 +125,36 @@ def test_block_of_a_home_that_was_removed_is_given_again(tmp_path: Path) -> None
     first, second = homes(tmp_path, "first", "second")
     registry = tmp_path / "uids"
     block = claim_block(first, "same", registry)
-    (registry / str(block)).write_text(f"other\n{first}\n")
+    (registry / str(block)).write_text(note("other", first))
     first.rmdir()
     assert claim_block(second, "same", registry) == block
+
+
+@needs_root
+def test_home_whose_file_system_is_not_mounted_keeps_its_block(tmp_path: Path) -> None:
+    mounted, other = homes(tmp_path, "mounted", "other")
+    registry = tmp_path / "uids"
+    block = claim_block(mounted, "same", registry)
+    elsewhere = note("other", mounted).replace(str(tmp_path.stat().st_dev), "1")
+    mounted.rmdir()
+    for text in (elsewhere, f"other\n{tmp_path}/srv/not-mounted/home\n1\n"):
+        (registry / str(block)).write_text(text)
+        assert claim_block(other, "same", registry) != block
+
+
+@needs_root
+def test_each_note_is_read_in_the_end_however_many_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(project_uids, "MAX_NOTES_READ", 2)
+    (home,) = homes(tmp_path, "home")
+    registry = tmp_path / "uids"
+    registry.mkdir()
+    for number in range(5):
+        (registry / str(number)).write_text(note("gone", tmp_path / "gone"))
+    for _ in range(200):
+        claim_block(home, "a", registry)
+    assert len(list(registry.iterdir())) == 1
 
 
 @needs_root
@@ -134,7 +165,7 @@ def test_home_that_was_moved_keeps_its_block(tmp_path: Path) -> None:
     moved = first.rename(tmp_path / "moved")
     assert keep_blocks([block + 7], moved, "same", registry) == []
     claim_block(other, "other", registry)  # gives back the blocks of homes that are gone
-    assert (registry / str(block)).read_text() == f"same\n{moved}\n"
+    assert (registry / str(block)).read_text() == note("same", moved)
 
 
 @needs_root
