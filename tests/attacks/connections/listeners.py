@@ -48,5 +48,13 @@ LISTENERS: dict[str, Row] = {
         "64 guests by address, each with 10 s for its proof: tests/unit/runtime/warm/test_mpi_channel.py",
     ),
     "runtime/warm/mpi_host.py": Row(OURS, "a socket in a folder that only the job's user may enter"),
+    "runtime/rank/process_group.py": Row(
+        NODES,
+        "nothing: PyTorch's store has no password. The network rules between projects keep others away, "
+        "and docs/guides/confinement.md says from where not",
+    ),
+    "serving/haproxy/render.py": Row(
+        CLIENTS, "HAProxy's own limits, on a socket that serving/main.py opens for it"
+    ),
     "engines/ray/head.py": Row(HELD, "it keeps ports free until Ray takes them"),
 }

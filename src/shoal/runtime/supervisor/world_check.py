@@ -7,7 +7,8 @@ false lines deceives only itself.
 `UnknownLaunchers` finds launchers that run inside ranks without Shoal's consent. The start hook replaces a
 launcher by its stand-in. If the hook could not run, because a program was started with an empty environment,
 the launcher starts processes of its own, which know of no other rank. The same holds for `mpirun` if a script
-names it by its path and has changed the variables that keep MPI from starting.
+names it by its path and has changed the variables that keep MPI from starting. It looks at the processes once
+in `LOOK_S`, so it may miss a launcher that ends sooner than that.
 """
 
 from __future__ import annotations
