@@ -39,7 +39,9 @@ class Image:
             self._write(launchers.KNOWN, "")
             return
         self._plan = planned
-        with contextlib.suppress(FileNotFoundError):  # the directory of a standby comes with its task
+        if (
+            expected is None
+        ):  # a standby must not be in the task's directory, or it would be killed with the task
             os.chdir(planned.cwd)
         self._write(launchers.KNOWN, planned.signature())
         self._import(planned)

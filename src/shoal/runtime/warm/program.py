@@ -76,7 +76,7 @@ def adopt_request(request: dict[str, Any], descriptors: list[int], changes: dict
             os.environ[name] = value
     os.chdir(request["cwd"])
     if "multiprocessing.process" in sys.modules:
-        # A standby makes its imports before the directory exists.
+        # A standby makes its imports in another directory.
         sys.modules["multiprocessing.process"].ORIGINAL_DIR = os.getcwd()  # type: ignore[attr-defined]
     # Separate processes have separate random states. Ranks with one state would draw the same "random" names.
     if "numpy.random" in sys.modules:
