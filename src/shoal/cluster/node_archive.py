@@ -49,9 +49,10 @@ for old in versions.iterdir():
 """Removes versions that no process uses; nothing at all if a process cannot be examined."""
 MODULES = (
     *("__init__", "bounded_file", "clock", "connection_quota", "curve", "errors", "local_sockets", "proof"),
-    *("sidecar_tls", "tar_check", "wire"),
+    *("sidecar_tls", "tar_check"),
 )
-"""All modules that `shoal.runtime` may import, by the import rules."""
+FOLDERS = ("runtime", "wire")
+"""`shoal.runtime` and all that it may import, by the import rules."""
 PLATFORMS = {"x86_64": "manylinux2014_x86_64", "aarch64": "manylinux2014_aarch64"}
 
 
@@ -77,7 +78,9 @@ def pack(python: str, arch: str) -> bytes:
 
 def _own_modules() -> dict[str, bytes]:
     root = Path(shoal.__file__).parent
-    files = [root / f"{name}.py" for name in MODULES] + sorted((root / "runtime").rglob("*.py"))
+    files = [root / f"{name}.py" for name in MODULES]
+    for folder in FOLDERS:
+        files += sorted((root / folder).rglob("*.py"))
     return {f"shoal/{file.relative_to(root)}": file.read_bytes() for file in files}
 
 
