@@ -41,7 +41,7 @@ class InvariantChecker:
     def check(self, *, should_read_all: bool = False) -> None:
         """Everything, if anything changed since the last look."""
         running = self.world.cluster.running()
-        state = (self.world.disk.commits, tuple((o.attempt_id, o.node) for o in running))
+        state = (self.world.disk.commits, tuple((o.identity.attempt_id, o.identity.node) for o in running))
         if state == self._checked_state and not should_read_all:
             return
         self._checked_state = state
@@ -149,19 +149,28 @@ class InvariantChecker:
     def _nothing_runs_twice(self, running: list[TaskSpec], attempts: dict[str, Attempt]) -> None:
         alive: dict[str, set[str]] = defaultdict(set)
         for order in running:
-            alive[order.job_id].add(order.attempt_id)
-            state = attempts[order.attempt_id].state
-            assert state in HOLDING, f"{order.attempt_id} runs on {order.node} and is recorded as {state}"
-            self._is_not_replaced(order, attempts[order.attempt_id])
+            alive[order.identity.job_id].add(order.identity.attempt_id)
+            state = attempts[order.identity.attempt_id].state
+            assert state in HOLDING, (
+                f"{order.identity.attempt_id} runs on {order.identity.node} and is recorded as {state}"
+            )
+            self._is_not_replaced(order, attempts[order.identity.attempt_id])
         twice = {job_id: ids for job_id, ids in alive.items() if len(ids) > 1}
         assert not twice, f"running twice at once: {twice}"
 
     def _is_not_replaced(self, task_spec: TaskSpec, attempt: Attempt) -> None:
         """A share that another was begun in place of does not run beside it."""
-        begun_for = [one.rendezvous_round for one in attempt.replacements if one.node == task_spec.node]
-        told = f"{task_spec.attempt_id} runs incarnation {task_spec.replacement} on {task_spec.node}"
-        assert task_spec.node in [share.node for share in attempt.allocation], f"{told}, which was replaced"
-        assert task_spec.replacement == max(begun_for, default=0), f"{told}; recorded are {begun_for}"
+        begun_for = [
+            one.rendezvous_round for one in attempt.replacements if one.node == task_spec.identity.node
+        ]
+        identity = task_spec.identity
+        told = f"{identity.attempt_id} runs incarnation {identity.replacement} on {identity.node}"
+        assert task_spec.identity.node in [share.node for share in attempt.allocation], (
+            f"{told}, which was replaced"
+        )
+        assert task_spec.identity.replacement == max(begun_for, default=0), (
+            f"{told}; recorded are {begun_for}"
+        )
 
     def _nothing_is_overcommitted(self, pairs: Pairs) -> None:
         gpus: dict[tuple[str, int], int] = defaultdict(int)

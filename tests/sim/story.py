@@ -134,7 +134,9 @@ def _doubtful_node(world: SimWorld) -> None:
     """
     holding = run_now(world.disk.inner.read(lambda tx: tx.attempts.holding()))
     held = {node for _, attempt in holding for node in attempt.doubted_nodes} & world.cluster.doubtful_nodes
-    busy = {order.node for order in world.cluster.running() if world.cluster.is_cut(order.node)}
+    busy = {
+        order.identity.node for order in world.cluster.running() if world.cluster.is_cut(order.identity.node)
+    }
     node = world.dice.choice(sorted(held or busy) or world.nodes)
     if node in world.cluster.doubtful_nodes:
         world.log(f"clear {node}")
@@ -181,12 +183,12 @@ def _kill(world: SimWorld) -> None:
     running = world.cluster.running()
     if not running:
         return
-    gangs = [order for order in running if len(order.nodes) > 1]
+    gangs = [order for order in running if len(order.ranks.nodes) > 1]
     order = world.dice.choice(gangs if gangs and world.dice.random() < 0.6 else running)
     what = world.dice.choice(["supervisor", "rank"])
-    world.log(f"kill the {what} of {order.attempt_id} on {order.node}")
+    world.log(f"kill the {what} of {order.identity.attempt_id} on {order.identity.node}")
     kill = world.cluster.kill_supervisor if what == "supervisor" else world.cluster.kill_rank
-    kill(order.attempt_id, order.node)
+    kill(order.identity.attempt_id, order.identity.node)
 
 
 def _orphan(world: SimWorld) -> None:
@@ -200,11 +202,11 @@ def _orphan(world: SimWorld) -> None:
         world.log(f"leftovers of {attempt_id} on {node} live on")
         world.cluster.orphan(attempt_id, node, world.dice.choice([100, 300, 700]))
         return
-    shares = [o for o in world.cluster.running() if not world.cluster.is_cut(o.node)]
+    shares = [o for o in world.cluster.running() if not world.cluster.is_cut(o.identity.node)]
     if shares:
         order = world.dice.choice(shares)
-        world.log(f"orphan {order.attempt_id} on {order.node}")
-        world.cluster.orphan(order.attempt_id, order.node, 30)
+        world.log(f"orphan {order.identity.attempt_id} on {order.identity.node}")
+        world.cluster.orphan(order.identity.attempt_id, order.identity.node, 30)
 
 
 def _checkpoint_saves(world: SimWorld) -> None:
@@ -323,7 +325,7 @@ def _is_over(world: SimWorld) -> bool:
 def _stop_endless(world: SimWorld) -> None:
     """Some scripts run for ever: people stop those."""
     for order in world.cluster.running():
-        world.stop(order.job_id)
+        world.stop(order.identity.job_id)
 
 
 def fingerprint(world: SimWorld) -> str:

@@ -11,13 +11,24 @@ from pathlib import Path
 import msgspec
 
 from shoal.engines.base import Engine, SupportsCheckpointDir
-from shoal.model.attempt import Attempt, EndReason
+from shoal.model.attempt import Attempt, EndReason, NodeTask
 from shoal.model.from_spec import log_rules_of, mounts_of, request_of, retry_of
 from shoal.model.job import Job, ResourceRequest, RetryPolicy
 from shoal.model.node import Node
 from shoal.settings import Settings
 from shoal.spec import JobSpec
-from shoal.wire import GpuHandle, LeftBehind, TaskLimits, TaskSpec
+from shoal.wire import (
+    GpuHandle,
+    LeftBehind,
+    TaskFolders,
+    TaskIdentity,
+    TaskIsolation,
+    TaskLease,
+    TaskProgram,
+    TaskRanks,
+    TaskResources,
+    TaskSpec,
+)
 
 
 class FrozenSpec(msgspec.Struct, frozen=True):
@@ -109,57 +120,95 @@ def task_specs_for(
     kept.
     """
     spec = spec_of(job)
-    directory = checkpoint_dir(job, home)
+    program = _program(job, left_behind)
+    folders = _folders(job, home, mount_roots, cache_max_bytes)
+    lease = TaskLease(
+        control_url=control_urls[0] if control_urls else None,
+        control_urls=control_urls if len(control_urls) > 1 else (),
+        renew_s=renew_s,
+        fence_s=spec.fence,
+    )
+    isolation = TaskIsolation(uid=uid, has_open_network=spec.network == "open")
     return tuple(
         TaskSpec(
-            attempt_id=attempt.attempt_id,
-            epoch=attempt.epoch,
-            job_id=job.job_id,
-            job_number=job.number,
-            job_name=job.name,
-            project=job.project,
-            owner=job.owner_name,
-            node=task.node,
-            node_rank=node_rank,
-            nodes=attempt.node_names,
-            ranks_per_node=job.request.ranks_per_node,
-            gpu_ids=task.gpu_ids,
-            gpus=_handles(task.gpu_ids, nodes[task.node]),
-            gpu_milli=task.gpu_milli,
-            are_gpus_simulated=nodes[task.node].facts.is_simulated,
-            run=spec.run,
-            setup=spec.setup,
-            env=dict(spec.env),
-            mounts=mounts_of(spec),
-            mount_roots=tuple(map(str, mount_roots)) if spec.mounts else None,
-            archive_digest=job.archive_digest,
-            left_behind=left_behind,
-            cache_max_bytes=cache_max_bytes,
-            has_shared_folder=spec.shared,
-            limits=TaskLimits(cpus=task.cpus, memory_bytes=task.memory_bytes),
-            require=dict(job.request.require),
-            log_rules=log_rules_of(spec),
-            time_limit_s=spec.time_limit,
-            replacement=attempt.replacement_on(task.node),
-            max_restarts=max_restarts(job),
-            has_standby=_has_standby(job, attempt),
-            grace_s=spec.grace,
-            fence_s=spec.fence,
-            renew_s=renew_s,
-            control_url=control_urls[0] if control_urls else None,
-            control_urls=control_urls if len(control_urls) > 1 else (),
-            array_index=job.array.index if job.array else None,
-            array_size=job.array.size if job.array else None,
-            checkpoint_dir=directory,
-            checkpoint_path=spec.checkpoint.path if spec.checkpoint is not None else None,
-            checkpoint_interval_s=spec.checkpoint.interval if spec.checkpoint is not None else None,
-            model_dir=_model_dir(job, home),
-            has_open_network=spec.network == "open",
-            may_split_world=spec.world == "any",
-            probe=job.replica.probe if job.replica else None,
-            uid=uid,
+            identity=_identity(job, attempt, task.node),
+            ranks=_ranks(job, attempt, node_rank),
+            program=program,
+            resources=_resources(job, task, nodes[task.node]),
+            folders=folders,
+            lease=lease,
+            isolation=isolation,
         )
         for node_rank, task in enumerate(attempt.allocation)
+    )
+
+
+def _identity(job: Job, attempt: Attempt, node: str) -> TaskIdentity:
+    return TaskIdentity(
+        attempt_id=attempt.attempt_id,
+        epoch=attempt.epoch,
+        node=node,
+        replacement=attempt.replacement_on(node),
+        job_id=job.job_id,
+        job_number=job.number,
+        job_name=job.name,
+        project=job.project,
+        owner=job.owner_name,
+        array_index=job.array.index if job.array else None,
+        array_size=job.array.size if job.array else None,
+    )
+
+
+def _ranks(job: Job, attempt: Attempt, node_rank: int) -> TaskRanks:
+    return TaskRanks(
+        nodes=attempt.node_names,
+        node_rank=node_rank,
+        ranks_per_node=job.request.ranks_per_node,
+        may_split_world=spec_of(job).world == "any",
+        max_restarts=max_restarts(job),
+        has_standby=_has_standby(job, attempt),
+    )
+
+
+def _program(job: Job, left_behind: LeftBehind | None) -> TaskProgram:
+    spec = spec_of(job)
+    return TaskProgram(
+        run=spec.run,
+        setup=spec.setup,
+        env=dict(spec.env),
+        archive_digest=job.archive_digest,
+        left_behind=left_behind,
+        log_rules=log_rules_of(spec),
+        probe=job.replica.probe if job.replica else None,
+    )
+
+
+def _resources(job: Job, task: NodeTask, node: Node) -> TaskResources:
+    spec = spec_of(job)
+    return TaskResources(
+        cpus=task.cpus,
+        memory_bytes=task.memory_bytes,
+        time_limit_s=spec.time_limit,
+        grace_s=spec.grace,
+        require=dict(job.request.require),
+        gpu_ids=task.gpu_ids,
+        gpus=_handles(task.gpu_ids, node),
+        gpu_milli=task.gpu_milli,
+        are_gpus_simulated=node.facts.is_simulated,
+    )
+
+
+def _folders(job: Job, home: Path, mount_roots: tuple[Path, ...], cache_max_bytes: int) -> TaskFolders:
+    spec = spec_of(job)
+    return TaskFolders(
+        mounts=mounts_of(spec),
+        mount_roots=tuple(map(str, mount_roots)) if spec.mounts else None,
+        checkpoint_dir=checkpoint_dir(job, home),
+        checkpoint_path=spec.checkpoint.path if spec.checkpoint is not None else None,
+        checkpoint_interval_s=spec.checkpoint.interval if spec.checkpoint is not None else None,
+        has_shared_folder=spec.shared,
+        model_dir=_model_dir(job, home),
+        cache_max_bytes=cache_max_bytes,
     )
 
 

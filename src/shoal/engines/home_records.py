@@ -21,7 +21,7 @@ import msgspec
 from shoal.engines.refusal import is_name
 from shoal.engines.spool_directory import complete_archiving, move_to_trash
 from shoal.runtime.files import spool
-from shoal.wire import EndKind, TaskOutcome, TaskSpec
+from shoal.wire import EndKind, TaskIdentity, TaskOutcome
 
 FILE = "cluster.json"
 LOCAL = "local"
@@ -117,9 +117,9 @@ def unfinished_attempt(home: Path, folder: str, attempt_id: str) -> UnfinishedAt
         with contextlib.suppress(msgspec.DecodeError):
             task_spec, outcome = spool.read_task_spec(files), spool.read_outcome(files)
             if task_spec is not None:
-                job = f"{task_spec.project}/{task_spec.job_number}"
+                job = f"{task_spec.identity.project}/{task_spec.identity.job_number}"
                 # A deposed control plane wrote the outcome of another replacement late.
-                is_own = outcome is not None and outcome.replacement == task_spec.replacement
+                is_own = outcome is not None and outcome.replacement == task_spec.identity.replacement
                 tasks[directory.name] = outcome if is_own else None
     return UnfinishedAttempt(attempt_id=attempt_id, job=job, outcomes=tasks)
 
@@ -171,18 +171,18 @@ def _end_task(task: spool.SpoolTask, now: float, trash: Path) -> None:
     with contextlib.suppress(msgspec.DecodeError):
         task_spec = spool.read_task_spec(task)
         if task_spec is not None and spool.read_outcome(task) is None:
-            spool.write_outcome(task, _lost_outcome(task_spec, now))
+            spool.write_outcome(task, _lost_outcome(task_spec.identity, now))
     for path in (task.work, task.scratch, task.stand_ins, task.archive):
         move_to_trash(Path(path), trash)
 
 
-def _lost_outcome(task_spec: TaskSpec, now: float) -> TaskOutcome:
+def _lost_outcome(identity: TaskIdentity, now: float) -> TaskOutcome:
     return TaskOutcome(
-        attempt_id=task_spec.attempt_id,
-        epoch=task_spec.epoch,
-        node=task_spec.node,
+        attempt_id=identity.attempt_id,
+        epoch=identity.epoch,
+        node=identity.node,
         kind=EndKind.LOST,
         ended_at=now,
         message=RESTORED_MESSAGE,
-        replacement=task_spec.replacement,
+        replacement=identity.replacement,
     )

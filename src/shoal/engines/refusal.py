@@ -18,19 +18,12 @@ from shoal.wire import TaskSpec
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 """Ids and node names become names of directories: no separators and no leading dot."""
 MAX_RANKS_PER_NODE = 4096
-GANG_FIELDS = (
-    "epoch",
-    "job_id",
-    "owner",
-    "nodes",
-    "ranks_per_node",
-    "run",
-    "archive_digest",
-    "array_index",
-    "checkpoint_dir",
-    "checkpoint_path",
-    "model_dir",
-)
+GANG_FIELDS = {
+    "identity": ("epoch", "job_id", "owner", "array_index"),
+    "ranks": ("nodes", "ranks_per_node"),
+    "program": ("run", "archive_digest"),
+    "folders": ("checkpoint_dir", "checkpoint_path", "model_dir"),
+}
 """Fields that must be equal in every task spec of a gang."""
 
 
@@ -54,7 +47,7 @@ def refuse_malformed(submission: Submission, nodes: Mapping[str, NodeFacts]) -> 
     for task_spec in submission.task_specs:
         gone = missing_resource(task_spec, nodes)
         if gone is not None:
-            raise NodeGone(gone, hint="shoal nodes", node=task_spec.node)
+            raise NodeGone(gone, hint="shoal nodes", node=task_spec.identity.node)
 
 
 def refuse_foreign_projects(task_specs: Iterable[TaskSpec], engine: str, only_project: str | None) -> None:
@@ -63,7 +56,7 @@ def refuse_foreign_projects(task_specs: Iterable[TaskSpec], engine: str, only_pr
     All jobs there run as one user, so each could take another's bootstrap token and, with it, its
     secrets. None: jobs of every project may run.
     """
-    strangers = sorted({task_spec.project for task_spec in task_specs} - {only_project})
+    strangers = sorted({task_spec.identity.project for task_spec in task_specs} - {only_project})
     if only_project is not None and strangers:
         raise EngineRefused(
             f"this {engine.title()} is for project `{only_project}`, and the job is of `{strangers[0]}`: "
@@ -74,12 +67,13 @@ def refuse_foreign_projects(task_specs: Iterable[TaskSpec], engine: str, only_pr
 
 def missing_resource(task_spec: TaskSpec, nodes: Mapping[str, NodeFacts]) -> str | None:
     """Return, in words, what the plan used on the node that is not there now; None if nothing is missing."""
-    facts = nodes.get(task_spec.node)
+    node, gpu_ids = task_spec.identity.node, task_spec.resources.gpu_ids
+    facts = nodes.get(node)
     if facts is None:
-        return f"no such node as `{task_spec.node}`; there are {', '.join(sorted(nodes)) or 'none'}"
+        return f"no such node as `{node}`; there are {', '.join(sorted(nodes)) or 'none'}"
     present = {gpu.index for gpu in facts.gpus}
-    missing = [str(index) for index in task_spec.gpu_ids if index not in present]
-    return f"`{task_spec.node}` has no GPU {', '.join(missing)}; it has {len(present)}" if missing else None
+    missing = [str(index) for index in gpu_ids if index not in present]
+    return f"`{node}` has no GPU {', '.join(missing)}; it has {len(present)}" if missing else None
 
 
 def find_problems(submission: Submission) -> Iterator[str]:
@@ -89,41 +83,47 @@ def find_problems(submission: Submission) -> Iterator[str]:
     if not submission.task_specs:
         yield "it has no task specs"
         return
-    names = [task_spec.node for task_spec in submission.task_specs]
+    names = [task_spec.identity.node for task_spec in submission.task_specs]
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         yield f"more than one task spec for {', '.join(repeated)}"
     first = submission.task_specs[0]
-    if list(first.nodes) != names:
-        yield f"task specs for {', '.join(names)}, but the gang is {', '.join(first.nodes)}"
+    if list(first.ranks.nodes) != names:
+        yield f"task specs for {', '.join(names)}, but the gang is {', '.join(first.ranks.nodes)}"
     for rank, task_spec in enumerate(submission.task_specs):
         for problem in _task_spec_problems(submission, task_spec, rank):
-            yield f"{task_spec.node}: {problem}"
+            yield f"{task_spec.identity.node}: {problem}"
         yield from (
-            f"{task_spec.node}: another `{f}` than {first.node}" for f in _differences(first, task_spec)
+            f"{task_spec.identity.node}: another `{f}` than {first.identity.node}"
+            for f in _differences(first, task_spec)
         )
 
 
 def _task_spec_problems(submission: Submission, task_spec: TaskSpec, rank: int) -> Iterator[str]:
-    if task_spec.attempt_id != submission.attempt_id or task_spec.epoch != submission.epoch:
-        yield f"the task spec is for attempt {task_spec.attempt_id} epoch {task_spec.epoch}"
-    if task_spec.node_rank != rank:
-        yield f"node rank {task_spec.node_rank} at place {rank}"
-    if not 1 <= task_spec.ranks_per_node <= MAX_RANKS_PER_NODE:
-        yield f"{task_spec.ranks_per_node} ranks per node; 1 to {MAX_RANKS_PER_NODE} are possible"
-    if not (math.isfinite(task_spec.limits.cpus) and task_spec.limits.cpus > 0):
-        yield f"a limit of {task_spec.limits.cpus} CPUs"
-    if "\0" in task_spec.run or any(
-        "\0" in key + value or "=" in key for key, value in task_spec.env.items()
+    resources = task_spec.resources
+    ranks = task_spec.ranks
+    identity = task_spec.identity
+    if identity.attempt_id != submission.attempt_id or identity.epoch != submission.epoch:
+        yield f"the task spec is for attempt {identity.attempt_id} epoch {identity.epoch}"
+    if ranks.node_rank != rank:
+        yield f"node rank {ranks.node_rank} at place {rank}"
+    if not 1 <= ranks.ranks_per_node <= MAX_RANKS_PER_NODE:
+        yield f"{ranks.ranks_per_node} ranks per node; 1 to {MAX_RANKS_PER_NODE} are possible"
+    if not (math.isfinite(resources.cpus) and resources.cpus > 0):
+        yield f"a limit of {resources.cpus} CPUs"
+    if "\0" in task_spec.program.run or any(
+        "\0" in key + value or "=" in key for key, value in task_spec.program.env.items()
     ):
         yield "`run` or `env` holds a NUL, or a variable's name an equals sign"
-    if not is_name(task_spec.node):
-        yield f"the node's name {task_spec.node!r} is not a plain name"
-    if len(set(task_spec.gpu_ids)) < len(task_spec.gpu_ids):
-        yield f"a GPU twice in {task_spec.gpu_ids}"
-    if task_spec.gpu_milli != 1000 and not (0 < task_spec.gpu_milli < 1000 and len(task_spec.gpu_ids) == 1):
-        yield f"{task_spec.gpu_milli} thousandths of {len(task_spec.gpu_ids)} GPUs"
+    if not is_name(identity.node):
+        yield f"the node's name {identity.node!r} is not a plain name"
+    if len(set(resources.gpu_ids)) < len(resources.gpu_ids):
+        yield f"a GPU twice in {resources.gpu_ids}"
+    if resources.gpu_milli != 1000 and not (0 < resources.gpu_milli < 1000 and len(resources.gpu_ids) == 1):
+        yield f"{resources.gpu_milli} thousandths of {len(resources.gpu_ids)} GPUs"
 
 
 def _differences(first: TaskSpec, task_spec: TaskSpec) -> Iterator[str]:
-    return (field for field in GANG_FIELDS if getattr(first, field) != getattr(task_spec, field))
+    for part, fields in GANG_FIELDS.items():
+        ours, theirs = getattr(task_spec, part), getattr(first, part)
+        yield from (field for field in fields if getattr(ours, field) != getattr(theirs, field))

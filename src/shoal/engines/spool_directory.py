@@ -104,11 +104,11 @@ class SpoolDirectory:
 
     def add(self, task_specs: tuple[TaskSpec, ...], archive_path: str | None) -> None:
         """Store the tasks of one attempt, all or none. An attempt that is stored already stays as it is."""
-        attempt_id = task_specs[0].attempt_id
+        attempt_id = task_specs[0].identity.attempt_id
         draft = self._new_draft(attempt_id)
         try:
             for task_spec in task_specs:
-                _write_task(draft / task_spec.node, task_spec, archive_path)
+                _write_task(draft / task_spec.identity.node, task_spec, archive_path)
             spool.sync_directory(draft)
             draft.rename(self.live / attempt_id)
         except OSError as error:
@@ -122,9 +122,10 @@ class SpoolDirectory:
 
         Return the path in the trash of what it replaced.
         """
-        above = self.live / task_spec.attempt_id
-        directory, log = above / task_spec.node, above / f"{task_spec.node}.log"
-        draft = self._new_draft(f"{task_spec.attempt_id}.{task_spec.node}")
+        attempt_id, node = task_spec.identity.attempt_id, task_spec.identity.node
+        above = self.live / attempt_id
+        directory, log = above / node, above / f"{node}.log"
+        draft = self._new_draft(f"{attempt_id}.{node}")
         new, old = draft / "new", draft / "old"
         try:
             _write_task(new, task_spec, archive_path)

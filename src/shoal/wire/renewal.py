@@ -144,7 +144,7 @@ class RenewalReply(msgspec.Struct, frozen=True, kw_only=True):
     rendezvous_round: int = 0
     """The round that should run. A supervisor with an older round ends its ranks and starts this one."""
     master_port: int | None = None
-    """The rendezvous port of that round. None: the first node has not reported it yet."""
+    """The rendezvous port of that round. None: the first node still has to report it."""
     is_after_hang: bool = False
     """The round before is ended for a hang. A node that has ranks of it saves their stacks."""
     drill: DrillCommand | None = None

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from shoal.wire import EndKind, TaskLimits, TaskSpec
+from shoal.wire import EndKind, TaskSpec
 from tests.support.archives import entry, tar_of, tar_with
 from tests.support.runtime.confinement_modes import AVAILABLE, CGROUP, JOB_UID, MODES
+from tests.support.runtime.task_specs import change_task_spec
 from tests.support.runtime.tasks import RunningTask, StartTask, a_task_spec
 
 FULL = (CGROUP, "bubblewrap", "uid")
@@ -23,8 +24,7 @@ def with_archive(
     start: StartTask, task_spec: TaskSpec, body: bytes, digest: str | None = None
 ) -> RunningTask:
     """A share whose order names this archive."""
-    changed = {"archive_digest": digest or hashlib.sha256(body).hexdigest()}
-    task = start(TaskSpec(**{**{f: getattr(task_spec, f) for f in task_spec.__struct_fields__}, **changed}))
+    task = start(change_task_spec(task_spec, archive_digest=digest or hashlib.sha256(body).hexdigest()))
     Path(task.task.archive).write_bytes(body)
     return task
 
@@ -135,8 +135,8 @@ def test_a_bomb_of_holes_takes_no_disk(start: StartTask) -> None:
 @pytest.mark.serial
 def test_entries_without_end_are_held_to_the_jobs_own_time_and_memory(start: StartTask) -> None:
     body = entry("d/", tarfile.DIRTYPE).tobuf() * 200_000
-    limits = TaskLimits(cpus=1.0, memory_bytes=64 << 20)
-    task_spec = a_task_spec(confinement=WALLS, uid=JOB_UID, limits=limits, time_limit_s=2.0, grace_s=0.1)
+    limits = {"cpus": 1.0, "memory_bytes": 64 << 20}
+    task_spec = a_task_spec(confinement=WALLS, uid=JOB_UID, **limits, time_limit_s=2.0, grace_s=0.1)
     outcome = with_archive(start, task_spec, body).run()
     assert (outcome.kind, outcome.started_at) == (EndKind.TIME_LIMIT, None), outcome
 
@@ -147,7 +147,8 @@ def test_an_archive_larger_than_the_jobs_memory_does_not_need_it(start: StartTas
         run="stat -c %s big",
         confinement=WALLS,
         uid=JOB_UID,
-        limits=TaskLimits(cpus=1.0, memory_bytes=48 << 20),
+        cpus=1.0,
+        memory_bytes=48 << 20,
     )
     task = with_archive(start, task_spec, body)
     assert task.run().kind is EndKind.SUCCEEDED, task.describe()

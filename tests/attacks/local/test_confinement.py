@@ -18,7 +18,7 @@ import pytest
 
 from shoal.runtime.files import spool
 from shoal.runtime.process.kernel import KEYCTL
-from shoal.wire import EndKind, Mount, TaskLimits
+from shoal.wire import EndKind, Mount
 from tests.support.runtime.confinement_modes import CGROUP, JOB_UID, needs
 from tests.support.runtime.tasks import ATTEMPT_ID, StartTask, a_task_spec, tasks_in, until
 
@@ -104,7 +104,9 @@ def probe(make: StartTask, programs: Path, server_pid: int) -> dict[str, dict[st
     task_spec = a_task_spec(
         run=f"python /programs/probe.py {shlex.quote(json.dumps(facts))}",
         mounts=(Mount(source=str(programs), target="/programs"),),
-        limits=TaskLimits(cpus=1.0, memory_bytes=256 << 20, max_processes=64),
+        cpus=1.0,
+        memory_bytes=256 << 20,
+        max_processes=64,
         confinement=FULL,
         uid=JOB_UID,
     )

@@ -99,7 +99,7 @@ def test_variables_of_shoal_about_devices_and_identity_cannot_be_overridden(star
     task = start(task_spec)
     assert task.run().kind is EndKind.SUCCEEDED
     variables = dict(text.split("=", 1) for text in task.texts())
-    assert variables == {**FORCED, "SHOAL_ATTEMPT_ID": task_spec.attempt_id}
+    assert variables == {**FORCED, "SHOAL_ATTEMPT_ID": task_spec.identity.attempt_id}
 
 
 def test_a_job_without_gpus_finds_no_device_of_one_whatever_it_asks_for(start: StartTask) -> None:

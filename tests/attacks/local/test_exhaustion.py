@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from shoal.runtime.files import spool
-from shoal.wire import EndKind, LogRule, RuleAction, TaskLimits
+from shoal.wire import EndKind, LogRule, RuleAction
 from tests.support.runtime.confinement_modes import CGROUP, JOB_UID, needs
 from tests.support.runtime.tasks import (
     TASK_CREDENTIALS,
@@ -26,7 +26,7 @@ from tests.support.runtime.tasks import (
 
 FULL = (CGROUP, "bubblewrap", "uid")
 pytestmark = [needs(*FULL), pytest.mark.serial]
-SMALL = TaskLimits(cpus=0.5, memory_bytes=128 << 20, max_processes=64, max_log_bytes=1 << 16)
+SMALL = {"cpus": 0.5, "memory_bytes": 128 << 20, "max_processes": 64, "max_log_bytes": 1 << 16}
 EVIL_RULES = tuple(LogRule(match=f"(a+)+c{number}$", action=RuleAction.STOP_RETRIES) for number in range(64))
 SAY_A = "while :; do echo aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab; done"
 
@@ -58,14 +58,14 @@ HOGS = {
 @pytest.mark.parametrize("hog", HOGS)
 def test_a_hog_is_held_to_its_limits_and_ends_when_its_time_is_up(start: StartTask, hog: str) -> None:
     task = start(
-        a_task_spec(run=HOGS[hog], limits=SMALL, time_limit_s=0.8, grace_s=0.2, confinement=FULL, uid=JOB_UID)
+        a_task_spec(run=HOGS[hog], **SMALL, time_limit_s=0.8, grace_s=0.2, confinement=FULL, uid=JOB_UID)
     )
     outcome = task.run()
     assert outcome.kind in (EndKind.TIME_LIMIT, EndKind.OUT_OF_MEMORY, EndKind.EXITED), outcome
     assert outcome.kind is EndKind.TIME_LIMIT or hog.startswith(("memory", "forks")), outcome
     assert outcome.cpu_s is not None
     assert outcome.cpu_s < 4.0
-    assert Path(task.task.log).stat().st_size < SMALL.max_log_bytes + 500
+    assert Path(task.task.log).stat().st_size < SMALL["max_log_bytes"] + 500
     assert not [path for path in spool.read_cgroups(task.task) if Path(path).exists()]
     assert not Path(task.task.scratch).exists()
 
@@ -73,7 +73,7 @@ def test_a_hog_is_held_to_its_limits_and_ends_when_its_time_is_up(start: StartTa
 @pytest.mark.parametrize("way", ["time limit", "signal"])
 def test_patterns_that_never_finish_keep_no_end_waiting(start: StartTask, way: str) -> None:
     task_spec = a_task_spec(
-        run=SAY_A, limits=SMALL, grace_s=0.2, confinement=FULL, uid=JOB_UID, log_rules=EVIL_RULES,
+        run=SAY_A, **SMALL, grace_s=0.2, confinement=FULL, uid=JOB_UID, log_rules=EVIL_RULES,
         time_limit_s=1.0 if way == "time limit" else None,
     )  # fmt: skip
     task = start(task_spec)
@@ -90,7 +90,7 @@ def test_patterns_that_never_finish_keep_no_end_waiting(start: StartTask, way: s
 def test_leases_are_renewed_while_patterns_never_finish(start: StartTask) -> None:
     with contextlib.closing(RenewalServer()) as plane:
         task_spec = a_task_spec(
-            run=SAY_A, limits=TaskLimits(cpus=0.5), grace_s=0.2, log_rules=EVIL_RULES, time_limit_s=3.0,
+            run=SAY_A, cpus=0.5, grace_s=0.2, log_rules=EVIL_RULES, time_limit_s=3.0,
             control_url=plane.url, renew_s=0.2, fence_s=10.0, confinement=FULL, uid=JOB_UID,
         )  # fmt: skip
         task = start(task_spec, TASK_CREDENTIALS)
@@ -131,7 +131,7 @@ def test_pipe_handed_to_another_process_does_not_keep_the_task_open(start: Start
     )
     with accomplice(name):
         run = f'python -c "{hand_over}"; exit 6'
-        outcome = start(a_task_spec(run=run, limits=SMALL, confinement=FULL, uid=JOB_UID)).run()
+        outcome = start(a_task_spec(run=run, **SMALL, confinement=FULL, uid=JOB_UID)).run()
     assert (outcome.kind, outcome.exit_code) == (EndKind.EXITED, 6)
 
 
@@ -139,7 +139,7 @@ def test_nothing_of_a_hog_runs_on_when_its_supervisor_is_killed(start: StartTask
     mark = f"63.{os.getpid()}"
     deaf = f"setsid sh -c 'trap \"\" TERM HUP; sleep {mark}'"
     run = f"trap '' TERM; for i in 1 2 3 4; do {deaf} & done; sleep {mark}"
-    task = start(a_task_spec(run=run, limits=SMALL, confinement=FULL, uid=JOB_UID))
+    task = start(a_task_spec(run=run, **SMALL, confinement=FULL, uid=JOB_UID))
     process = task.spawn()
     until(lambda: len(pids_with(mark)) >= 5, describe=task.describe)
     process.kill()

@@ -11,7 +11,7 @@ import pytest
 from shoal.errors import SpecError
 from shoal.runtime.files import spool
 from shoal.spec import parse_job
-from shoal.wire import EndKind, LogRule, Mount, RuleAction, TaskCredentials, TaskLimits
+from shoal.wire import EndKind, LogRule, Mount, RuleAction, TaskCredentials
 from tests.support.runtime.confinement_modes import CGROUP, JOB_UID, needs
 from tests.support.runtime.tasks import StartTask, a_task_spec
 
@@ -158,7 +158,7 @@ def test_a_rank_cannot_pass_its_failure_off_as_one_of_the_set_up(start: StartTas
 def test_files_with_the_names_of_shoals_own_mean_nothing_in_the_work_directory(start: StartTask) -> None:
     names = "stop outcome.json claimed lock started cgroups task_spec.json"
     run = f"for f in {names}; do echo '{{}}' > $f; done; exit 4"
-    task = start(a_task_spec(run=run, confinement=FULL, uid=JOB_UID, limits=TaskLimits(cpus=1.0)))
+    task = start(a_task_spec(run=run, confinement=FULL, uid=JOB_UID, cpus=1.0))
     outcome = task.run()
     assert (outcome.kind, outcome.exit_code) == (EndKind.EXITED, 4)
     assert spool.read_stop(task.task) is None

@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import anyio
-import msgspec
 import pytest
 
 from shoal.clock import SystemClock
@@ -21,8 +20,9 @@ from shoal.engines.local import LocalEngine, SimulatedNodes
 from shoal.ids import id_factory
 from shoal.model.evidence import Evidence
 from shoal.runtime.files import removal, spool
-from shoal.wire import EndKind, TaskLimits, TaskSpec
+from shoal.wire import EndKind
 from tests.support.runtime.confinement_modes import CGROUP, JOB_UID, needs
+from tests.support.runtime.task_specs import change_task_spec, task_spec_of
 from tests.support.runtime.tasks import StartTask, a_task_spec
 
 FULL = (CGROUP, "bubblewrap", "uid")
@@ -82,22 +82,24 @@ class Local:
         )
 
     async def run(self, run: str, **fields: object) -> str:
-        task_spec = TaskSpec(
+        task_spec = task_spec_of(
             attempt_id=new_id("att"), epoch=1, job_id="job_1", job_number=1, job_name="j", project="p",
             node="sim-01", node_rank=0, nodes=("sim-01",), ranks_per_node=1, run=run,
-            limits=TaskLimits(cpus=1), uid=JOB_UID if os.geteuid() == 0 else None,
+            cpus=1, uid=JOB_UID if os.geteuid() == 0 else None,
         )  # fmt: skip
-        task_spec = msgspec.structs.replace(task_spec, **fields)
+        task_spec = change_task_spec(task_spec, **fields)
         await self.engine.submit(
-            Submission(attempt_id=task_spec.attempt_id, epoch=1, task_specs=(task_spec,))
+            Submission(attempt_id=task_spec.identity.attempt_id, epoch=1, task_specs=(task_spec,))
         )
         with anyio.fail_after(30):
             while True:
-                seen = [o for o in await self.engine.list_owned() if o.attempt_id == task_spec.attempt_id]
+                seen = [
+                    o for o in await self.engine.list_owned() if o.attempt_id == task_spec.identity.attempt_id
+                ]
                 if seen[0].evidence is Evidence.ENDED:
                     assert seen[0].outcome is not None
                     assert seen[0].outcome.kind is EndKind.SUCCEEDED, seen[0].outcome
-                    return task_spec.attempt_id
+                    return task_spec.identity.attempt_id
                 await anyio.sleep(0.02)
 
 

@@ -140,7 +140,7 @@ def test_a_target_whose_neighbours_others_can_exchange_is_refused(start: StartTa
 def test_source_exchanged_between_check_and_mount_is_noticed(open_place: Path) -> None:
     source, other = two_places(open_place)
     task_spec = a_task_spec(mounts=(Mount(source=str(source), target=str(open_place / "target")),))
-    mounts = Mounts(task_spec, JOB_UID, "/nowhere", ())
+    mounts = Mounts(task_spec.folders, JOB_UID, "/nowhere", ())
     mounts.open()
     (open_place / "target").symlink_to(source)
     mounts.check()
@@ -195,7 +195,7 @@ def test_mount_of_a_visible_path_is_accepted_and_shows_no_more(tmp_path: Path) -
 
     def opened(source: str, target: str, *, is_read_only: bool = True) -> str:
         mount = Mount(source=source, target=target, is_read_only=is_read_only)
-        mounts = Mounts(a_task_spec(mounts=(mount,)), None, "/nowhere", (str(shown),))
+        mounts = Mounts(a_task_spec(mounts=(mount,)).folders, None, "/nowhere", (str(shown),))
         try:
             mounts.open()
         except SpecError as error:

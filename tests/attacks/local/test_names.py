@@ -13,7 +13,7 @@ from shoal.clock import SystemClock
 from shoal.engines.base import Submission
 from shoal.engines.local import LocalEngine, SimulatedNodes
 from shoal.errors import EngineRefused
-from shoal.wire import TaskLimits, TaskSpec
+from tests.support.runtime.task_specs import change_task_spec, task_spec_of
 
 pytestmark = pytest.mark.anyio
 NAMES = [
@@ -59,11 +59,11 @@ async def engine(tmp_path: Path) -> AsyncIterator[LocalEngine]:
 
 
 def submission(attempt_id: str = "att_1", node: str = "sim-01", **fields: Any) -> Submission:
-    task_spec = TaskSpec(
+    task_spec = task_spec_of(
         attempt_id=attempt_id, epoch=1, job_id="job_1", job_number=1, job_name="j", project="p", node=node,
-        node_rank=0, nodes=(node,), ranks_per_node=1, run="true", limits=TaskLimits(cpus=1),
+        node_rank=0, nodes=(node,), ranks_per_node=1, run="true", cpus=1,
     )  # fmt: skip
-    task_spec = msgspec.structs.replace(task_spec, **fields)
+    task_spec = change_task_spec(task_spec, **fields)
     return Submission(attempt_id=attempt_id, epoch=1, task_specs=(task_spec,))
 
 

@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from shoal.local_sockets import receive_socket
@@ -21,6 +20,7 @@ from shoal.runtime.replica.listeners import SocketListener, socket_folder, socke
 from shoal.serving.table import ReplicaConfig
 from shoal.wire import EndKind, ProbeSpec, TaskCredentials, TaskSpec
 from tests.support.runtime.confinement_modes import CGROUP, JOB_UID, mode
+from tests.support.runtime.task_specs import change_task_spec
 from tests.support.runtime.tasks import ATTEMPT_ID, RunningTask, StartTask, a_task_spec, tasks_in, until
 from tests.support.serving.data_plane_lab import request_bytes, running_lab, service
 
@@ -92,7 +92,7 @@ def running(
     start: StartTask, task_spec: TaskSpec, confinement: tuple[str, ...], says: str
 ) -> tuple[RunningTask, str]:
     """The share once it has said so, and the path of its socket or door."""
-    task_spec = msgspec.structs.replace(task_spec, confinement=confinement, uid=JOB_UID)
+    task_spec = change_task_spec(task_spec, confinement=confinement, uid=JOB_UID)
     task = start(task_spec, TaskCredentials(replica_secret="its own key"))
     task.spawn()
     until(lambda: says in task.texts(), describe=task.describe)

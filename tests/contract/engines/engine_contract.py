@@ -15,7 +15,8 @@ from shoal.engines.base import OBSERVABLE, Engine, Observation, Submission
 from shoal.errors import EngineRefused, EngineUnreachable, NodeGone
 from shoal.ids import id_factory
 from shoal.model.evidence import Evidence
-from shoal.wire import EndKind, TaskLimits, TaskSpec
+from shoal.wire import EndKind
+from tests.support.runtime.task_specs import change_task_spec, task_spec_of
 
 DEADLINE_TURNS = 2000
 new_id = id_factory(SystemClock().now)
@@ -76,7 +77,7 @@ class EngineWorld(ABC):
         attempt_id = attempt_id or new_id("att")
         nodes = self.node_names[:num_nodes]
         task_specs = tuple(
-            TaskSpec(
+            task_spec_of(
                 attempt_id=attempt_id,
                 epoch=1,
                 job_id="job_1",
@@ -88,7 +89,7 @@ class EngineWorld(ABC):
                 nodes=nodes,
                 ranks_per_node=ranks_per_node,
                 run=self.run_line(program),
-                limits=TaskLimits(cpus=1.0),
+                cpus=1.0,
                 grace_s=5.0,
             )
             for rank, node in enumerate(nodes)
@@ -163,7 +164,7 @@ def _texts(log: bytes, rank: int) -> list[bytes]:
 
 def _with_replacement(submission: Submission, node: str, replacement: int) -> Submission:
     task_specs = tuple(
-        msgspec.structs.replace(task_spec, replacement=replacement) if task_spec.node == node else task_spec
+        change_task_spec(task_spec, replacement=replacement) if task_spec.identity.node == node else task_spec
         for task_spec in submission.task_specs
     )
     return msgspec.structs.replace(submission, task_specs=task_specs)
@@ -381,25 +382,37 @@ class EngineContract:
             "no orders": change(good, task_specs=()),
             "unknown node": change(
                 good,
-                task_specs=tuple(change(o, node="nowhere", nodes=("nowhere",)) for o in good.task_specs[:1]),
+                task_specs=tuple(
+                    change_task_spec(o, node="nowhere", nodes=("nowhere",)) for o in good.task_specs[:1]
+                ),
             ),
             "the same node twice": change(
-                good, task_specs=(first, change(second, node=first.node, nodes=(first.node, first.node)))
+                good,
+                task_specs=(
+                    first,
+                    change_task_spec(
+                        second, node=first.identity.node, nodes=(first.identity.node, first.identity.node)
+                    ),
+                ),
             ),
             "another attempt's order": change(
-                good, task_specs=(first, change(second, attempt_id="att_other"))
+                good, task_specs=(first, change_task_spec(second, attempt_id="att_other"))
             ),
             "another epoch": change(good, epoch=2),
             "a rank missing": change(good, task_specs=(first,)),
             "ranks in disorder": change(
-                good, task_specs=(change(first, node_rank=1), change(second, node_rank=0))
+                good, task_specs=(change_task_spec(first, node_rank=1), change_task_spec(second, node_rank=0))
             ),
-            "no ranks": change(good, task_specs=tuple(change(o, ranks_per_node=0) for o in good.task_specs)),
-            "a GPU that is not there": change(good, task_specs=(change(first, gpu_ids=(99,)), second)),
+            "no ranks": change(
+                good, task_specs=tuple(change_task_spec(o, ranks_per_node=0) for o in good.task_specs)
+            ),
+            "a GPU that is not there": change(
+                good, task_specs=(change_task_spec(first, gpu_ids=(99,)), second)
+            ),
             "a path for an id": change(
                 good,
                 attempt_id="../x",
-                task_specs=tuple(change(o, attempt_id="../x") for o in good.task_specs),
+                task_specs=tuple(change_task_spec(o, attempt_id="../x") for o in good.task_specs),
             ),
         }
         for item, submission in refused.items():
@@ -414,10 +427,13 @@ class EngineContract:
         good = world.submission(num_nodes=2)
         first, second = good.task_specs
         change = msgspec.structs.replace
-        names = (first.node, "nowhere")
+        names = (first.identity.node, "nowhere")
         gone = {
-            "nowhere": (change(first, nodes=names), change(second, node="nowhere", nodes=names)),
-            second.node: (first, change(second, gpu_ids=(99,))),
+            "nowhere": (
+                change_task_spec(first, nodes=names),
+                change_task_spec(second, node="nowhere", nodes=names),
+            ),
+            second.identity.node: (first, change_task_spec(second, gpu_ids=(99,))),
         }
         for node, task_specs in gone.items():
             with pytest.raises(NodeGone) as raised:

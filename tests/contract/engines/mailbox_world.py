@@ -19,6 +19,7 @@ from tests.contract.engines.engine_contract import FOREVER, EngineWorld, RankPro
 from tests.contract.engines.test_local import LocalWorld
 from tests.support.fakes.remote_engine import KEY, MailboxServer
 from tests.support.host.cluster_lab import NodeNetworks
+from tests.support.runtime.task_specs import change_task_spec
 
 
 class MailboxWorld(EngineWorld):
@@ -67,7 +68,7 @@ class MailboxWorld(EngineWorld):
         """Of its first node from us: what it began there goes on, and is known when the cut is over."""
         node, created = self.node_names[0], self.submission()
         shown = "for i in 1 2 3 4 5 6; do echo line $i; sleep 0.5; done"
-        task_specs = tuple(msgspec.structs.replace(task_spec, run=shown) for task_spec in created.task_specs)
+        task_specs = tuple(change_task_spec(task_spec, run=shown) for task_spec in created.task_specs)
         await self.run_until_started(msgspec.structs.replace(created, task_specs=task_specs))
         await anyio.to_thread.run_sync(lab.cut, node)
         task = self.spool_task(created.attempt_id, node)

@@ -24,8 +24,8 @@ class FakeWorld(EngineWorld):
         self.engine = FakeEngine(self.cluster)
 
     def script(self, order: TaskSpec) -> Act:
-        self.starts.append(order.attempt_id)
-        return self.acts[order.run]
+        self.starts.append(order.identity.attempt_id)
+        return self.acts[order.program.run]
 
     def run_line(self, program: RankProgram) -> str:
         line = repr(program)
@@ -50,7 +50,7 @@ class FakeWorld(EngineWorld):
         self.engine = FakeEngine(self.cluster)
 
     def num_running(self, attempt_id: str) -> int:
-        return sum(task_spec.attempt_id == attempt_id for task_spec in self.cluster.running())
+        return sum(task_spec.identity.attempt_id == attempt_id for task_spec in self.cluster.running())
 
     def num_starts(self, attempt_id: str) -> int:
         return self.starts.count(attempt_id)

@@ -23,6 +23,7 @@ from shoal.runtime.files import spool
 from shoal.runtime.process import tree
 from shoal.wire import EndKind
 from tests.contract.engines.engine_contract import EngineContract, EngineWorld, RankProgram
+from tests.support.runtime.task_specs import change_task_spec
 
 
 class SkewedClock(SystemClock):
@@ -109,7 +110,7 @@ def processes(share: spool.SpoolTask) -> set[int]:
     task_spec = spool.read_task_spec(share)
     assert claim is not None
     assert task_spec is not None
-    marks = frozenset([f"SHOAL_ATTEMPT_ID={task_spec.attempt_id}".encode()])
+    marks = frozenset([f"SHOAL_ATTEMPT_ID={task_spec.identity.attempt_id}".encode()])
     return (
         {claim.pid} | tree.pids_in_cgroups(spool.read_cgroups(share)) | tree.marked(marks, "/nowhere", None)
     )
@@ -156,9 +157,7 @@ class TestLocalProcesses:
     async def test_every_rank_of_a_gang_knows_the_same_meeting_point(self, world: LocalWorld) -> None:
         submission = world.submission(num_nodes=2, ranks_per_node=2)
         shown = "echo $MASTER_ADDR:$MASTER_PORT $RANK/$WORLD_SIZE"
-        task_specs = tuple(
-            msgspec.structs.replace(task_spec, run=shown) for task_spec in submission.task_specs
-        )
+        task_specs = tuple(change_task_spec(task_spec, run=shown) for task_spec in submission.task_specs)
         await world.run_to_end(msgspec.structs.replace(submission, task_specs=task_specs))
         logs = [await world.whole_log(submission.attempt_id, node) for node in world.node_names]
         text = [line.split()[3:] for log in logs for line in log.splitlines()]

@@ -26,6 +26,7 @@ from tests.contract.engines.engine_contract import EngineContract, RankProgram
 from tests.contract.engines.mailbox_world import MailboxWorld
 from tests.contract.engines.test_local import SkewedClock
 from tests.support.ray.real_ray import RAY_PYTHON, RayLab
+from tests.support.runtime.task_specs import change_task_spec
 
 pytestmark = [
     pytest.mark.engines,
@@ -151,9 +152,7 @@ class TestRay:
 
     async def test_jobs_of_other_projects_are_refused_unless_all_are_trusted(self, world: RayWorld) -> None:
         created = world.submission(RankProgram())
-        task_specs = tuple(
-            msgspec.structs.replace(task_spec, project="others") for task_spec in created.task_specs
-        )
+        task_specs = tuple(change_task_spec(task_spec, project="others") for task_spec in created.task_specs)
         stranger = msgspec.structs.replace(created, task_specs=task_specs)
         with pytest.raises(EngineRefused, match="this Ray is for project `tests`"):
             await world.engine.submit(stranger)

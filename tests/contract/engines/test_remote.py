@@ -27,6 +27,7 @@ from shoal.wire import EndKind, LaunchRequest
 from tests.contract.engines.engine_contract import EngineContract, RankProgram
 from tests.contract.engines.mailbox_world import MailboxWorld
 from tests.support.fakes.remote_engine import ProcessEngine
+from tests.support.runtime.task_specs import change_task_spec
 from tests.support.runtime.tasks import pids_with
 
 SWEEPER = shutil.which("systemd-tmpfiles")
@@ -237,7 +238,7 @@ class TestKeepers:
 
 def changed(submission: Submission, **changes: object) -> Submission:
     """With all its task specs changed so."""
-    task_specs = tuple(msgspec.structs.replace(task_spec, **changes) for task_spec in submission.task_specs)
+    task_specs = tuple(change_task_spec(task_spec, **changes) for task_spec in submission.task_specs)
     return msgspec.structs.replace(submission, task_specs=task_specs)
 
 

@@ -15,10 +15,11 @@ from shoal.engines.slurm import SlurmConfig, SlurmEngine
 from shoal.engines.slurm.render import job_name
 from shoal.errors import EngineRefused, EngineUnreachable
 from shoal.model.evidence import Evidence
-from shoal.wire import EndKind, TaskLimits, TaskSpec
+from shoal.wire import EndKind, TaskSpec
 from tests.contract.engines.engine_contract import EngineContract, RankProgram
 from tests.contract.engines.mailbox_world import MailboxWorld
 from tests.contract.engines.test_local import SkewedClock
+from tests.support.runtime.task_specs import change_task_spec
 from tests.support.slurm.real_slurm import SlurmLab
 
 pytestmark = pytest.mark.engines
@@ -40,10 +41,7 @@ class OnSlurm(MailboxWorld):
 
     async def refuses_too_much(self) -> None:
         good = self.submission()
-        task_specs = tuple(
-            msgspec.structs.replace(o, limits=TaskLimits(cpus=1.0, memory_bytes=1 << 40))
-            for o in good.task_specs
-        )
+        task_specs = tuple(change_task_spec(o, cpus=1.0, memory_bytes=1 << 40) for o in good.task_specs)
         with pytest.raises(EngineRefused, match="node configuration is not available"):
             await self.engine.submit(msgspec.structs.replace(good, task_specs=task_specs))
         assert await self.engine.list_owned() == []
@@ -202,9 +200,7 @@ class TestSlurm:
 
     async def test_ranks_see_the_devices_that_slurm_gave(self, world: SlurmWorld) -> None:
         created = world.submission()
-        task_spec = msgspec.structs.replace(
-            created.task_specs[0], run="echo $CUDA_VISIBLE_DEVICES", gpu_ids=(1,)
-        )
+        task_spec = change_task_spec(created.task_specs[0], run="echo $CUDA_VISIBLE_DEVICES", gpu_ids=(1,))
         await world.slurm(*_filler("n0", "--gres=gpu:1", "--cpus-per-task=1"))
         await world.run_to_end(msgspec.structs.replace(created, task_specs=(task_spec,)))
         log = await world.whole_log(created.attempt_id, "n0")
@@ -213,10 +209,8 @@ class TestSlurm:
 
     async def test_the_last_cpu_of_a_node_can_be_used(self, world: SlurmWorld) -> None:
         created = world.submission(RankProgram(lines=("all",)))
-        whole = TaskLimits(cpus=4.0, memory_bytes=8000 << 20)
-        task_specs = tuple(
-            msgspec.structs.replace(task_spec, limits=whole) for task_spec in created.task_specs
-        )
+        whole = {"cpus": 4.0, "memory_bytes": 8000 << 20}
+        task_specs = tuple(change_task_spec(task_spec, **whole) for task_spec in created.task_specs)
         [seen] = await world.run_to_end(msgspec.structs.replace(created, task_specs=task_specs))
         assert seen.outcome is not None
         assert seen.outcome.kind is EndKind.SUCCEEDED
@@ -235,7 +229,7 @@ async def lose_a_submission(world: OnSlurm) -> None:
     await anyio.to_thread.run_sync(world.lab.until_saved)
     submission = world.submission(RankProgram(lines=("once",)))
     await world.engine.submit(submission)
-    name = job_name(submission.task_specs[0], 0)
+    name = job_name(submission.task_specs[0].identity, 0)
     listed = ("squeue", "-h", "-t", "all", "-n", name, "-o", "%i")
     number = (await world.slurm(*listed)).strip()
     await anyio.to_thread.run_sync(lambda: world.lab.kill_controller(loses_state=True))
@@ -296,7 +290,7 @@ async def fill(world: OnSlurm, node: str) -> None:
 
 
 def _until_failed(lab: SlurmLab, order: TaskSpec) -> None:
-    text = ("squeue", "-h", "-t", "all", "-o", "%T", "-n", job_name(order, 0))
+    text = ("squeue", "-h", "-t", "all", "-o", "%T", "-n", job_name(order.identity, 0))
     lab.until(lambda: "NODE_FAIL" in lab.run(*text), "Slurm believes that the node failed")
 
 

@@ -30,6 +30,7 @@ from tests.contract.engines.test_slurm import (
     lose_a_submission,
     until_empty,
 )
+from tests.support.runtime.task_specs import change_task_spec
 from tests.support.slurm.daemons import SlurmRestServer
 from tests.support.slurm.real_slurm import SlurmLab
 
@@ -116,7 +117,7 @@ async def test_a_drained_node_says_why(world: RestWorld) -> None:
 
 async def test_ranks_see_the_device_of_the_kind_that_was_chosen(world: RestWorld) -> None:
     created = world.submission()
-    task_spec = msgspec.structs.replace(created.task_specs[0], run="echo $CUDA_VISIBLE_DEVICES", gpu_ids=(1,))
+    task_spec = change_task_spec(created.task_specs[0], run="echo $CUDA_VISIBLE_DEVICES", gpu_ids=(1,))
     await world.run_to_end(msgspec.structs.replace(created, task_specs=(task_spec,)))
     log = await world.whole_log(created.attempt_id, "n0")
     assert [line.split(b" ", 3)[3] for line in log.splitlines()] == [b"0"]

@@ -63,7 +63,7 @@ def named(attempt_id: str) -> TaskSpec:
 
 
 def name_of(attempt_id: str) -> str:
-    return job_name(named(attempt_id), 0)
+    return job_name(named(attempt_id).identity, 0)
 
 
 FORGOTTEN_S = 120.0
@@ -77,7 +77,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmLab]:
         pytest.skip(missing)
     with slurm_lab(tmp_path_factory.mktemp("slurm"), SHAPE) as lab:
         for attempt_id, run in {"att_well": "true", "att_ill": "exit 3"}.items():
-            name, message = f"--job-name={name_of(attempt_id)}", f"--comment={comment(named(attempt_id))}"
+            name = f"--job-name={name_of(attempt_id)}"
+            message = f"--comment={comment(named(attempt_id).identity)}"
             lab.run("sbatch", name, message, "--output=/dev/null", f"--wrap={run}")
         for text in ACCOUNTS:
             lab.run("sacctmgr", "-i", *text.split())

@@ -13,7 +13,7 @@ import pytest
 
 from shoal.runtime.confine.detect import detect
 from shoal.runtime.files import spool
-from shoal.wire import EndKind, Mount, TaskCredentials, TaskLimits
+from shoal.wire import EndKind, Mount, TaskCredentials
 from tests.support.runtime.confinement_modes import CGROUP, JOB_UID, MODES, needs
 from tests.support.runtime.tasks import ATTEMPT_ID, StartTask, a_task_spec, pids_with, tasks_in, until
 
@@ -56,8 +56,8 @@ def test_exit_codes_and_signals_survive_every_confinement(
 @pytest.mark.parametrize("confinement", [(CGROUP,), FULL])
 def test_job_over_its_memory_limit_is_out_of_memory(start: StartTask, confinement: tuple[str, ...]) -> None:
     run = "python -c 'x = bytearray(512 << 20); print(len(x))'"
-    limits = TaskLimits(cpus=1.0, memory_bytes=64 << 20)
-    task = start(a_task_spec(run=run, limits=limits, confinement=confinement, uid=JOB_UID))
+    limits = {"cpus": 1.0, "memory_bytes": 64 << 20}
+    task = start(a_task_spec(run=run, **limits, confinement=confinement, uid=JOB_UID))
     outcome = task.run()
     assert outcome.kind is EndKind.OUT_OF_MEMORY, outcome
     assert "ran out of memory" in outcome.message
@@ -67,8 +67,8 @@ def test_job_over_its_memory_limit_is_out_of_memory(start: StartTask, confinemen
 @needs(CGROUP)
 def test_failed_rank_is_not_blamed_for_memory_that_setup_used_up(start: StartTask) -> None:
     setup = "python -c 'x = bytearray(512 << 20)'; echo $?"
-    limits = TaskLimits(cpus=1.0, memory_bytes=64 << 20)
-    task = start(a_task_spec(setup=setup, run="exit 3", limits=limits, confinement=FULL, uid=JOB_UID))
+    limits = {"cpus": 1.0, "memory_bytes": 64 << 20}
+    task = start(a_task_spec(setup=setup, run="exit 3", **limits, confinement=FULL, uid=JOB_UID))
     outcome = task.run()
     assert (outcome.kind, outcome.exit_code) == (EndKind.EXITED, 3)
     assert "137" in task.texts("s")
@@ -76,8 +76,8 @@ def test_failed_rank_is_not_blamed_for_memory_that_setup_used_up(start: StartTas
 
 def test_memory_limit_of_a_single_process_holds_without_cgroups(start: StartTask) -> None:
     run = "python -c 'x = bytearray(512 << 20); print(len(x))'"
-    limits = TaskLimits(cpus=1.0, memory_bytes=128 << 20)
-    task = start(a_task_spec(run=run, limits=limits, confinement=("rlimits", "affinity")))
+    limits = {"cpus": 1.0, "memory_bytes": 128 << 20}
+    task = start(a_task_spec(run=run, **limits, confinement=("rlimits", "affinity")))
     outcome = task.run()
     assert outcome.kind is EndKind.EXITED
     assert "MemoryError" in outcome.message
@@ -86,8 +86,8 @@ def test_memory_limit_of_a_single_process_holds_without_cgroups(start: StartTask
 @needs(CGROUP)
 def test_process_limit_stops_a_fork_bomb(start: StartTask) -> None:
     run = "for i in $(seq 50); do sleep 60 & done; echo all started"
-    limits = TaskLimits(cpus=1.0, max_processes=10)
-    task = start(a_task_spec(run=run, limits=limits, confinement=FULL, uid=JOB_UID))
+    limits = {"cpus": 1.0, "max_processes": 10}
+    task = start(a_task_spec(run=run, **limits, confinement=FULL, uid=JOB_UID))
     outcome = task.run()
     assert outcome.kind is EndKind.EXITED
     assert "fork" in outcome.message
@@ -98,8 +98,8 @@ def test_process_limit_stops_a_fork_bomb(start: StartTask) -> None:
 def test_fork_bomb_is_killed_to_the_last_process(start: StartTask) -> None:
     mark = f"34.{os.getpid()}"
     run = f"bomb() {{ bomb | bomb & sleep {mark}; }}; bomb; wait"
-    limits = TaskLimits(cpus=0.5, max_processes=64)
-    task = start(a_task_spec(run=run, limits=limits, time_limit_s=1.0, grace_s=0.2, confinement=(CGROUP,)))
+    limits = {"cpus": 0.5, "max_processes": 64}
+    task = start(a_task_spec(run=run, **limits, time_limit_s=1.0, grace_s=0.2, confinement=(CGROUP,)))
     assert task.run().kind in (EndKind.TIME_LIMIT, EndKind.EXITED)
     assert pids_with(mark) == []
 
@@ -109,9 +109,7 @@ def test_cpu_quota_is_kept(start: StartTask) -> None:
     program = (
         "import os,time\nend=time.monotonic()+2\nwhile time.monotonic()<end: pass\nprint(sum(os.times()[:2]))"
     )
-    task = start(
-        a_task_spec(run=f'python -c "{program}"', limits=TaskLimits(cpus=0.25), confinement=(CGROUP,))
-    )
+    task = start(a_task_spec(run=f'python -c "{program}"', cpus=0.25, confinement=(CGROUP,)))
     outcome = task.run()
     assert outcome.kind is EndKind.SUCCEEDED
     assert float(task.texts()[0]) < 1.0
@@ -121,7 +119,7 @@ def test_cpu_quota_is_kept(start: StartTask) -> None:
 
 def test_affinity_holds_without_cgroups(start: StartTask) -> None:
     run = "python -c 'import os; print(len(os.sched_getaffinity(0)))'"
-    task = start(a_task_spec(run=run, limits=TaskLimits(cpus=1.0), confinement=("rlimits", "affinity")))
+    task = start(a_task_spec(run=run, cpus=1.0, confinement=("rlimits", "affinity")))
     task.run()
     assert task.texts() == ["1"]
 

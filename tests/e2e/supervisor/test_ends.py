@@ -21,7 +21,6 @@ from shoal.wire import (
     ProbeSpec,
     RuleAction,
     TaskCredentials,
-    TaskLimits,
     WrittenFiles,
 )
 from tests.support.runtime.tasks import RunningTask, StartTask, a_task_spec, stop_all_processes, until
@@ -81,7 +80,7 @@ def test_nodes_with_a_shared_folder_see_each_others_files_and_lose_none(
     )
     assert second.run().kind is EndKind.SUCCEEDED
     (place, text), output = first.texts("o"), second.texts("o")
-    assert place == text == output[-2] == f"{directory}/.shared/{first.task_spec.attempt_id}"
+    assert place == text == output[-2] == f"{directory}/.shared/{first.task_spec.identity.attempt_id}"
     assert output == ["hi", "s", place, "ckpt/"]
 
 
@@ -330,8 +329,8 @@ def test_secrets_and_job_token_reach_the_rank_but_no_file(start: StartTask) -> N
 
 
 def test_log_limit_drops_further_lines_and_the_job_keeps_running(start: StartTask) -> None:
-    limits = TaskLimits(cpus=1.0, max_log_bytes=2000)
-    task = start(a_task_spec(run="seq 100000; echo finished > proof", limits=limits))
+    limits = {"cpus": 1.0, "max_log_bytes": 2000}
+    task = start(a_task_spec(run="seq 100000; echo finished > proof", **limits))
     assert task.run().kind is EndKind.SUCCEEDED
     assert "limit of 2000 bytes" in task.texts("e")[-1]
     assert (task.directory / "work" / "proof").exists()

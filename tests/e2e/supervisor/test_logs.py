@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shoal.wire import EndKind, TaskLimits
+from shoal.wire import EndKind
 from tests.support.runtime.tasks import RunningTask, a_task_spec, until
 
 
 def run(home: Path, **changes: object) -> RunningTask:
-    task = RunningTask(home, a_task_spec(limits=TaskLimits(cpus=2.0), **changes))
+    task = RunningTask(home, a_task_spec(cpus=2.0, **changes))
     try:
         outcome = task.run()
         assert outcome.kind is EndKind.SUCCEEDED, outcome
@@ -53,7 +53,7 @@ def test_lines_of_a_background_process_are_kept_up_to_the_end(tmp_path: Path) ->
 
 def test_python_output_and_a_progress_bar_are_logged_before_the_end(tmp_path: Path) -> None:
     script = "import sys, time; print('begun'); sys.stderr.write('\\r 50%|##'); time.sleep(600)"
-    task_spec = a_task_spec(limits=TaskLimits(cpus=2.0), run=f'python3 -c "{script}"')
+    task_spec = a_task_spec(cpus=2.0, run=f'python3 -c "{script}"')
     task = RunningTask(tmp_path / "home", task_spec)
     try:
         task.spawn()

@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import anyio
-import msgspec
 import pytest
 
 from shoal.clock import SystemClock
@@ -22,6 +21,7 @@ from shoal.model.evidence import Evidence
 from shoal.wire import EndKind, TaskOutcome, TaskSpec
 from tests.support.archives import entry, tar_of, tar_with
 from tests.support.runtime.confinement_modes import CGROUP, JOB_UID, MODES, needs
+from tests.support.runtime.task_specs import change_task_spec
 from tests.support.runtime.tasks import StartTask, a_task_spec, tasks_in
 
 FULL = (CGROUP, "bubblewrap", "uid")
@@ -172,8 +172,10 @@ def uid_of(path: Path) -> int:
 
 
 def submission(order: TaskSpec) -> Submission:
-    local = msgspec.structs.replace(order, node="sim-01", nodes=("sim-01",))
-    return Submission(attempt_id=order.attempt_id, epoch=order.epoch, task_specs=(local,), credentials={})
+    local = change_task_spec(order, node="sim-01", nodes=("sim-01",))
+    return Submission(
+        attempt_id=order.identity.attempt_id, epoch=order.identity.epoch, task_specs=(local,), credentials={}
+    )
 
 
 async def end_of(engine: LocalEngine, attempt_id: str) -> TaskOutcome:
@@ -196,9 +198,9 @@ async def test_the_engine_makes_it_once_for_the_jobs_user_and_keeps_it(
             attempt_id=f"att_{epoch}", epoch=epoch, run=APPEND, checkpoint_dir=str(directory), uid=JOB_UID
         )
         await engine.submit(submission(order))
-        outcome = await end_of(engine, order.attempt_id)
+        outcome = await end_of(engine, order.identity.attempt_id)
         assert outcome.kind is EndKind.SUCCEEDED, outcome
-        await engine.forget(order.attempt_id)
+        await engine.forget(order.identity.attempt_id)
     assert (directory / "seen").read_text() == "1\n2\n"
     facts = directory.lstat()
     assert stat.S_IMODE(facts.st_mode) == 0o700

@@ -36,11 +36,17 @@ def task_specs_of(lab: ControlPlaneLab) -> list[TaskSpec]:
 def rendered(orders: list[TaskSpec]) -> str:
     """Render without unset fields, and with ids that do not change."""
     text = json.dumps(
-        [{k: v for k, v in msgspec.to_builtins(order).items() if v is not None} for order in orders],
+        [
+            {
+                part: {field: value for field, value in fields.items() if value is not None}
+                for part, fields in msgspec.to_builtins(order).items()
+            }
+            for order in orders
+        ],
         indent=2,
         sort_keys=True,
     )
-    names = {orders[0].attempt_id: "ATTEMPT", orders[0].job_id: "JOB"}
+    names = {orders[0].identity.attempt_id: "ATTEMPT", orders[0].identity.job_id: "JOB"}
     for name, stands_for in names.items():
         text = text.replace(name, stands_for)
     return text + "\n"

@@ -144,7 +144,7 @@ MUTANTS = (
     Mutant(
         "end_written_over_an_end",
         "engines/remote/mailbox.py",
-        "if recorded is None or recorded.replacement < task.task_spec.replacement:",
+        "if recorded is None or recorded.replacement < task.identity.replacement:",
         "if True:",
         "P4: the end that was recorded first stands",
         ("engine",),
@@ -152,8 +152,8 @@ MUTANTS = (
     Mutant(
         "end_written_over_that_of_a_later_share",
         "engines/remote/mailbox.py",
-        "recorded.replacement < task.task_spec.replacement",
-        "recorded.replacement != task.task_spec.replacement",
+        "recorded.replacement < task.identity.replacement",
+        "recorded.replacement != task.identity.replacement",
         "P2: what has ended is not begun again",
         ("engine",),
     ),
@@ -201,7 +201,7 @@ MUTANTS = (
     Mutant(
         "mute_node_awaited_for_as_long_as_slurm_does",
         "engines/slurm/engine.py",
-        "                unresponsive=self._unresponsive_reason(task_spec.node, node),\n",
+        "                unresponsive=self._unresponsive_reason(name, node),\n",
         "",
         "P1: what waits in vain is placed elsewhere",
         ("engine",),
@@ -274,7 +274,7 @@ MUTANTS = (
     Mutant(
         "slurm_is_believed_of_ranks_that_left_its_cgroup",
         "engines/slurm/engine.py",
-        "sees_all = self._facts.has_cgroups and task_spec.stays_in_cgroup",
+        "sees_all = self._facts.has_cgroups and task_spec.isolation.stays_in_cgroup",
         "sees_all = self._facts.has_cgroups",
         "P3: that a job is over says nothing of what is not in its cgroup",
         ("engine",),
@@ -315,7 +315,7 @@ MUTANTS = (
         "gang_that_went_on_after_a_restart_stays_at_slurm",
         "engines/slurm/engine.py",
         "is_of_one_job = all(task.launch_replacement == 0 for task in tasks)",
-        "is_of_one_job = len({task.task_spec.nodes for task in tasks}) == 1",
+        "is_of_one_job = len({task.task_spec.ranks.nodes for task in tasks}) == 1",
         "P5: what is over holds nothing",
         ("engine",),
     ),

@@ -147,8 +147,8 @@ MUTANTS = (
     Mutant(
         "supervisor_outlives_its_fence",
         "runtime/lease/stop_reasons.py",
-        "        if silent_s < self._task_spec.fence_s:\n",
-        "        if silent_s < 100 * self._task_spec.fence_s:\n",
+        "        if silent_s < fence_s:\n",
+        "        if silent_s < 100 * fence_s:\n",
         "P3: a supervisor that cannot renew stops its ranks",
         ("supervisor",),
     ),

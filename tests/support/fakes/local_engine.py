@@ -17,7 +17,8 @@ from shoal.ids import id_factory
 from shoal.model.evidence import Evidence
 from shoal.runtime.files import spool
 from shoal.runtime.process import tree
-from shoal.wire import TaskCredentials, TaskLimits, TaskSpec
+from shoal.wire import TaskCredentials
+from tests.support.runtime.task_specs import task_spec_of
 
 STAND_IN = str(Path(__file__).parent / "stand_in_supervisor.py")
 SECRET = "hunter2-hunter2"
@@ -67,7 +68,7 @@ class LocalEngineLab:
         attempt_id = self.id(number)
         nodes = ("sim-01", "sim-02")[:num_nodes]
         orders = tuple(
-            TaskSpec(
+            task_spec_of(
                 attempt_id=attempt_id,
                 epoch=3,
                 job_id="job_1",
@@ -79,7 +80,7 @@ class LocalEngineLab:
                 nodes=nodes,
                 ranks_per_node=1,
                 run=run,
-                limits=TaskLimits(cpus=1),
+                cpus=1,
                 **fields,
             )
             for rank, node in enumerate(nodes)

@@ -48,7 +48,7 @@ def main(spool: str, attempt_id: str, run: str, *confinement: str) -> int:
         attempt_id=attempt_id, urls=("https://a:1",), ca="ca", bootstrap_token="t", spool=spool
     )
     kernel.become_subreaper()
-    return NodeAgent(launch_request, order.node, FakeControlPlaneClient(order)).run()
+    return NodeAgent(launch_request, order.identity.node, FakeControlPlaneClient(order)).run()
 
 
 if __name__ == "__main__":

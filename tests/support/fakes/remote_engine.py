@@ -57,7 +57,7 @@ async def assign_unrecorded_task(
     return TaskAssignment(
         task_spec=share.task_spec,
         credentials=TaskCredentials(proof_key=key, secrets={"PASSWORD": "swordfish"}),
-        has_archive=share.task_spec.archive_digest is not None,
+        has_archive=share.task_spec.program.archive_digest is not None,
     )
 
 
@@ -139,9 +139,9 @@ class ProcessEngine(RemoteEngine):
             self._spawn(msgspec.json.encode(changed), order)
 
     def _spawn(self, launch_request: bytes, task_spec: TaskSpec) -> None:
-        errors = (self._home / f"{task_spec.attempt_id}.{task_spec.node}.err").open("ab")
+        errors = (self._home / f"{task_spec.identity.attempt_id}.{task_spec.identity.node}.err").open("ab")
         process = subprocess.Popen(
-            [sys.executable, "-P", "-s", "-m", "shoal.runtime.agent.bootstrap", task_spec.node],
+            [sys.executable, "-P", "-s", "-m", "shoal.runtime.agent.bootstrap", task_spec.identity.node],
             stdin=subprocess.PIPE,
             stdout=errors,
             stderr=errors,
@@ -152,14 +152,14 @@ class ProcessEngine(RemoteEngine):
         assert process.stdin is not None
         process.stdin.write(launch_request)
         process.stdin.close()
-        key = task_spec.attempt_id, task_spec.node, task_spec.replacement
+        key = task_spec.identity.attempt_id, task_spec.identity.node, task_spec.identity.replacement
         self.started.setdefault(key, []).append(process)
 
     async def observe_tasks(self, tasks: Collection[MailboxTask]) -> ClusterObservations:
         seen: ClusterObservations = {}
         for share in tasks:
             order = share.task_spec
-            key = order.attempt_id, order.node, order.replacement
+            key = order.identity.attempt_id, order.identity.node, order.identity.replacement
             if key in self.started:
                 codes = [process.poll() for process in self.started[key]]
                 is_over = None not in codes

@@ -280,7 +280,7 @@ class ControlPlaneLab:
 
     def running_tasks(self) -> list[tuple[str, str]]:
         """What really runs, seen or not: attempt and node."""
-        return sorted((order.attempt_id, order.node) for order in self.cluster.running())
+        return sorted((order.identity.attempt_id, order.identity.node) for order in self.cluster.running())
 
 
 class FakeLogServer:

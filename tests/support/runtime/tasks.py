@@ -25,8 +25,9 @@ import shoal
 from shoal.proof import prove
 from shoal.runtime.files import spool
 from shoal.runtime.process import tree
-from shoal.wire import Renewal, RenewalReply, TaskCredentials, TaskLimits, TaskOutcome, TaskSpec
+from shoal.wire import Renewal, RenewalReply, TaskCredentials, TaskOutcome, TaskSpec
 from tests.support.host.processes import pause_s
+from tests.support.runtime.task_specs import task_spec_of
 
 SOURCE = str(Path(shoal.__file__).parents[1])
 ATTEMPT_ID = f"att_{uuid.uuid4().hex}"
@@ -48,10 +49,10 @@ def a_task_spec(**changes: object) -> TaskSpec:
         "nodes": ("node-1",),
         "ranks_per_node": 1,
         "run": "echo hello",
-        "limits": TaskLimits(cpus=1.0),
+        "cpus": 1.0,
         "grace_s": 5.0,
     }
-    return TaskSpec(**{**values, **changes})  # type: ignore[arg-type]
+    return task_spec_of(**{**values, **changes})
 
 
 def a_claim(task: spool.SpoolTask, **changes: object) -> spool.Claim:
@@ -68,7 +69,7 @@ class RunningTask:
         self.home = home
         self.task_spec = task_spec
         self.credentials = credentials or TaskCredentials()
-        self.directory = home / "spool" / "live" / task_spec.attempt_id / task_spec.node
+        self.directory = home / "spool" / "live" / task_spec.identity.attempt_id / task_spec.identity.node
         self.directory.mkdir(parents=True, exist_ok=True)
         home.chmod(0o700)
         self.task = spool.SpoolTask(self.directory)

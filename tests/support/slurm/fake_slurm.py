@@ -18,7 +18,8 @@ from shoal.engines.slurm.render import SlurmJobRequest, job_name
 from shoal.engines.slurm.shared_files import UnixAccount
 from shoal.engines.slurm.states import SlurmJob
 from shoal.model.evidence import Evidence
-from shoal.wire import TaskLimits, TaskSpec
+from shoal.wire import TaskSpec
+from tests.support.runtime.task_specs import task_spec_of
 
 NO_PROOF = (Evidence.UNKNOWN, Evidence.CLEARED)
 """What Slurm proves of a task as long as it proves neither an end nor leftovers."""
@@ -47,12 +48,13 @@ def slurm_task_spec(**more: object) -> TaskSpec:
         "nodes": ("n0", "n1"),
         "ranks_per_node": 2,
         "run": "python train.py",
-        "limits": TaskLimits(cpus=1.5, memory_bytes=3 << 30),
+        "cpus": 1.5,
+        "memory_bytes": 3 << 30,
         "time_limit_s": 3600.0,
         "gpu_ids": (0, 1),
         "stays_in_cgroup": True,
     }
-    return TaskSpec(**{**fields, **more})  # type: ignore[arg-type]
+    return task_spec_of(**{**fields, **more})
 
 
 class FakeSlurm(CommandTransport):
@@ -100,7 +102,9 @@ class CancelledJobSlurm(FakeSlurm):
 
     def jobs(self) -> list[SlurmJob]:
         return [
-            SlurmJob(job_id="1", state=self.job_state, name=job_name(slurm_task_spec(), 0), user=self.user)
+            SlurmJob(
+                job_id="1", state=self.job_state, name=job_name(slurm_task_spec().identity, 0), user=self.user
+            )
         ]
 
 

@@ -34,7 +34,7 @@ def slurm_name(job: JobHandle, attempt_id: str, replacement: int = 0) -> str:
     order = a_task_spec(
         attempt_id=attempt_id, job_name=data["name"], project=data["project"], job_number=data["number"]
     )
-    return job_name(order, replacement)
+    return job_name(order.identity, replacement)
 
 
 ACCOUNT_PROGRAMS = ("useradd", "userdel", "setpriv")

@@ -22,6 +22,7 @@ from shoal.engines.slurm.config import SlurmConfig, load_config
 from shoal.errors import EngineUnreachable, StateError
 from tests.support.fakes.api_server import Shell
 from tests.support.fakes.machines import ARCHIVE, FakeMachine, facts_text
+from tests.support.runtime.task_specs import change_task_spec
 from tests.unit.cluster.test_cli_cluster_connect import inventory_of
 from tests.unit.engines.remote.test_mailbox_terms import ORDER
 
@@ -486,7 +487,7 @@ def test_destroy_names_open_nodes_and_the_commands_to_close_them(
     config = SlurmConfig(python="python3", ssh="ana@login", cluster="lab", heads=("a",))
     (shell.home / "slurm.json").write_bytes(msgspec.json.encode(config))
     desk = Mailbox(shell.home, SystemClock())
-    orders = [msgspec.structs.replace(ORDER, node=node, nodes=("b", "a")) for node in ("b", "a")]
+    orders = [change_task_spec(ORDER, node=node, nodes=("b", "a")) for node in ("b", "a")]
     desk.add(tuple(orders), None)
     gone = shell("cluster", "destroy", "--yes", "--force")
     assert gone.code == 0

@@ -38,18 +38,19 @@ def test_every_node_and_every_attempt_gets_the_jobs_one_checkpoint_directory(
 ) -> None:
     spec = f'{{"checkpoint":{checkpoint},"run":"true"}}'
     specs = [*task_specs(spec, epoch=1), *task_specs(spec, epoch=2)]
-    assert {(task_spec.checkpoint_dir, task_spec.checkpoint_path) for task_spec in specs} == {
+    assert {(task_spec.folders.checkpoint_dir, task_spec.folders.checkpoint_path) for task_spec in specs} == {
         ("/srv/shoal/checkpoints/job_00000001", path)
     }
 
 
 def test_a_job_that_asks_for_none_gets_no_checkpoint_directory() -> None:
-    assert {task_spec.checkpoint_dir for task_spec in task_specs('{"run":"true"}')} == {None}
+    assert {task_spec.folders.checkpoint_dir for task_spec in task_specs('{"run":"true"}')} == {None}
 
 
 def test_shared_folder_is_in_the_jobs_directory_and_there_is_no_standby() -> None:
     specs = task_specs('{"run":"true","shared":true}')
     assert {
-        (task_spec.checkpoint_dir, task_spec.has_shared_folder, task_spec.has_standby) for task_spec in specs
+        (task_spec.folders.checkpoint_dir, task_spec.folders.has_shared_folder, task_spec.ranks.has_standby)
+        for task_spec in specs
     } == {("/srv/shoal/checkpoints/job_00000001", True, False)}
-    assert {task_spec.has_standby for task_spec in task_specs('{"run":"true"}')} == {True}
+    assert {task_spec.ranks.has_standby for task_spec in task_specs('{"run":"true"}')} == {True}

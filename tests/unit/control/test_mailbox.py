@@ -40,6 +40,7 @@ from shoal.wire import (
 )
 from tests.support.planes.commands import Commands
 from tests.support.planes.world import open_plane
+from tests.support.runtime.task_specs import change_task_spec
 
 pytestmark = pytest.mark.anyio
 
@@ -91,13 +92,13 @@ async def waiting(plane: Commands) -> TaskSpecRequest:
     assert isinstance(core.link.engine, Unstarted)
     while not (tasks := core.link.engine.mailbox.tasks()):  # noqa: ASYNC110 - as long as it takes
         await anyio.sleep(0.01)
-    return TaskSpecRequest(attempt_id=tasks[0].task_spec.attempt_id, node="n1", process="first")
+    return TaskSpecRequest(attempt_id=tasks[0].task_spec.identity.attempt_id, node="n1", process="first")
 
 
 async def test_task_spec_comes_with_credentials_that_were_on_no_disk(plane: Commands, tmp_path: Path) -> None:
     request = await waiting(plane)
     assignment = await plane.assign_task(request)
-    assert (assignment.task_spec.attempt_id, assignment.credentials.secrets) == (
+    assert (assignment.task_spec.identity.attempt_id, assignment.credentials.secrets) == (
         request.attempt_id,
         {"PASSWORD": "swordfish"},
     )
@@ -115,7 +116,7 @@ async def test_task_spec_is_completed_by_the_engine_when_it_is_assigned(
         raise EngineUnreachable("the address of its first node is not known")
 
     async def as_given(task_spec: TaskSpec) -> TaskSpec:
-        return msgspec.structs.replace(task_spec, master_addr="10.0.0.9")
+        return change_task_spec(task_spec, master_addr="10.0.0.9")
 
     request = await waiting(plane)
     monkeypatch.setattr(plane.core.link.engine, "resolve_task_spec", away)
@@ -126,7 +127,7 @@ async def test_task_spec_is_completed_by_the_engine_when_it_is_assigned(
     assert task.is_waiting, "an agent without a reply may have given up, and no other could get the task spec"
     monkeypatch.setattr(plane.core.link.engine, "resolve_task_spec", as_given)
     request = msgspec.structs.replace(request, process="another")
-    assert (await plane.assign_task(request)).task_spec.master_addr == "10.0.0.9"
+    assert (await plane.assign_task(request)).task_spec.ranks.master_addr == "10.0.0.9"
 
 
 async def test_task_spec_is_not_assigned_to_an_agent_that_has_stopped_waiting(
@@ -237,7 +238,7 @@ async def test_agent_of_a_job_stopped_during_assignment_has_the_task_spec_and_le
     assignment = await plane.assign_task(request)
     report = StatusReport(
         attempt_id=request.attempt_id,
-        epoch=assignment.task_spec.epoch,
+        epoch=assignment.task_spec.identity.epoch,
         node="n1",
         process=request.process,
         offset=0,

@@ -99,7 +99,7 @@ def test_work_that_ended_on_the_former_cluster_is_not_recorded_as_lost(site: Sit
 
 def test_work_that_was_never_laid_down_goes_to_the_new_cluster(site: Site) -> None:
     site.open(LAB)
-    site.lay_in_mailbox().withdraw(site.task_specs[0].attempt_id)
+    site.lay_in_mailbox().withdraw(site.task_specs[0].identity.attempt_id)
     site.open(PROD)
     assert read_cluster(site.home) == PROD
 
@@ -138,7 +138,9 @@ def test_task_that_waits_in_a_clusters_queue_may_run_there(site: Site) -> None:
     with pytest.raises(StateError):
         site.open(PROD)
     mailbox = Mailbox(site.home, site.lab.clock)
-    mailbox.assign(TaskSpecRequest(attempt_id=task_spec.attempt_id, node=task_spec.node, process="one"))
+    mailbox.assign(
+        TaskSpecRequest(attempt_id=task_spec.identity.attempt_id, node=task_spec.identity.node, process="one")
+    )
     with pytest.raises(StateError):
         site.open(PROD)
 

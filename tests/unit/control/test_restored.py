@@ -169,7 +169,7 @@ async def test_recorded_end_in_the_copy_counts(lab: ControlPlaneLab, *, runs_aga
     done = TaskOutcome(
         attempt_id=attempt.attempt_id,
         epoch=attempt.epoch,
-        node=task_spec.node,
+        node=task_spec.identity.node,
         kind=EndKind.SUCCEEDED,
         ended_at=1.0,
     )

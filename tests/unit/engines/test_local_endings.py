@@ -319,7 +319,7 @@ async def test_a_full_disk_leaves_no_half_written_attempt(
     write = spool.write_task_spec
 
     def full(task: spool.SpoolTask, task_spec: TaskSpec) -> None:
-        if task_spec.node_rank == 1:
+        if task_spec.ranks.node_rank == 1:
             raise OSError(errno.ENOSPC, "No space left on device")
         write(task, task_spec)
 
@@ -340,7 +340,7 @@ async def test_concurrent_submits_of_one_attempt_are_one_attempt(local: LocalEng
         for _ in range(6):
             tasks.start_soon(local.engine.submit, submission)
     task_specs = [spool.read_task_spec(local.spool_task(node=node)) for node in ("sim-01", "sim-02")]
-    assert len({task_spec.master_port for task_spec in task_specs if task_spec}) == 1
+    assert len({task_spec.ranks.master_port for task_spec in task_specs if task_spec}) == 1
     assert len(await local.engine.list_owned()) == 2
     assert list(local.home.glob("spool/draft/*/*")) == []
 
@@ -351,7 +351,7 @@ async def test_attempts_that_live_at_once_have_different_ports(local: LocalEngin
     local.restart()
     await local.engine.submit(local.submission("never claims", 5))
     task_specs = [spool.read_task_spec(local.spool_task(number)) for number in range(6)]
-    assert len({task_spec.master_port for task_spec in task_specs if task_spec}) == 6
+    assert len({task_spec.ranks.master_port for task_spec in task_specs if task_spec}) == 6
 
 
 async def test_ended_supervisors_do_not_stay_as_zombies(local: LocalEngineLab) -> None:

@@ -19,6 +19,7 @@ from shoal.errors import EngineUnreachable
 from shoal.model.evidence import Evidence
 from shoal.runtime.files import spool
 from tests.support.fakes.local_engine import LocalEngineLab
+from tests.support.runtime.task_specs import change_task_spec
 
 pytestmark = pytest.mark.anyio
 LOST = "sim-02"
@@ -26,7 +27,7 @@ LOST = "sim-02"
 
 def anew(submission: Submission, replacement: int = 1) -> Submission:
     task_specs = tuple(
-        msgspec.structs.replace(task_spec, replacement=replacement) if task_spec.node == LOST else task_spec
+        change_task_spec(task_spec, replacement=replacement) if task_spec.identity.node == LOST else task_spec
         for task_spec in submission.task_specs
     )
     return msgspec.structs.replace(submission, task_specs=task_specs)

@@ -105,9 +105,9 @@ def state(directory: SpoolDirectory) -> dict[str, dict[str, int]]:
         for path in directory.tasks(attempt_id):
             task_spec = spool.read_task_spec(spool.SpoolTask(path))
             assert task_spec is not None
-            assert (task_spec.attempt_id, task_spec.node) == (attempt_id, path.name)
+            assert (task_spec.identity.attempt_id, task_spec.identity.node) == (attempt_id, path.name)
             assert attempt_id == "att_1" or (path / "archive.tar").read_bytes() == b"tar"
-            result[attempt_id][path.name] = task_spec.replacement
+            result[attempt_id][path.name] = task_spec.identity.replacement
     return result
 
 

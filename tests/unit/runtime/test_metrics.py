@@ -32,7 +32,7 @@ from tests.support.runtime.tasks import SOURCE, a_task_spec
 @pytest.fixture
 def meter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Meter]:
     """A supervisor that receives what this process logs."""
-    new_meter = Meter(a_task_spec(), BootClock())
+    new_meter = Meter(a_task_spec().ranks, a_task_spec().resources, BootClock())
     monkeypatch.setenv(METRICS_VARIABLE, new_meter.variable)
     monkeypatch.setattr(metrics, "_channel", None)
     yield new_meter

@@ -189,8 +189,8 @@ def _running_uids() -> set[int]:
         share = spool.SpoolTask(place)
         claim, order = spool.read_claim(share), spool.read_task_spec(share)
         is_here = claim is not None and claim.boot_id == spool.boot_id()
-        if is_here and order is not None and order.uid is not None:
-            uids.add(order.uid)
+        if is_here and order is not None and order.isolation.uid is not None:
+            uids.add(order.isolation.uid)
     return uids
 
 

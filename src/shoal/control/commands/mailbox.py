@@ -54,7 +54,7 @@ async def assign_task(
     # The task may have been submitted again meanwhile.
     if task_spec is None or waiting is None or task.task_spec != waiting.task_spec:
         task_spec = await engine.resolve_task_spec(task.task_spec)
-    task_key = request.attempt_id, request.node, task.task_spec.replacement
+    task_key = request.attempt_id, request.node, task.task_spec.identity.replacement
     with upkeep.running.leases.speaking(*task_key):
         # An end that was recorded since the question is about a task that no process had; none may get it
         # now.
@@ -62,10 +62,11 @@ async def assign_task(
         if upkeep.running.leases.is_overdue(*task_key):
             await upkeep.records.store.write(lambda tx: _refuse_ended(tx, task.task_spec))
         upkeep.running.leases.note_alive(*task_key)
+    lease = msgspec.structs.replace(task_spec.lease, control_urls=inputs.leadership.announced_urls)
     return TaskAssignment(
-        task_spec=msgspec.structs.replace(task_spec, control_urls=inputs.leadership.announced_urls),
+        task_spec=msgspec.structs.replace(task_spec, lease=lease),
         credentials=_with_sidecar(services, task.task_spec, submission.credentials[request.node]),
-        has_archive=task.task_spec.archive_digest is not None,
+        has_archive=task.task_spec.program.archive_digest is not None,
     )
 
 
@@ -73,10 +74,11 @@ def _with_sidecar(
     services: ServiceState, task_spec: TaskSpec, credentials: TaskCredentials
 ) -> TaskCredentials:
     """Add the identity of the sidecar for the node on which the server of a replica listens."""
-    if services.sidecar_identities is None or task_spec.probe is None or task_spec.node_rank > 0:
+    has_replica = task_spec.program.probe is not None and task_spec.ranks.node_rank == 0
+    if services.sidecar_identities is None or not has_replica:
         return credentials
     return msgspec.structs.replace(
-        credentials, sidecar=services.sidecar_identities.for_sidecar(task_spec.attempt_id)
+        credentials, sidecar=services.sidecar_identities.for_sidecar(task_spec.identity.attempt_id)
     )
 
 
@@ -133,11 +135,12 @@ def _refuse_ended(tx: Tx, task_spec: TaskSpec) -> None:
     """Raise if the task has ended or was replaced. A task that is to end is still assigned: its process
     learns of the stop and reports the end.
     """
-    attempt = tx.attempts.get(task_spec.attempt_id)
-    if attempt is None or attempt.state is AttemptState.ENDED or task_spec.node not in attempt.nodes_left:
-        raise StateError(f"{task_spec.attempt_id} does not begin on {task_spec.node}: it has ended")
-    if attempt.replacement_on(task_spec.node) != task_spec.replacement:
-        raise StateError(f"the task of {task_spec.attempt_id} on {task_spec.node} was replaced")
+    identity = task_spec.identity
+    attempt = tx.attempts.get(identity.attempt_id)
+    if attempt is None or attempt.state is AttemptState.ENDED or identity.node not in attempt.nodes_left:
+        raise StateError(f"{identity.attempt_id} does not begin on {identity.node}: it has ended")
+    if attempt.replacement_on(identity.node) != identity.replacement:
+        raise StateError(f"the task of {identity.attempt_id} on {identity.node} was replaced")
 
 
 def _startable_attempt(tx: Tx, request: TaskSpecRequest) -> StartingAttempt:

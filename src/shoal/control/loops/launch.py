@@ -205,8 +205,8 @@ def submission_of(inputs: SubmissionInputs, starting: StartingAttempt) -> Submis
         cache_max_bytes=inputs.settings.max_cache_bytes,
     )
     credentials = {
-        task_spec.node: TaskCredentials(
-            proof_key=proof_key(inputs.sealing.key, attempt.attempt_id, task_spec.node),
+        task_spec.identity.node: TaskCredentials(
+            proof_key=proof_key(inputs.sealing.key, attempt.attempt_id, task_spec.identity.node),
             job_token=job_token(inputs.sealing.key, attempt.attempt_id),
             replica_secret=replica_secret(inputs.sealing.key, attempt.attempt_id) if job.replica else "",
             secrets=open_secrets(inputs.sealing.key, job.job_id, sealed) if sealed else {},

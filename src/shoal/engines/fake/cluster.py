@@ -80,17 +80,25 @@ class FakeCluster:
         native_id = known_id or f"fake-{len(self.native_ids) + 1}"
         missing = self.missing_task_specs(submission)
         self.native_ids[submission.attempt_id] = native_id
-        names = (*self._nodes_of.get(submission.attempt_id, ()), *(task_spec.node for task_spec in missing))
+        names = (
+            *self._nodes_of.get(submission.attempt_id, ()),
+            *(task_spec.identity.node for task_spec in missing),
+        )
         self._nodes_of[submission.attempt_id] = tuple(dict.fromkeys(names))
         now, ahead = self._times()
         for task_spec in missing:
+            identity = task_spec.identity
             task = FakeTask(
                 task_spec, self.script(task_spec), native_id, NEVER if is_stillborn else now + delay_s
             )
-            key = task_spec.attempt_id, task_spec.node
+            key = identity.attempt_id, identity.node
             self._tasks[key] = self._awake[key] = task
-            if task_spec.node in self._off:
-                task.end(now, ahead, task.lost_outcome(now + ahead, f"node {task_spec.node} is powered off"))
+            if identity.node in self._off:
+                task.end(
+                    now,
+                    ahead,
+                    task.lost_outcome(now + ahead, f"node {identity.node} is powered off"),
+                )
             task.live_until(now, ahead)
             self._quiet_until = min(self._quiet_until, task.changes_at())
         return native_id
@@ -103,9 +111,15 @@ class FakeCluster:
         if submission.attempt_id not in self.native_ids:
             return list(submission.task_specs)
         self.settle()
-        replacements = [task_spec for task_spec in submission.task_specs if task_spec.replacement > 0]
-        tasks = {task.task_spec.node: task for task in self.tasks(submission.attempt_id)}
-        return [task_spec for task_spec in replacements if _can_begin(task_spec, tasks.get(task_spec.node))]
+        replacements = [
+            task_spec for task_spec in submission.task_specs if task_spec.identity.replacement > 0
+        ]
+        tasks = {task.task_spec.identity.node: task for task in self.tasks(submission.attempt_id)}
+        return [
+            task_spec
+            for task_spec in replacements
+            if _can_begin(task_spec, tasks.get(task_spec.identity.node))
+        ]
 
     def tasks(self, attempt_id: str | None = None) -> list[FakeTask]:
         """Return tasks that are not forgotten, oldest first."""
@@ -119,7 +133,7 @@ class FakeCluster:
         """Stop the attempt's tasks on nodes that are not cut off."""
         now = self.clock.monotonic()
         for task in self._tasks_to_change(attempt_id):
-            if task.task_spec.node not in self._cut:
+            if task.task_spec.identity.node not in self._cut:
                 task.stop(now + delay_s, grace_s)
         self.settle()
 
@@ -128,7 +142,7 @@ class FakeCluster:
         tasks = self.tasks(attempt_id)
         if all(task.stage is FakeTaskStage.ENDED for task in tasks):
             for task in tasks:
-                key = (attempt_id, task.task_spec.node)
+                key = (attempt_id, task.task_spec.identity.node)
                 self._forgotten[key] = self._tasks.pop(key)
                 self._awake.pop(key, None)
 
@@ -156,7 +170,7 @@ class FakeCluster:
         """End everything on the node, so that the engine knows of it."""
         self._off.add(node)
         for task in self.tasks():
-            if task.task_spec.node == node:
+            if task.task_spec.identity.node == node:
                 self._lose(task, f"node {node} was powered off")
 
     def power_on(self, node: str) -> None:
@@ -169,7 +183,7 @@ class FakeCluster:
     def kill_supervisor(self, attempt_id: str, node: str) -> None:
         """Kill the supervisor without an outcome, and its ranks. A task that is over stays as it is."""
         for task in self.tasks(attempt_id):
-            if task.task_spec.node == node and task.stage is not FakeTaskStage.SENT:
+            if task.task_spec.identity.node == node and task.stage is not FakeTaskStage.SENT:
                 self._lose(task, "its supervisor is gone")
 
     def orphan(self, attempt_id: str, node: str, lives_s: float) -> None:
@@ -177,7 +191,7 @@ class FakeCluster:
         time.
         """
         for task in self._tasks_to_change(attempt_id):
-            if task.task_spec.node == node and task.stage in (
+            if task.task_spec.identity.node == node and task.stage in (
                 FakeTaskStage.STARTED,
                 FakeTaskStage.ORPHANED,
             ):
@@ -187,8 +201,8 @@ class FakeCluster:
         """Kill a rank by a signal that is not ours. Its supervisor reports it."""
         now, ahead = self._times()
         for task in self.tasks(attempt_id):
-            if task.task_spec.node == node and task.stage is FakeTaskStage.STARTED:
-                rank = task.task_spec.node_rank * task.task_spec.ranks_per_node
+            if task.task_spec.identity.node == node and task.stage is FakeTaskStage.STARTED:
+                rank = task.task_spec.ranks.node_rank * task.task_spec.ranks.ranks_per_node
                 outcome = task.lost_outcome(now + ahead, f"rank {rank} got signal {signal}")
                 outcome = msgspec.structs.replace(outcome, kind=EndKind.SIGNALED, signal=signal, rank=rank)
                 if task.can_regroup:
@@ -209,7 +223,7 @@ class FakeCluster:
             del self._awake[key]
         for task in self._awake.values():
             renewal = task.renewal(now)
-            if renewal is not None and task.task_spec.node not in self._cut:
+            if renewal is not None and task.task_spec.identity.node not in self._cut:
                 sent.append(SentRenewal(renewal=renewal, sent_at=now))
         return sent
 
@@ -247,7 +261,7 @@ class FakeCluster:
         node = sent.renewal.node
         task = None if node in self._cut else self._tasks.get((sent.renewal.attempt_id, node))
         # A reply to a task that was replaced in the meantime is lost.
-        return task if task and task.task_spec.replacement == sent.renewal.replacement else None
+        return task if task and task.task_spec.identity.replacement == sent.renewal.replacement else None
 
     def _lose(self, task: FakeTask, message: str) -> None:
         now, ahead = self._times()
@@ -262,4 +276,7 @@ class FakeCluster:
 def _can_begin(task_spec: TaskSpec, task: FakeTask | None) -> bool:
     if task is None:
         return True
-    return task.stage is FakeTaskStage.ENDED and task.task_spec.replacement < task_spec.replacement
+    return (
+        task.stage is FakeTaskStage.ENDED
+        and task.task_spec.identity.replacement < task_spec.identity.replacement
+    )

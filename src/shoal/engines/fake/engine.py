@@ -38,7 +38,7 @@ class FakeEngine:
         if submission.attempt_id not in self.cluster.native_ids:
             refuse_malformed(submission, self.cluster.facts)
         for task_spec in self.cluster.missing_task_specs(submission):
-            self._check_reachable(task_spec.node)
+            self._check_reachable(task_spec.identity.node)
         native_id = self.cluster.accept(submission, fault.delay_s, is_stillborn=fault.is_stillborn)
         self._after(Verb.SUBMIT, fault)
         return native_id
@@ -48,7 +48,7 @@ class FakeEngine:
         self.cluster.stop(attempt_id, grace_s, fault.delay_s)
         for task in self.cluster.tasks(attempt_id):
             if task.stage is not FakeTaskStage.ENDED:
-                self._check_reachable(task.task_spec.node)
+                self._check_reachable(task.task_spec.identity.node)
         self._after(Verb.CANCEL, fault)
 
     async def list_owned(self) -> list[Observation]:
@@ -92,21 +92,21 @@ class FakeEngine:
 
     def _observe(self, task: FakeTask, *, is_stale: bool) -> Observation:
         task_spec = task.task_spec
-        key = (task_spec.attempt_id, task_spec.node)
+        key = (task_spec.identity.attempt_id, task_spec.identity.node)
         if is_stale and key in self._seen:
             return self._seen[key]
         observation = Observation(
-            attempt_id=task_spec.attempt_id,
-            epoch=task_spec.epoch,
-            node=task_spec.node,
+            attempt_id=task_spec.identity.attempt_id,
+            epoch=task_spec.identity.epoch,
+            node=task_spec.identity.node,
             native_id=task.native_id,
             evidence=EVIDENCE[task.stage],
-            replacement=task_spec.replacement,
+            replacement=task_spec.identity.replacement,
             started_at=task.started_at,
             outcome=task.outcome,
             raw=task.stage.name.lower(),
         )
-        if self.cluster.is_cut(task_spec.node):
+        if self.cluster.is_cut(task_spec.identity.node):
             observation = msgspec.structs.replace(
                 observation,
                 evidence=self._evidence_when_cut(task),
@@ -118,7 +118,7 @@ class FakeEngine:
         return observation
 
     def _evidence_when_cut(self, task: FakeTask) -> Evidence:
-        if task.task_spec.node in self.cluster.doubtful_nodes:
+        if task.task_spec.identity.node in self.cluster.doubtful_nodes:
             return Evidence.DOUBTFUL
         return Evidence.UNKNOWN if task.stage is FakeTaskStage.ORPHANED else Evidence.CLEARED
 

@@ -13,7 +13,7 @@ from enum import StrEnum
 
 import msgspec
 
-from shoal.wire import EndKind, RuleAction, TaskSpec
+from shoal.wire import EndKind, RuleAction, TaskRanks, TaskSpec
 
 
 class VirtualClock:
@@ -136,7 +136,9 @@ def by_run(acts: Mapping[str, Act], otherwise: Act | None = None) -> Script:
     """Return a script by the task's `run` line; without `otherwise`, an unknown line is a `KeyError`."""
 
     def script(task_spec: TaskSpec) -> Act:
-        return acts[task_spec.run] if otherwise is None else acts.get(task_spec.run, otherwise)
+        return (
+            acts[task_spec.program.run] if otherwise is None else acts.get(task_spec.program.run, otherwise)
+        )
 
     return script
 
@@ -149,18 +151,19 @@ def seeded(seed: int, *, mean_run_s: float = 60.0, failing: float = 0.2, endless
     """
 
     def script(task_spec: TaskSpec) -> Act:
-        which = f"{task_spec.node}/{task_spec.replacement}" if task_spec.replacement else task_spec.node
-        dice = random.Random(f"{seed}/{task_spec.attempt_id}/{which}")  # noqa: S311 - replay, not secrecy
+        identity = task_spec.identity
+        which = f"{identity.node}/{identity.replacement}" if identity.replacement else identity.node
+        dice = random.Random(f"{seed}/{identity.attempt_id}/{which}")  # noqa: S311 - replay, not secrecy
         claim_s, prepare_s, stop_s = dice.uniform(0, 2), dice.uniform(0, 5), dice.uniform(0, 40)
         run_s = None if dice.random() < endless else dice.expovariate(1 / mean_run_s)
-        end = _failure(dice, task_spec) if dice.random() < failing else Act()
+        end = _failure(dice, task_spec.ranks) if dice.random() < failing else Act()
         return msgspec.structs.replace(end, claim_s=claim_s, prepare_s=prepare_s, run_s=run_s, stop_s=stop_s)
 
     return script
 
 
-def _failure(dice: random.Random, task_spec: TaskSpec) -> Act:
-    rank = task_spec.node_rank * task_spec.ranks_per_node + dice.randrange(task_spec.ranks_per_node)
+def _failure(dice: random.Random, ranks: TaskRanks) -> Act:
+    rank = ranks.node_rank * ranks.ranks_per_node + dice.randrange(ranks.ranks_per_node)
     kind = dice.choice((EndKind.EXITED, EndKind.SIGNALED, EndKind.OUT_OF_MEMORY, EndKind.LOST))
     if kind is EndKind.EXITED:
         code = dice.randint(1, 255)

@@ -48,7 +48,7 @@ class FakeTask:
         self._renewed_at = NEVER
         self._quiet_at = NEVER
         self._gone_at = NEVER
-        self.rendezvous_round = task_spec.replacement
+        self.rendezvous_round = task_spec.identity.replacement
         self.failure: TaskOutcome | None = None
         """How the ranks of this rendezvous round failed, until the next round begins or is refused."""
 
@@ -56,7 +56,11 @@ class FakeTask:
     def can_regroup(self) -> bool:
         """Return whether ranks that fail are restarted in place. The supervisor asks, and may be refused."""
         task_spec = self.task_spec
-        return len(task_spec.nodes) > 1 and task_spec.max_restarts > 0 and task_spec.control_url is not None
+        return (
+            len(task_spec.ranks.nodes) > 1
+            and task_spec.ranks.max_restarts > 0
+            and task_spec.lease.control_url is not None
+        )
 
     def fail(self, at: float, failure: TaskOutcome) -> None:
         """Record that ranks failed. The supervisor asks at once whether another round may begin."""
@@ -134,7 +138,7 @@ class FakeTask:
         has_supervisor = self.stage is not FakeTaskStage.SENT and outcome.kind is not EndKind.LOST
         self.stage = FakeTaskStage.ENDED
         self.outcome = outcome
-        if self.task_spec.control_url is not None and has_supervisor:
+        if self.task_spec.lease.control_url is not None and has_supervisor:
             self.renew_at, self._quiet_at = at, at + LAST_RENEWALS_S
         else:
             self.renew_at = NEVER
@@ -148,17 +152,17 @@ class FakeTask:
         """Return the renewal that it sends at `now`, if one is due; the next is due `renew_s` later."""
         if self.renew_at > now:
             return None
-        self.renew_at = now + self.task_spec.renew_s
+        self.renew_at = now + self.task_spec.lease.renew_s
         if self.stage is FakeTaskStage.ENDED and self.renew_at > self._quiet_at:
             self.renew_at = NEVER
         return Renewal(
-            attempt_id=self.task_spec.attempt_id,
-            epoch=self.task_spec.epoch,
-            node=self.task_spec.node,
+            attempt_id=self.task_spec.identity.attempt_id,
+            epoch=self.task_spec.identity.epoch,
+            node=self.task_spec.identity.node,
             phase=self._phase(),
             started_at=self.started_at,
             outcome=self.outcome,
-            replacement=self.task_spec.replacement,
+            replacement=self.task_spec.identity.replacement,
             rendezvous_round=self.rendezvous_round,
             failure=self.failure if self.stage is FakeTaskStage.STARTED else None,
         )
@@ -173,9 +177,9 @@ class FakeTask:
     def _claim(self) -> None:
         self.stage = FakeTaskStage.CLAIMED
         self._start_at = self.claim_at + self.act.prepare_s
-        if self.task_spec.time_limit_s is not None:
-            self._will_end(self.claim_at + self.task_spec.time_limit_s, EndKind.TIME_LIMIT)
-        if self.task_spec.control_url is not None:
+        if self.task_spec.resources.time_limit_s is not None:
+            self._will_end(self.claim_at + self.task_spec.resources.time_limit_s, EndKind.TIME_LIMIT)
+        if self.task_spec.lease.control_url is not None:
             self._renewed_at = self.claim_at
 
     def _start(self, ahead: float) -> None:
@@ -185,9 +189,9 @@ class FakeTask:
         self.started_at = at + ahead
         if self.act.run_s is not None:
             self._will_end(at + self.act.run_s, self.act.kind)
-        if self.task_spec.control_url is not None:
+        if self.task_spec.lease.control_url is not None:
             self.renew_at = at
-        rank = self.task_spec.node_rank * self.task_spec.ranks_per_node
+        rank = self.task_spec.ranks.node_rank * self.task_spec.ranks.ranks_per_node
         self.log += b"".join(_line(at + ahead, rank, text) for text in self.act.lines)
 
     def _will_end(self, at: float, kind: EndKind) -> None:
@@ -199,7 +203,7 @@ class FakeTask:
         end = self._first_end
         if self._stop_at < end[0]:
             end = self._stop_at, EndKind.STOPPED
-        fenced_at = self._renewed_at + self.task_spec.fence_s
+        fenced_at = self._renewed_at + self.task_spec.lease.fence_s
         return (fenced_at, EndKind.FENCED) if fenced_at < end[0] else end
 
     def _supervisor_outcome(self, kind: EndKind, ended_at: float) -> TaskOutcome:
@@ -217,14 +221,14 @@ class FakeTask:
 
     def _outcome(self, kind: EndKind, ended_at: float, message: str) -> TaskOutcome:
         return TaskOutcome(
-            attempt_id=self.task_spec.attempt_id,
-            epoch=self.task_spec.epoch,
-            node=self.task_spec.node,
+            attempt_id=self.task_spec.identity.attempt_id,
+            epoch=self.task_spec.identity.epoch,
+            node=self.task_spec.identity.node,
             kind=kind,
             ended_at=ended_at,
             message=message,
             started_at=self.started_at,
-            replacement=self.task_spec.replacement,
+            replacement=self.task_spec.identity.replacement,
         )
 
     def _phase(self) -> TaskPhase:

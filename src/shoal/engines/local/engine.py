@@ -171,7 +171,7 @@ class LocalEngine:
         archive_path = _archive_of(submission)
         for credentials in submission.credentials.values():
             _refuse_large(credentials)
-        address = nodes[submission.task_specs[0].node].address
+        address = nodes[submission.task_specs[0].identity.node].address
         port = self._promise_port(address, submission.attempt_id)
         try:
             task_specs = complete_task_specs(submission, address, port, self._confinement)
@@ -187,24 +187,28 @@ class LocalEngine:
         missing = [
             task_spec
             for task_spec in submission.task_specs
-            if _needs_new_task(task_spec, tasks.get(task_spec.node))
+            if _needs_new_task(task_spec, tasks.get(task_spec.identity.node))
         ]
         nodes = self._nodes()
         for task_spec in missing:
+            identity = task_spec.identity
             gone = missing_resource(task_spec, nodes)
             if gone is not None:
-                raise NodeGone(gone, hint="shoal nodes", node=task_spec.node)
-            observation = self._watcher.observe(tasks[task_spec.node]) if task_spec.node in tasks else None
+                raise NodeGone(gone, hint="shoal nodes", node=identity.node)
+            observation = self._watcher.observe(tasks[identity.node]) if identity.node in tasks else None
             if observation is not None and observation.evidence is not Evidence.ENDED:
-                raise OSError(errno.EBUSY, f"{task_spec.node} still has the task that is to be replaced")
+                raise OSError(errno.EBUSY, f"{identity.node} still has the task that is to be replaced")
         if missing:
-            archive_path, address = _archive_of(submission), nodes[submission.task_specs[0].node].address
+            archive_path, address = (
+                _archive_of(submission),
+                nodes[submission.task_specs[0].identity.node].address,
+            )
             completed = with_model_dirs(
                 self._home, complete_task_specs(submission, address, 0, self._confinement)
             )
-            missing_nodes = {task_spec.node for task_spec in missing}
+            missing_nodes = {task_spec.identity.node for task_spec in missing}
             for task_spec in with_checkpoint_dirs(self._home, completed):
-                if task_spec.node in missing_nodes:
+                if task_spec.identity.node in missing_nodes:
                     self._index.replace(task_spec, archive_path)
         return self._index.find(submission.attempt_id)
 
@@ -248,7 +252,7 @@ class LocalEngine:
         """
         with contextlib.suppress(msgspec.DecodeError):
             task_spec = task.read_task_spec()
-            if task_spec is not None and task_spec.replacement > 0 and task.num_failed_starts == 0:
+            if task_spec is not None and task_spec.identity.replacement > 0 and task.num_failed_starts == 0:
                 return directory_of(task.files)
         return None
 
@@ -325,12 +329,12 @@ class LocalEngine:
 def _needs_new_task(task_spec: TaskSpec, task: LocalTask | None) -> bool:
     """Return whether the task spec asks for a new task in place of a lost one, here or on another node."""
     old_spec = task.read_task_spec() if task is not None else None
-    return task_spec.replacement > (old_spec.replacement if old_spec is not None else 0)
+    return task_spec.identity.replacement > (old_spec.identity.replacement if old_spec is not None else 0)
 
 
 def _archive_of(submission: Submission) -> str | None:
     """Return the path of the snapshot; `EngineRefused` if the task specs need one that does not exist."""
-    digest, path = submission.task_specs[0].archive_digest, submission.archive_path
+    digest, path = submission.task_specs[0].program.archive_digest, submission.archive_path
     if digest is None:
         return None
     if path is None or not os.path.isfile(path):

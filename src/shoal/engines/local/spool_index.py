@@ -61,7 +61,10 @@ class LocalTask:
             self.task_spec = spool.read_task_spec(self.files)
             if self.task_spec is not None:
                 self.key = TaskKey(
-                    self.key.attempt_id, self.key.node, self.task_spec.epoch, self.task_spec.replacement
+                    self.key.attempt_id,
+                    self.key.node,
+                    self.task_spec.identity.epoch,
+                    self.task_spec.identity.replacement,
                 )
         return self.task_spec
 
@@ -71,7 +74,7 @@ class LocalTask:
             return None
         with contextlib.suppress(OSError, msgspec.DecodeError):
             task_spec = self.read_task_spec()
-            return task_spec.master_port if task_spec else None
+            return task_spec.ranks.master_port if task_spec else None
         return None
 
 
@@ -150,7 +153,7 @@ class SpoolIndex:
     def add(self, task_specs: tuple[TaskSpec, ...], archive_path: str | None) -> LocalTasks:
         """Write every task spec durably. The attempt appears with all of them or not at all."""
         self.directory.add(task_specs, archive_path)
-        return self.find(task_specs[0].attempt_id)
+        return self.find(task_specs[0].identity.attempt_id)
 
     def replace(self, task_spec: TaskSpec, archive_path: str | None) -> None:
         """Put a new task where one has ended, or where none was. Its log continues in the same file.
@@ -158,12 +161,13 @@ class SpoolIndex:
         `sweep` removes the old one, so that the ranks do not wait for that.
         """
         self.directory.replace(task_spec, archive_path)
-        directory = self.directory.live / task_spec.attempt_id / task_spec.node
+        identity = task_spec.identity
+        directory = self.directory.live / identity.attempt_id / identity.node
         with self._guard:
-            local_task = LocalTask(task_spec.attempt_id, task_spec.node, directory)
-            self._attempts[task_spec.attempt_id] = {
-                **self._tasks(task_spec.attempt_id),
-                task_spec.node: local_task,
+            local_task = LocalTask(identity.attempt_id, identity.node, directory)
+            self._attempts[identity.attempt_id] = {
+                **self._tasks(identity.attempt_id),
+                identity.node: local_task,
             }
 
     def archive(self, attempt_id: str) -> None:

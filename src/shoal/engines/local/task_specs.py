@@ -27,19 +27,18 @@ def with_checkpoint_dirs(home: Path, task_specs: tuple[TaskSpec, ...]) -> tuple[
 
     May be repeated. `EngineRefused`: it cannot be used; `OSError`: it could not be created now.
     """
-    first = task_specs[0]
-    if first.checkpoint_dir is None:
+    directory, job_id = task_specs[0].folders.checkpoint_dir, task_specs[0].identity.job_id
+    if directory is None:
         return task_specs
     folder = home / "checkpoints"
-    if not is_name(first.job_id) or Path(first.checkpoint_dir) != folder / first.job_id:
+    if not is_name(job_id) or Path(directory) != folder / job_id:
         raise EngineRefused(
-            f"job {first.job_id} cannot keep its checkpoints in {first.checkpoint_dir}",
+            f"job {job_id} cannot keep its checkpoints in {directory}",
             hint=f"the only place is {folder}/<job id>",
         )
     folder.mkdir(mode=0o700, exist_ok=True)
-    _make(folder, first.job_id, first.uid)
-    real = str(folder.resolve() / first.job_id)
-    return tuple(msgspec.structs.replace(task_spec, checkpoint_dir=real) for task_spec in task_specs)
+    _make(folder, job_id, task_specs[0].isolation.uid)
+    return _with_folders(task_specs, checkpoint_dir=str(folder.resolve() / job_id))
 
 
 def with_model_dirs(home: Path, task_specs: tuple[TaskSpec, ...]) -> tuple[TaskSpec, ...]:
@@ -47,7 +46,7 @@ def with_model_dirs(home: Path, task_specs: tuple[TaskSpec, ...]) -> tuple[TaskS
 
     `EngineRefused`: it is no checkpoint, or it is gone.
     """
-    wanted = task_specs[0].model_dir
+    wanted = task_specs[0].folders.model_dir
     if wanted is None:
         return task_specs
     folder, path = home / "checkpoints", Path(wanted)
@@ -58,7 +57,14 @@ def with_model_dirs(home: Path, task_specs: tuple[TaskSpec, ...]) -> tuple[TaskS
             f"there is no checkpoint to serve at {wanted}",
             hint="the job may have removed it for newer ones: `shoal serve` the file again",
         )
-    return tuple(msgspec.structs.replace(task_spec, model_dir=str(real)) for task_spec in task_specs)
+    return _with_folders(task_specs, model_dir=str(real))
+
+
+def _with_folders(task_specs: tuple[TaskSpec, ...], **folders: str) -> tuple[TaskSpec, ...]:
+    replace = msgspec.structs.replace
+    return tuple(
+        replace(task_spec, folders=replace(task_spec.folders, **folders)) for task_spec in task_specs
+    )
 
 
 def _make(folder: Path, name: str, uid: int | None) -> None:
@@ -102,14 +108,16 @@ def complete_task_specs(
     If this machine cannot switch users, jobs run as the user that runs Shoal; `shoal nodes` says so. If
     that is unknown (None), the requested user stays: a job never runs as root because a probe failed.
     """
-    can_switch = confinement is None or "uid" in confinement
+    replace, can_switch = msgspec.structs.replace, confinement is None or "uid" in confinement
     return tuple(
-        msgspec.structs.replace(
+        replace(
             task_spec,
-            master_addr=master_addr,
-            master_port=master_port,
-            confinement=confinement,
-            uid=task_spec.uid if can_switch else None,
+            ranks=replace(task_spec.ranks, master_addr=master_addr, master_port=master_port),
+            isolation=replace(
+                task_spec.isolation,
+                confinement=confinement,
+                uid=task_spec.isolation.uid if can_switch else None,
+            ),
         )
         for task_spec in submission.task_specs
     )

@@ -155,7 +155,7 @@ class SpoolWatcher:
     def _observe_alive(self, task: LocalTask) -> Observation:
         if task.started is None:
             task.started = _try(spool.read_started, task.files)
-        if not task.is_followed and task.task_spec is not None and len(task.task_spec.nodes) > 1:
+        if not task.is_followed and task.task_spec is not None and len(task.task_spec.ranks.nodes) > 1:
             task.is_followed = True
             self._exit_notifier.follow(task.files)
         if task.kill_at is None and os.path.exists(task.files.stop):

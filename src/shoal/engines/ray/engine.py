@@ -29,7 +29,7 @@ from shoal.engines.remote.mailbox import MailboxTask
 from shoal.engines.remote.task_observer import SILENT_S
 from shoal.errors import EngineUnreachable, SpecError
 from shoal.model.node import NodeFacts
-from shoal.wire import LaunchRequest, TaskSpec
+from shoal.wire import LaunchRequest, TaskIdentity, TaskSpec
 
 T = TypeVar("T")
 PATIENCE_S = 5.0
@@ -84,12 +84,13 @@ class RayEngine(RemoteEngine):
         await self._refresh()
         starts, failed = [], {}
         for task_spec in task_specs:
-            node = self._nodes.get(task_spec.node)
-            key = key_of(task_spec.attempt_id, task_spec.node, task_spec.replacement)
+            identity = task_spec.identity
+            node = self._nodes.get(identity.node)
+            key = key_of(identity.attempt_id, identity.node, identity.replacement)
             if node is None:
-                failed[key] = f"Ray has no node {task_spec.node} now"
+                failed[key] = f"Ray has no node {identity.node} now"
             else:
-                task = agent_task(self._config, launch_request, task_spec)
+                task = agent_task(self._config, launch_request, identity)
                 starts.append({"node_id": node.node_id, "key": key, "task": task})
         if starts:
             failed |= (await self._ask(lambda: self._client.start(starts)))["failed"]
@@ -102,36 +103,32 @@ class RayEngine(RemoteEngine):
         nodes, nodes_asked = self._nodes, self._nodes_asked  # another caller may refresh them while we wait
         keys: dict[str, list[str]] = {}
         for task in tasks:
-            node = nodes.get(task.task_spec.node)
+            node = nodes.get(task.identity.node)
             if node is not None:
-                keys.setdefault(node.node_id, []).append(_key(task.task_spec))
+                keys.setdefault(node.node_id, []).append(_key(task.identity))
         answers = await self._ask(lambda: self._client.look(keys)) if keys else {}
         observations: ClusterObservations = {}
         for task in tasks:
-            task_spec = task.task_spec
-            node = nodes.get(task_spec.node)
+            identity = task.identity
+            node = nodes.get(identity.node)
             if node is None:
-                observations[task_spec.attempt_id, task_spec.node] = self._observe_unreachable(
-                    task_spec.node, f"Ray has no node {task_spec.node} now"
+                observations[task.key] = self._observe_unreachable(
+                    identity.node, f"Ray has no node {identity.node} now"
                 )
                 continue
             if node.node_id in answers["failed"]:
-                reason = f"{task_spec.node}: {answers['failed'][node.node_id]}"
-                observations[task_spec.attempt_id, task_spec.node] = self._observe_unreachable(
-                    task_spec.node, reason
-                )
+                reason = f"{identity.node}: {answers['failed'][node.node_id]}"
+                observations[task.key] = self._observe_unreachable(identity.node, reason)
                 continue
             rebooted = await self.has_rebooted(task, node.boot, nodes_asked)
-            report = answers["seen"][node.node_id].get(_key(task_spec))
+            report = answers["seen"][node.node_id].get(_key(identity))
             assigned = "" if task.assignment is None else task.assignment.process
             # An agent with the assigned process's record has looked, and knows by it in which boot that
             # began.
             if rebooted and not (report and is_about(report, assigned)):
-                observations[task_spec.attempt_id, task_spec.node] = restarted_observation(task_spec.node)
+                observations[task.key] = restarted_observation(identity.node)
             elif report:
-                observations[task_spec.attempt_id, task_spec.node] = task_observation(
-                    task_spec.node, report, assigned
-                )
+                observations[task.key] = task_observation(identity.node, report, assigned)
         return observations
 
     def _observe_unreachable(self, node: str, raw: str) -> ClusterObservation:
@@ -148,9 +145,9 @@ class RayEngine(RemoteEngine):
         await self._refresh()
         keys: dict[str, list[str]] = {}
         for task in self.mailbox.find(attempt_id).values():
-            node = self._nodes.get(task.task_spec.node)
+            node = self._nodes.get(task.identity.node)
             if node is not None:
-                keys.setdefault(node.node_id, []).append(_key(task.task_spec))
+                keys.setdefault(node.node_id, []).append(_key(task.identity))
         if keys:
             await self._ask(lambda: self._client.end(keys))
 
@@ -204,5 +201,5 @@ def namespace_of(access: ControlPlaneAccess) -> str:
     return f"shoal-{hashlib.sha256(access.ca.encode()).hexdigest()[:12]}"
 
 
-def _key(task_spec: TaskSpec) -> str:
-    return key_of(task_spec.attempt_id, task_spec.node, task_spec.replacement)
+def _key(identity: TaskIdentity) -> str:
+    return key_of(identity.attempt_id, identity.node, identity.replacement)

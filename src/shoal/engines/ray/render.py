@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from shoal.engines.ray.config import RayConfig
-from shoal.wire import LaunchRequest, TaskSpec
+from shoal.wire import LaunchRequest, TaskIdentity
 
 AGENT_PORTS = (
     "dashboard-agent-grpc-port",
@@ -45,15 +45,15 @@ def key_of(attempt_id: str, node: str, replacement: int) -> str:
     return f"{attempt_id}.{node}.{replacement}"
 
 
-def agent_task(config: RayConfig, launch_request: LaunchRequest, task_spec: TaskSpec) -> dict[str, Any]:
-    """Return what an agent starts for a task spec.
+def agent_task(config: RayConfig, launch_request: LaunchRequest, identity: TaskIdentity) -> dict[str, Any]:
+    """Return what an agent starts for this task.
 
     The launch request goes to standard input, because it holds a bootstrap token.
     """
     python = [config.python, "-P", "-s", "-m"]
-    task = [config.spool, task_spec.attempt_id, task_spec.node, str(task_spec.replacement)]
+    task = [config.spool, identity.attempt_id, identity.node, str(identity.replacement)]
     return {
-        "command": [*python, "shoal.runtime.agent.bootstrap", task_spec.node],
+        "command": [*python, "shoal.runtime.agent.bootstrap", identity.node],
         "reap": [*python, "shoal.runtime.agent.reaping", *task],
         "env": {"PYTHONPATH": config.python_path} if config.python_path else {},
         "launch_request": msgspec.json.encode(launch_request).decode(),

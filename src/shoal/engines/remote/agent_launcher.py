@@ -87,7 +87,7 @@ class AgentLauncher:
         """
         if not is_new and not await self._due(submission):
             return  # nothing to start, so do not wait for the lock
-        async with self._guards[submission.task_specs[0].owner], self._at_once:
+        async with self._guards[submission.task_specs[0].identity.owner], self._at_once:
             for replacement, (due, seen) in (await self._due(submission, is_new=is_new)).items():
                 await self._launch_one(submission, replacement, due, seen)
 
@@ -100,8 +100,8 @@ class AgentLauncher:
         waiting = [task for task in self._mailbox.find(submission.attempt_id).values() if task.is_waiting]
         seen = await self._backend.observe_tasks(waiting) if waiting and not is_new else {}
         due_by_replacement = {}
-        for replacement in sorted({task.task_spec.replacement for task in waiting}):
-            due = [task for task in waiting if task.task_spec.replacement == replacement]
+        for replacement in sorted({task.identity.replacement for task in waiting}):
+            due = [task for task in waiting if task.identity.replacement == replacement]
             if not any(
                 self._state(task, seen) in PRESENT_STATES or self._has_successor(task) for task in due
             ):
@@ -130,7 +130,7 @@ class AgentLauncher:
         tries.num_tries += 1
         launch_request = LaunchRequest(
             attempt_id=submission.attempt_id,
-            urls=tuple(dict.fromkeys((*self._access.urls, *due[0].task_spec.control_urls))),
+            urls=tuple(dict.fromkeys((*self._access.urls, *due[0].task_spec.lease.control_urls))),
             ca=self._access.ca,
             bootstrap_token=submission.bootstrap_token,
             replacement=replacement,

@@ -292,27 +292,30 @@ class RemoteEngine(ABC):
     async def _replace_tasks(self, submission: Submission) -> None:
         """Store the task specs of tasks that replace an ended one or are new on their node."""
         tasks = self.mailbox.find(submission.attempt_id)
-        replacements = {node: task.task_spec.replacement for node, task in tasks.items()}
+        replacements = {node: task.identity.replacement for node, task in tasks.items()}
         missing = {
-            spec.node for spec in submission.task_specs if spec.replacement > replacements.get(spec.node, 0)
+            identity.node
+            for identity in (task_spec.identity for task_spec in submission.task_specs)
+            if identity.replacement > replacements.get(identity.node, 0)
         }
         if not missing:
             return
         nodes = {facts.name: facts for facts in await self.nodes()}
         for task_spec in submission.task_specs:
-            gone = missing_resource(task_spec, nodes) if task_spec.node in missing else None
+            identity = task_spec.identity
+            gone = missing_resource(task_spec, nodes) if identity.node in missing else None
             if gone is not None:
-                raise NodeGone(gone, hint="shoal nodes", node=task_spec.node)
-            before = tasks.get(task_spec.node) if task_spec.node in missing else None
+                raise NodeGone(gone, hint="shoal nodes", node=identity.node)
+            before = tasks.get(identity.node) if identity.node in missing else None
             if before is None or before.outcome is not None:
                 continue
             if not self.observer.is_silent(before):
-                raise EngineUnreachable(f"{task_spec.node} still has the task that is to be replaced")
+                raise EngineUnreachable(f"{identity.node} still has the task that is to be replaced")
             await self.on_thread(lambda before=before: self.mailbox.reap(before, EndKind.LOST, REPLACED))  # type: ignore[misc]
         task_specs = self._complete_task_specs(submission, nodes)
         await self._make_folders(task_specs)
         for task_spec in task_specs:
-            if task_spec.node in missing:
+            if task_spec.identity.node in missing:
                 await self.on_thread(
                     lambda task_spec=task_spec: self.mailbox.replace(task_spec, _archive_of(submission))  # type: ignore[misc]
                 )
@@ -322,22 +325,30 @@ class RemoteEngine(ABC):
     ) -> tuple[TaskSpec, ...]:
         """Return the task specs with the values that this cluster decides, such as ports and paths."""
         first = submission.task_specs[0]
-        used = {task.task_spec.master_port for task in self.mailbox.tasks() if task.outcome is None}
+        used = {task.task_spec.ranks.master_port for task in self.mailbox.tasks() if task.outcome is None}
         begin = zlib.crc32(submission.attempt_id.encode())
         ports = (FIRST_PORT + (begin + step) % NUM_PORTS for step in range(NUM_PORTS))
         port = next(port for port in ports if port not in used)
-        return tuple(
-            msgspec.structs.replace(
-                task_spec,
-                master_addr=nodes[first.node].address if len(submission.task_specs) > 1 else "127.0.0.1",
-                master_port=port if task_spec.replacement == 0 else 0,
-                uid=None,
-                control_url=None if task_spec.control_url is None else self._access.urls[0],
-                checkpoint_dir=self._on_shared(task_spec.checkpoint_dir, task_spec.job_id),
-                model_dir=self._on_shared(task_spec.model_dir, task_spec.job_id),
-                stays_in_cgroup=self.stays_in_cgroup,
-            )
-            for task_spec in submission.task_specs
+        address = nodes[first.identity.node].address if len(submission.task_specs) > 1 else "127.0.0.1"
+        return tuple(self._complete(task_spec, address, port) for task_spec in submission.task_specs)
+
+    def _complete(self, task_spec: TaskSpec, master_addr: str, master_port: int) -> TaskSpec:
+        replace, job_id, folders = msgspec.structs.replace, task_spec.identity.job_id, task_spec.folders
+        control_url = None if task_spec.lease.control_url is None else self._access.urls[0]
+        return replace(
+            task_spec,
+            ranks=replace(
+                task_spec.ranks,
+                master_addr=master_addr,
+                master_port=master_port if task_spec.identity.replacement == 0 else 0,
+            ),
+            lease=replace(task_spec.lease, control_url=control_url),
+            folders=replace(
+                folders,
+                checkpoint_dir=self._on_shared(folders.checkpoint_dir, job_id),
+                model_dir=self._on_shared(folders.model_dir, job_id),
+            ),
+            isolation=replace(task_spec.isolation, uid=None, stays_in_cgroup=self.stays_in_cgroup),
         )
 
     def make_folder(self, path: str) -> None:
@@ -346,7 +357,7 @@ class RemoteEngine(ABC):
 
     async def _make_folders(self, task_specs: Collection[TaskSpec]) -> None:
         for path in sorted(
-            {task_spec.checkpoint_dir for task_spec in task_specs if task_spec.checkpoint_dir}
+            {task_spec.folders.checkpoint_dir for task_spec in task_specs if task_spec.folders.checkpoint_dir}
         ):
             await self.on_thread(lambda path=path: self.make_folder(path))  # type: ignore[misc]
 
@@ -363,7 +374,7 @@ class RemoteEngine(ABC):
 
 
 def _archive_of(submission: Submission) -> str | None:
-    digest, path = submission.task_specs[0].archive_digest, submission.archive_path
+    digest, path = submission.task_specs[0].program.archive_digest, submission.archive_path
     if digest is None:
         return None
     if path is None or not Path(path).is_file():

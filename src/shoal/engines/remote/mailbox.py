@@ -31,6 +31,7 @@ from shoal.wire import (
     EndKind,
     StatusReply,
     StatusReport,
+    TaskIdentity,
     TaskOutcome,
     TaskSpec,
     TaskSpecRequest,
@@ -60,6 +61,7 @@ class MailboxTask:
 
     def __init__(self, task_spec: TaskSpec, directory: Path) -> None:
         self.task_spec = task_spec
+        self.identity = task_spec.identity
         self.files = spool.SpoolTask(directory)
         self.assignment: AssignmentRecord | None = None
         self.assignment_seen_at: float | None = None
@@ -87,7 +89,7 @@ class MailboxTask:
     @property
     def key(self) -> tuple[str, str]:
         """The attempt's id and the node."""
-        return self.task_spec.attempt_id, self.task_spec.node
+        return self.identity.attempt_id, self.identity.node
 
     @property
     def is_waiting(self) -> bool:
@@ -96,7 +98,7 @@ class MailboxTask:
     @property
     def launch_replacement(self) -> int:
         """The replacement number under which the cluster knows the task."""
-        return self.task_spec.replacement if self.assignment is None else self.assignment.launch_replacement
+        return self.identity.replacement if self.assignment is None else self.assignment.launch_replacement
 
     @property
     def is_closed(self) -> bool:
@@ -130,7 +132,9 @@ class Mailbox:
         self._attempts: Mapping[str, Mapping[str, MailboxTask]] = {}
         """Replaced, never changed: readers must not wait for `_guard` while a disk is slow or hangs."""
         self._attempts = {
-            attempt_id: {task.task_spec.node: task for task in _load_tasks(self._directory.tasks(attempt_id))}
+            attempt_id: {
+                task.task_spec.identity.node: task for task in _load_tasks(self._directory.tasks(attempt_id))
+            }
             for attempt_id in self._directory.attempts()
         }
         for task in self.tasks():
@@ -154,27 +158,29 @@ class Mailbox:
 
     def add(self, task_specs: tuple[TaskSpec, ...], archive_path: str | None) -> None:
         """Store the task specs durably: all of them or none. A repeated call changes nothing."""
-        attempt_id = task_specs[0].attempt_id
+        attempt_id = task_specs[0].identity.attempt_id
         with self._guard:
             if attempt_id in self._attempts:
                 return
             self._directory.add(task_specs, archive_path)
             directory = self._directory.live / attempt_id
             tasks = {
-                task_spec.node: MailboxTask(task_spec, directory / task_spec.node) for task_spec in task_specs
+                task_spec.identity.node: MailboxTask(task_spec, directory / task_spec.identity.node)
+                for task_spec in task_specs
             }
             self._attempts = {**self._attempts, attempt_id: tasks}
 
     def replace(self, task_spec: TaskSpec, archive_path: str | None) -> None:
         """Store a task spec in place of a task that has ended, or where none was. The log continues."""
+        identity = task_spec.identity
         with self._guard:
             replaced = self._directory.replace(task_spec, archive_path)
-            directory = self._directory.live / task_spec.attempt_id / task_spec.node
-            tasks, task = self._attempts[task_spec.attempt_id], MailboxTask(task_spec, directory)
-            before = tasks.get(task_spec.node)
+            directory = self._directory.live / identity.attempt_id / identity.node
+            tasks, task = self._attempts[identity.attempt_id], MailboxTask(task_spec, directory)
+            before = tasks.get(identity.node)
             if before is not None and before.has_successor:
                 task.successor_until = self._clock.monotonic() + SUCCESSOR_S
-            self._attempts = {**self._attempts, task_spec.attempt_id: {**tasks, task_spec.node: task}}
+            self._attempts = {**self._attempts, identity.attempt_id: {**tasks, identity.node: task}}
         removal.remove(str(replaced), timeout_s=REMOVAL_S)
 
     def withdraw(self, attempt_id: str) -> None:
@@ -225,7 +231,7 @@ class Mailbox:
             if assignment is None or not assignment.process or assignment.process != report.process:
                 raise StateError(f"another process has the task of {report.attempt_id} on {report.node}")
             if any(
-                _identity(message) != _identity(task.task_spec)
+                _identity(message) != _identity(task.identity)
                 for message in (report, report.outcome or report)
             ):
                 raise StateError(f"the report is not about the task of {report.attempt_id} on {report.node}")
@@ -280,7 +286,7 @@ class Mailbox:
         """
         with self._guard:
             if task.is_waiting:
-                self._write_assignment(task, "", 0, task.task_spec.replacement)
+                self._write_assignment(task, "", 0, task.identity.replacement)
             if task.outcome is not None or not task.is_closed:
                 return False  # a deposed control plane may have given it out
             self._end(task, self.make_outcome(task, kind, message))
@@ -317,14 +323,14 @@ class Mailbox:
         """Return the outcome of a task for which no supervisor will write one."""
         task_spec = task.task_spec
         return TaskOutcome(
-            attempt_id=task_spec.attempt_id,
-            epoch=task_spec.epoch,
-            node=task_spec.node,
+            attempt_id=task_spec.identity.attempt_id,
+            epoch=task_spec.identity.epoch,
+            node=task_spec.identity.node,
             kind=kind,
             ended_at=self._clock.now(),
             message=message[:MAX_OUTCOME_MESSAGE],
             started_at=task.started_at,
-            replacement=task_spec.replacement,
+            replacement=task_spec.identity.replacement,
         )
 
     def forget(self, attempt_id: str) -> None:
@@ -404,7 +410,7 @@ class Mailbox:
         try:
             size = os.fstat(fd).st_size
             max_size = (
-                task.task_spec.limits.max_log_bytes
+                task.task_spec.resources.max_log_bytes
                 + MAX_LOG_SLACK
                 + (task.assignment.log_base if task.assignment else 0)
             )
@@ -430,12 +436,12 @@ class Mailbox:
                 os.close(fd)
         if not spool.write_once(task.files.outcome, msgspec.json.encode(outcome)):
             recorded = spool.read_outcome(task.files)
-            if recorded is None or recorded.replacement < task.task_spec.replacement:
+            if recorded is None or recorded.replacement < task.identity.replacement:
                 # It is of the task before this: see `_load_tasks`. If we are deposed, the outcome there may
                 # be the other control plane's record of this task, or of a later one.
                 with contextlib.suppress(FileNotFoundError):
                     self._directory.replace_file(task.files.outcome, msgspec.json.encode(outcome))
-            elif recorded.replacement == task.task_spec.replacement:
+            elif recorded.replacement == task.identity.replacement:
                 outcome = recorded
             # Else another task has taken this one's place and ended: we are deposed, and no caller uses
             # our value.
@@ -452,14 +458,14 @@ def _write_whole(fd: int, data: bytes, at: int) -> None:
         view, at = view[written:], at + written
 
 
-def _identity(message: TaskSpec | StatusReport | TaskOutcome) -> tuple[str, int, str, int]:
+def _identity(message: TaskIdentity | StatusReport | TaskOutcome) -> tuple[str, int, str, int]:
     return message.attempt_id, message.epoch, message.node, message.replacement
 
 
 def matches_request(task_spec: TaskSpec, request: TaskSpecRequest) -> bool:
     if request.previous_replacement is not None:
-        return task_spec.replacement > request.previous_replacement
-    return task_spec.replacement == request.replacement
+        return task_spec.identity.replacement > request.previous_replacement
+    return task_spec.identity.replacement == request.replacement
 
 
 def _load_tasks(directories: list[Path]) -> Iterator[MailboxTask]:
@@ -475,7 +481,9 @@ def _load_tasks(directories: list[Path]) -> Iterator[MailboxTask]:
         task.started_at = started.at if started is not None else None
         task.stop, outcome = spool.read_stop(files), spool.read_outcome(files)
         # A deposed control plane wrote the outcome of another replacement late.
-        task.outcome = outcome if outcome is None or outcome.replacement == task_spec.replacement else None
+        task.outcome = (
+            outcome if outcome is None or outcome.replacement == task.identity.replacement else None
+        )
         with contextlib.suppress(FileNotFoundError, ValueError, RecursionError):
             boot = bounded_file.read_whole(_boot_file(files), spool.MAX_RECORD)
             task.boot = msgspec.json.decode(boot, type=Boot)

@@ -78,7 +78,7 @@ class TaskObserver:
         for task in self._mailbox.tasks():
             if task.outcome is None and task.assignment is not None and task.key not in self._suspended:
                 heard_at = self._opened_at if task.last_report_at is None else task.last_report_at
-                node = task.task_spec.node
+                node = task.identity.node
                 silences[node] = min(silences.get(node, now - heard_at), now - heard_at)
         return {node for node, silence_s in silences.items() if silence_s >= SILENT_S}
 
@@ -112,10 +112,13 @@ class TaskObserver:
         attempt continues.
         """
         newest = dict[str, TaskSpec]()
-        for task in sorted(tasks, key=lambda task: task.task_spec.replacement):
-            newest[task.task_spec.attempt_id] = task.task_spec
+        for task in sorted(tasks, key=lambda task: task.identity.replacement):
+            newest[task.identity.attempt_id] = task.task_spec
         for task in tasks:
-            if task.outcome is None and task.task_spec.node not in newest[task.task_spec.attempt_id].nodes:
+            if (
+                task.outcome is None
+                and task.identity.node not in newest[task.identity.attempt_id].ranks.nodes
+            ):
                 is_closed = self._mailbox.close(task, EndKind.LOST, REPLACED)
                 if not is_closed and self.is_silent(task):
                     self._mailbox.reap(task, EndKind.LOST, REPLACED)
@@ -133,7 +136,7 @@ class TaskObserver:
         """
         silent = self._silent_nodes()
         for task in (task for task in tasks if task.is_waiting):
-            observation, node = observations.get(task.key, default_observation), task.task_spec.node
+            observation, node = observations.get(task.key, default_observation), task.identity.node
             # A task in the cluster's queue may be there for longer than the node is silent.
             is_cut_off = node in silent and observation.state not in (
                 ClusterTaskState.QUEUED,
@@ -143,7 +146,7 @@ class TaskObserver:
                 message = f"{observation.stranded_reason or f'`{node}`: {SILENT_REMARK}'}; {observation.raw}"
                 message = f"taken back before it began: {message}"
                 self._mailbox.close_unstarted(
-                    task.task_spec.attempt_id, task.launch_replacement, EndKind.LOST, message
+                    task.identity.attempt_id, task.launch_replacement, EndKind.LOST, message
                 )
 
     def _observe_task(self, task: MailboxTask, observation: ClusterObservation) -> Observation:
@@ -188,7 +191,7 @@ class TaskObserver:
         The cluster may report one state for all of them, which hides that one node agent is gone. Or the
         resources that one task waits for do not come, and the tasks that began cannot be cancelled with it.
         """
-        key = (*task.key, task.task_spec.replacement)
+        key = (*task.key, task.identity.replacement)
         is_due = observation.state is ClusterTaskState.RUNNING or bool(observation.stranded_reason)
         if not task.is_waiting or not is_due or not self._have_others_begun(task):
             self._behind.pop(key, None)
@@ -201,7 +204,7 @@ class TaskObserver:
             other.assignment is not None
             and not other.is_closed
             and other.launch_replacement == task.launch_replacement
-            for other in self._mailbox.find(task.task_spec.attempt_id).values()
+            for other in self._mailbox.find(task.identity.attempt_id).values()
         )
 
     def _observation(
@@ -209,12 +212,12 @@ class TaskObserver:
     ) -> Observation:
         task_spec, outcome = task.task_spec, task.outcome
         return Observation(
-            attempt_id=task_spec.attempt_id,
-            epoch=task_spec.epoch,
-            node=task_spec.node,
-            native_id=self._native_id(task_spec.attempt_id),
+            attempt_id=task_spec.identity.attempt_id,
+            epoch=task_spec.identity.epoch,
+            node=task_spec.identity.node,
+            native_id=self._native_id(task_spec.identity.attempt_id),
             evidence=evidence,
-            replacement=task_spec.replacement,
+            replacement=task_spec.identity.replacement,
             started_at=outcome.started_at if outcome is not None else task.started_at,
             outcome=outcome,
             raw=str(raw),

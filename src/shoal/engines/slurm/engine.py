@@ -52,7 +52,7 @@ from shoal.engines.slurm.states import (
 from shoal.engines.slurm.transport import SlurmTransport, open_transport
 from shoal.errors import EngineRefused, EngineUnreachable, NodeGone, SpecError
 from shoal.model.node import NodeFacts
-from shoal.wire import LaunchRequest, TaskSpec
+from shoal.wire import LaunchRequest, TaskIdentity, TaskSpec
 
 log = structlog.get_logger()
 
@@ -153,16 +153,16 @@ class SlurmEngine(RemoteEngine):
         async with self._asking:
             await self._refresh_nodes()
         shared = self._config.shared
-        folder = Path(self._outputs) / self._user(task_specs[0])
+        folder = Path(self._outputs) / self._user(task_specs[0].identity)
         # Below a node's /tmp, any user could place a link with that name.
         output_path = str(folder / output_name(launch_request.attempt_id, launch_request.replacement))
         output = output_path if shared else "/dev/null"
         kinds = {name: node.gpu_kinds for name, node in self._nodes.items()}
         nodes_of = {name: node.partitions for name, node in self._nodes.items()}
-        rights = partition_rights(self._config, self._facts, task_specs[0].project)
+        rights = partition_rights(self._config, self._facts, task_specs[0].identity.project)
         partition = choose_partition(self._partitions, nodes_of, task_specs, rights)
         launch_request = msgspec.structs.replace(
-            launch_request, time_limit_s=shortened_time_limit(task_specs[0], partition)
+            launch_request, time_limit_s=shortened_time_limit(task_specs[0].resources, partition)
         )
         can_bind = self._facts.can_bind
         script = batch_script(
@@ -175,7 +175,7 @@ class SlurmEngine(RemoteEngine):
                 if shared:
                     self.make_folder(str(folder))
                 return self._transport.submit(request)
-            owner = task_specs[0].owner
+            owner = task_specs[0].identity.owner
             account = check_account(owner, self._owner_transport.account(owner), self._config.system_accounts)
             if shared:
                 self._owner_transport.create_owner_folders(shared, self._folders(task_specs[0]), account)
@@ -200,9 +200,10 @@ class SlurmEngine(RemoteEngine):
         async with self._asking:
             await self._refresh_nodes(0.0)
         for task_spec in task_specs:
-            changed = describe_change(task_spec, before.get(task_spec.node), self._nodes.get(task_spec.node))
+            identity = task_spec.identity
+            changed = describe_change(task_spec, before.get(identity.node), self._nodes.get(identity.node))
             if changed is not None:
-                raise NodeGone(f"{changed}; {message}", hint="shoal nodes", node=task_spec.node)
+                raise NodeGone(f"{changed}; {message}", hint="shoal nodes", node=identity.node)
 
     @property
     def _outputs(self) -> str:
@@ -248,44 +249,42 @@ class SlurmEngine(RemoteEngine):
         now, observations, watched = self._clock.monotonic(), {}, set()
         for task in tasks:
             task_spec = task.task_spec
-            if (
-                task_spec.attempt_id,
-                task.launch_replacement,
-            ) in self._submitted_at:  # earlier queries are too old
-                observations[task_spec.attempt_id, task_spec.node] = JUST_SUBMITTED
+            identity, name = task_spec.identity, task_spec.identity.node
+            if (identity.attempt_id, task.launch_replacement) in self._submitted_at:  # the queries are older
+                observations[task.key] = JUST_SUBMITTED
                 continue
-            key = self._key(task_spec, task.launch_replacement)
+            key = self._key(identity, task.launch_replacement)
             job = self._jobs.get(key) or self._accounting_jobs.get(key)
-            node = nodes.get(task_spec.node)
+            node = nodes.get(name)
             unkilled, is_clear = (node.unkilled, node.reports_unkilled) if node is not None else ("", False)
             rebooted = await self.has_rebooted(task, node.boot if node else None, nodes_asked)
             if job is None:
-                observations[task_spec.attempt_id, task_spec.node] = forgotten_observation(
+                observations[task.key] = forgotten_observation(
                     rebooted=rebooted, unkilled=unkilled, is_clear=is_clear
                 )
                 continue
-            place = task_spec.attempt_id, task_spec.replacement, task_spec.node
+            place = identity.attempt_id, identity.replacement, name
             # Another machine that took over the name knows nothing of what began on the one before.
             is_there = node is not None and (task.boot is None or task.boot.is_on(node.facts.address))
             # A task that an older Shoal began may have left the job's cgroup, as root may.
-            sees_all = self._facts.has_cgroups and task_spec.stays_in_cgroup
+            sees_all = self._facts.has_cgroups and task_spec.isolation.stays_in_cgroup
             if job.state in OVER and is_clear and is_there and sees_all:
                 watched.add(place)
             since = self._responding_since.setdefault(place, now) if place in watched else now
             is_settled = now - since >= SETTLE_S + self._facts.kill_wait_s
-            observations[task_spec.attempt_id, task_spec.node] = job_observation(
+            observations[task.key] = job_observation(
                 job,
                 is_settled=is_settled,
                 rebooted=rebooted,
                 now=self._clock.now(),
-                unusable=explain_unusable(task_spec.node, node),
-                unresponsive=self._unresponsive_reason(task_spec.node, node),
+                unusable=explain_unusable(name, node),
+                unresponsive=self._unresponsive_reason(name, node),
                 unkilled=unkilled,
                 is_clear=is_clear,
             )
         # Keep the times of tasks that are not in this query, because other queries have them.
         queried = {
-            (s.task_spec.attempt_id, s.task_spec.replacement, s.task_spec.node) for s in tasks
+            (task.identity.attempt_id, task.identity.replacement, task.identity.node) for task in tasks
         } - watched
         self._responding_since = {
             place: at
@@ -311,9 +310,9 @@ class SlurmEngine(RemoteEngine):
     async def cancel_launched(self, attempt_id: str) -> None:
         tasks = self.mailbox.find(attempt_id).values()
         names = {
-            job_name(s.task_spec, number)
+            job_name(s.identity, number)
             for s in tasks
-            for number in (s.task_spec.replacement, s.launch_replacement)
+            for number in (s.identity.replacement, s.launch_replacement)
         }
         await self._cancel(names, attempt_id)
 
@@ -324,9 +323,9 @@ class SlurmEngine(RemoteEngine):
         While Slurm cannot be asked, it has the known address, which few nodes change. `EngineUnreachable`:
         the address was never known, because the node slept.
         """
-        if len(task_spec.nodes) == 1:
+        if len(task_spec.ranks.nodes) == 1:
             return task_spec
-        first = self._nodes.get(task_spec.nodes[0])
+        first = self._nodes.get(task_spec.ranks.nodes[0])
         if first is None or not first.is_responding:
             try:
                 async with self._asking:
@@ -334,21 +333,22 @@ class SlurmEngine(RemoteEngine):
             except EngineUnreachable as error:
                 if first is not None and first.is_asleep:
                     raise
-                log.info("slurm.address_not_asked", node=task_spec.nodes[0], error=error.message)
-            first = self._nodes.get(task_spec.nodes[0])
+                log.info("slurm.address_not_asked", node=task_spec.ranks.nodes[0], error=error.message)
+            first = self._nodes.get(task_spec.ranks.nodes[0])
         if first is None:
             return task_spec
-        return msgspec.structs.replace(task_spec, master_addr=first.facts.address)
+        ranks = msgspec.structs.replace(task_spec.ranks, master_addr=first.facts.address)
+        return msgspec.structs.replace(task_spec, ranks=ranks)
 
     async def clear_queue(self, attempt_id: str) -> None:
         async with self._asking:
             await self._refresh_jobs(QUIET_S)
         tasks = self.mailbox.find(attempt_id).values()
-        closed = {job_name(task.task_spec, task.task_spec.replacement) for task in tasks if task.is_closed}
+        closed = {job_name(task.identity, task.identity.replacement) for task in tasks if task.is_closed}
         # A job that Slurm calls running and whose task specs no process had is on a node that does not
         # respond. A job that Slurm does not list may still be in its queue.
         unstarted = closed - {
-            job_name(task.task_spec, task.launch_replacement) for task in tasks if not task.is_closed
+            job_name(task.identity, task.launch_replacement) for task in tasks if not task.is_closed
         }
         if self._queued(attempt_id):  # that list may be 30 s old: the job may have begun and ended well
             async with self._asking:
@@ -365,11 +365,11 @@ class SlurmEngine(RemoteEngine):
 
     def _jobs_of(self, attempt_id: str) -> list[SlurmJob]:
         """Return the attempt's jobs of every replacement that Slurm listed at the last query."""
-        task_spec = next((task.task_spec for task in self.mailbox.find(attempt_id).values()), None)
-        if task_spec is None:
+        identity = next((task.identity for task in self.mailbox.find(attempt_id).values()), None)
+        if identity is None:
             return []
-        user = self._user(task_spec)
-        return [job for (name, of), job in self._jobs.items() if of == user and is_name_of(task_spec, name)]
+        user = self._user(identity)
+        return [job for (name, of), job in self._jobs.items() if of == user and is_name_of(identity, name)]
 
     def _unfinished(self, attempt_id: str) -> set[str]:
         """Return jobs that Slurm still has of an attempt that is all over and had a task restarted in
@@ -392,7 +392,7 @@ class SlurmEngine(RemoteEngine):
         as `squeue` to find that out, hundreds of jobs may be stopping, and the watcher cancels one after
         the other.
         """
-        users = {self._user(task.task_spec) for task in self.mailbox.find(attempt_id).values()}
+        users = {self._user(task.identity) for task in self.mailbox.find(attempt_id).values()}
         async with self._cancelling:
             now = self._clock.monotonic()
             self._cancelled_at = {name: at for name, at in self._cancelled_at.items() if now - at < AGAIN_S}
@@ -422,26 +422,26 @@ class SlurmEngine(RemoteEngine):
             if failed is not None and took_s >= least_s and now - at < max(JOBS_S, took_s):
                 raise failed.with_traceback(None)
 
-    def _key(self, task_spec: TaskSpec, replacement: int) -> SlurmJobKey:
-        return job_name(task_spec, replacement), self._user(task_spec)
+    def _key(self, identity: TaskIdentity, replacement: int) -> SlurmJobKey:
+        return job_name(identity, replacement), self._user(identity)
 
     def _key_of(self, job: SlurmJob) -> SlurmJobKey:
         return job.name, job.user if self._owner_transport is not None else ""
 
-    def _user(self, task_spec: TaskSpec) -> str:
+    def _user(self, identity: TaskIdentity) -> str:
         """Return the Unix account that owns the job in Slurm; empty: our own, and then only our jobs are
         listed.
         """
-        return task_spec.owner if self._owner_transport is not None else ""
+        return identity.owner if self._owner_transport is not None else ""
 
     def _folders(self, task_spec: TaskSpec) -> list[str]:
         """Return the folders below the shared directory that the owner gets."""
         checkpoint_dirs = (
-            [Path(task_spec.checkpoint_dir).relative_to(self._config.shared)]
-            if task_spec.checkpoint_dir
+            [Path(task_spec.folders.checkpoint_dir).relative_to(self._config.shared)]
+            if task_spec.folders.checkpoint_dir
             else []
         )
-        return [f"slurm/{task_spec.owner}", *map(str, checkpoint_dirs)]
+        return [f"slurm/{task_spec.identity.owner}", *map(str, checkpoint_dirs)]
 
     def common_label(self, require: Mapping[str, str], pools: Collection[str]) -> str | None:
         """Return `pool` if a gang must share one: a Slurm job is in one partition. None if it names one, or
@@ -500,7 +500,7 @@ class SlurmEngine(RemoteEngine):
         without it.
         """
         silent_keys = {
-            self._key(task.task_spec, task.launch_replacement)
+            self._key(task.identity, task.launch_replacement)
             for task in assigned_tasks
             if self.observer.is_silent(task)
         }
@@ -570,7 +570,7 @@ class SlurmEngine(RemoteEngine):
         self._nodes_asked = QueryTimes(asked_at, self._nodes_at)
         self._unresponsive_since = unresponsive_since(nodes_now, self._unresponsive_since, self._nodes_at)
         ours = {
-            task.task_spec.node for task in self.mailbox.tasks() if task.assignment and task.outcome is None
+            task.identity.node for task in self.mailbox.tasks() if task.assignment and task.outcome is None
         }
         self._foreign_since = foreign_since(nodes_now, ours, self._foreign_since, self._nodes_at)
 

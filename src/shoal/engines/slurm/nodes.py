@@ -204,15 +204,16 @@ def describe_change(task_spec: TaskSpec, before: SlurmNode | None, after: SlurmN
     """Return what has changed on the task spec's node since it was chosen, in words; None: nothing we
     know.
     """
+    identity = task_spec.identity
     if after is None:
-        return _absent(task_spec.node)
-    has, limits = after.facts, task_spec.limits
-    if limits.cpus > has.cpus or (limits.memory_bytes or 0) > has.memory_bytes:
-        return f"`{task_spec.node}` has {has.cpus:g} CPUs and {has.memory_bytes >> 20} MiB now"
-    if len(task_spec.gpu_ids) > len(has.gpus):
-        return f"`{task_spec.node}` has {len(has.gpus)} GPUs now"
+        return _absent(identity.node)
+    has, resources = after.facts, task_spec.resources
+    if resources.cpus > has.cpus or (resources.memory_bytes or 0) > has.memory_bytes:
+        return f"`{identity.node}` has {has.cpus:g} CPUs and {has.memory_bytes >> 20} MiB now"
+    if len(resources.gpu_ids) > len(has.gpus):
+        return f"`{identity.node}` has {len(has.gpus)} GPUs now"
     if before is not None and _hardware(before) != _hardware(after):
-        return f"`{task_spec.node}` was changed at Slurm a moment ago"
+        return f"`{identity.node}` was changed at Slurm a moment ago"
     return None
 
 

@@ -15,7 +15,7 @@ from difflib import get_close_matches
 import msgspec
 
 from shoal.errors import EngineRefused, EngineUnreachable, SpecError
-from shoal.wire import TaskSpec
+from shoal.wire import TaskResources, TaskSpec
 
 
 class Association(msgspec.Struct, frozen=True, kw_only=True):
@@ -205,31 +205,31 @@ def refuse_unknown_partitions(named: Iterable[str], names: Collection[str]) -> N
             )
 
 
-def time_argument(task_spec: TaskSpec, partition: Partition) -> str:
+def time_argument(resources: TaskResources, partition: Partition) -> str:
     """Return the time a job requests there, in minutes; empty: the site's default.
 
     A job without a limit gets the longest time, a job with a limit a little more than that, and neither
     more than the partition allows.
     """
-    if task_spec.time_limit_s is not None:
-        minutes = math.ceil((task_spec.time_limit_s + task_spec.grace_s + TIME_MARGIN_S) / 60)
+    if resources.time_limit_s is not None:
+        minutes = math.ceil((resources.time_limit_s + resources.grace_s + TIME_MARGIN_S) / 60)
         return str(minutes if partition.max_minutes is None else min(minutes, partition.max_minutes))
     if not partition.has_default_time:
         return ""
     return UNLIMITED if partition.max_minutes is None else str(partition.max_minutes)
 
 
-def shortened_time_limit(task_spec: TaskSpec, partition: Partition) -> float | None:
+def shortened_time_limit(resources: TaskResources, partition: Partition) -> float | None:
     """Return how long a job with a limit may run if Slurm's own limit would come too soon after it; None:
     as it says.
 
     Slurm counts from before a supervisor exists, and an attempt that Slurm ends is lost and starts again.
     So our limit has to come first, each time. A short partition is not all margin: half of it is the job's.
     """
-    if task_spec.time_limit_s is None or partition.max_minutes is None:
+    if resources.time_limit_s is None or partition.max_minutes is None:
         return None
-    granted_s, early_s = partition.max_minutes * 60.0, task_spec.grace_s + TIME_MARGIN_S
-    if task_spec.time_limit_s + early_s <= granted_s:
+    granted_s, early_s = partition.max_minutes * 60.0, resources.grace_s + TIME_MARGIN_S
+    if resources.time_limit_s + early_s <= granted_s:
         return None
     return granted_s - min(early_s, granted_s / 2)
 
@@ -243,7 +243,11 @@ def choose_partition(
     `EngineRefused`: no partition will ever accept it; the message says why. `EngineUnreachable`: none does
     now.
     """
-    node_partitions = [set(nodes_of[spec.node]) for spec in task_specs if spec.node in nodes_of]
+    node_partitions = [
+        set(nodes_of[task_spec.identity.node])
+        for task_spec in task_specs
+        if task_spec.identity.node in nodes_of
+    ]
     if not any(node_partitions):
         return ANY_PARTITION
     together = partitions.among(set.intersection(*node_partitions))
@@ -251,13 +255,13 @@ def choose_partition(
         raise EngineRefused(
             _no_common_partition(partitions, nodes_of, task_specs), hint="set `topology: pool` in the job"
         )
-    requested = _requested_partitions(task_specs[0])
+    requested = _requested_partitions(task_specs[0].resources.require)
     fits = {partition.name: _misfit(partition, task_specs, rights, requested) for partition in together}
     fitting = [partition for partition in together if not fits[partition.name]]
     if not fitting:
         reasons = "; ".join(f"`{name}` {why}" for name, why in fits.items())
         raise EngineRefused(
-            f"no partition of Slurm's takes job {task_specs[0].job_number}: {reasons}",
+            f"no partition of Slurm's takes job {task_specs[0].identity.job_number}: {reasons}",
             hint="see them with `sinfo`, and name one in the job: `require: {pool: NAME}`",
         )
     is_up = next((partition for partition in fitting if partition.is_up), None)
@@ -272,10 +276,10 @@ def requires_partition(require: Iterable[str]) -> bool:
     return any(name == "pool" or name.startswith(LABEL) for name in require)
 
 
-def _requested_partitions(task_spec: TaskSpec) -> set[str]:
+def _requested_partitions(require: Mapping[str, str]) -> set[str]:
     """Return the partitions that the job requests by name: as a pool, or by a label."""
-    named = {name.removeprefix(LABEL) for name in task_spec.require if name.startswith(LABEL)}
-    return named or {value for name, value in task_spec.require.items() if name == "pool"}
+    named = {name.removeprefix(LABEL) for name in require if name.startswith(LABEL)}
+    return named or {value for name, value in require.items() if name == "pool"}
 
 
 def _misfit(
@@ -284,14 +288,14 @@ def _misfit(
     rights: PartitionRights,
     requested: Collection[str],
 ) -> str:
-    first, count = task_specs[0], len(task_specs)
+    time_limit_s, count = task_specs[0].resources.time_limit_s, len(task_specs)
     if requested and partition.name not in requested:
         return "is not the one that it asks for"
     if partition.max_nodes is not None and count > partition.max_nodes:
         return f"takes jobs of up to {partition.max_nodes} nodes, and it has {count}"
     if count < partition.min_nodes:
         return f"takes jobs from {partition.min_nodes} nodes on, and it has {count}"
-    if partition.max_minutes is not None and (first.time_limit_s or 0) > partition.max_minutes * 60:
+    if partition.max_minutes is not None and (time_limit_s or 0) > partition.max_minutes * 60:
         return f"takes jobs of up to {partition.max_minutes} min, and its `time_limit` is longer"
     reason = exclusion_reason(partition, rights, is_named=True)
     return f"is {reason}" if reason else ""
@@ -301,12 +305,14 @@ def _no_common_partition(
     partitions: UsablePartitions, nodes_of: NodesOf, task_specs: tuple[TaskSpec, ...]
 ) -> str:
     names_of = {
-        task_spec.node: [partition.name for partition in partitions.among(nodes_of.get(task_spec.node, ()))]
+        task_spec.identity.node: [
+            partition.name for partition in partitions.among(nodes_of.get(task_spec.identity.node, ()))
+        ]
         for task_spec in task_specs
     }
     places = (f"{node} in {', '.join(names) or 'none'}" for node, names in names_of.items())
     return (
-        f"job {task_specs[0].job_number} has nodes that no one partition holds, "
+        f"job {task_specs[0].identity.job_number} has nodes that no one partition holds, "
         "and Slurm runs no job in two: "
         f"{'; '.join(places)}"
     )

@@ -14,7 +14,7 @@ from shoal.engines.slurm.config import SlurmConfig
 from shoal.engines.slurm.nodes import GRES
 from shoal.engines.slurm.partitions import ANY_PARTITION, Partition, time_argument
 from shoal.errors import EngineRefused
-from shoal.wire import LaunchRequest, TaskSpec
+from shoal.wire import LaunchRequest, TaskIdentity, TaskSpec
 
 END = "SHOAL_LAUNCH_REQUEST_END"
 GpuKinds = Mapping[str, tuple[str, ...]]
@@ -28,7 +28,7 @@ MAX_PART = 48
 EXPORTED_VARIABLES = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ")
 
 
-def job_name(task_spec: TaskSpec, replacement: int) -> str:
+def job_name(identity: TaskIdentity, replacement: int) -> str:
     """Return the name of a Slurm job: what people call the job, then the attempt and the replacement
     number.
 
@@ -36,22 +36,22 @@ def job_name(task_spec: TaskSpec, replacement: int) -> str:
     rewrite. `squeue` shows the first 8 characters by default. No field that the name is made of changes
     while the attempt lives.
     """
-    job = f"{_plain(task_spec.job_name)}.{_plain(task_spec.project)}-{task_spec.job_number}"
-    return f"{job}.shoal-{task_spec.attempt_id}.{replacement}"
+    job = f"{_plain(identity.job_name)}.{_plain(identity.project)}-{identity.job_number}"
+    return f"{job}.shoal-{identity.attempt_id}.{replacement}"
 
 
-def is_name_of(task_spec: TaskSpec, name: str) -> bool:
-    """Return whether this names a Slurm job of the task spec's attempt, of any replacement."""
-    begin = job_name(task_spec, 0).removesuffix("0")
+def is_name_of(identity: TaskIdentity, name: str) -> bool:
+    """Return whether this names a Slurm job of this attempt, of any replacement."""
+    begin = job_name(identity, 0).removesuffix("0")
     return name.startswith(begin) and REPLACEMENT_NUMBER.fullmatch(name.removeprefix(begin)) is not None
 
 
-def comment(task_spec: TaskSpec) -> str:
+def comment(identity: TaskIdentity) -> str:
     """Return a sentence for people. Shoal does not read it."""
-    whose = f" of {_plain(task_spec.owner)}" if task_spec.owner else ""
+    whose = f" of {_plain(identity.owner)}" if identity.owner else ""
     return (
-        f"Shoal job {_plain(task_spec.project)}/{task_spec.job_number} {_plain(task_spec.job_name)}{whose}, "
-        f"attempt {task_spec.attempt_id}, replacement {task_spec.replacement}"
+        f"Shoal job {_plain(identity.project)}/{identity.job_number} {_plain(identity.job_name)}{whose}, "
+        f"attempt {identity.attempt_id}, replacement {identity.replacement}"
     )
 
 
@@ -111,27 +111,30 @@ def job_request(
     It asks for no byte more: with a margin for our own processes, no job could use a node's last GPU or
     CPU.
     """
-    first = task_specs[0]
-    if first.gpu_milli != 1000:
+    identity, resources = task_specs[0].identity, task_specs[0].resources
+    if resources.gpu_milli != 1000:
         raise EngineRefused(
-            f"job {first.job_number} asks for {first.gpu_milli / 1000:g} of a GPU; Slurm gives whole ones",
+            f"job {identity.job_number} asks for {resources.gpu_milli / 1000:g} of a GPU; "
+            "Slurm gives whole ones",
             hint="set `gpus: 1` in `resources`",
         )
-    memory = max((task_spec.limits.memory_bytes or 0 for task_spec in task_specs), default=0)
+    memory = max((task_spec.resources.memory_bytes or 0 for task_spec in task_specs), default=0)
     return SlurmJobRequest(
-        name=job_name(first, first.replacement),
-        comment=comment(first),
-        nodes=tuple(task_spec.node for task_spec in task_specs),
+        name=job_name(identity, identity.replacement),
+        comment=comment(identity),
+        nodes=tuple(task_spec.identity.node for task_spec in task_specs),
         cpus=num_cpus(task_specs),
         memory_mb=max(memory >> 20, 1) if memory else 0,
         gpus=_gpus(task_specs, gpu_kinds),
-        other_gres=tuple(sorted(name.removeprefix(GRES) for name in first.require if name.startswith(GRES))),
-        time=time_argument(first, partition),
+        other_gres=tuple(
+            sorted(name.removeprefix(GRES) for name in resources.require if name.startswith(GRES))
+        ),
+        time=time_argument(resources, partition),
         output=output,
         script=script,
         partition=partition.name,
-        account=config.account_of(first.project),
-        qos=config.qos_of(first.project),
+        account=config.account_of(identity.project),
+        qos=config.qos_of(identity.project),
     )
 
 
@@ -142,12 +145,12 @@ def _gpus(task_specs: tuple[TaskSpec, ...], gpu_kinds: GpuKinds) -> tuple[tuple[
     job the same. Tasks with different kinds belong to a job that takes any kind.
     """
     chosen = [
-        Counter(_kind(gpu_kinds, task_spec.node, index) for index in task_spec.gpu_ids)
+        Counter(_kind(gpu_kinds, task_spec.identity.node, index) for index in task_spec.resources.gpu_ids)
         for task_spec in task_specs
     ]
     if all(kinds == chosen[0] for kinds in chosen) and "" not in chosen[0]:
         return tuple(sorted(chosen[0].items()))
-    max_gpus = max(len(task_spec.gpu_ids) for task_spec in task_specs)
+    max_gpus = max(len(task_spec.resources.gpu_ids) for task_spec in task_specs)
     return (("", max_gpus),) if max_gpus else ()
 
 
@@ -187,7 +190,7 @@ def sbatch_arguments(request: SlurmJobRequest) -> list[str]:
 
 def num_cpus(task_specs: tuple[TaskSpec, ...]) -> int:
     """Return the number of CPUs on each node."""
-    return max(math.ceil(task_spec.limits.cpus) for task_spec in task_specs)
+    return max(math.ceil(task_spec.resources.cpus) for task_spec in task_specs)
 
 
 def batch_script(

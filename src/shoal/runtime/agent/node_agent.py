@@ -43,6 +43,7 @@ from shoal.wire import (
     TaskAssignment,
     TaskCredentials,
     TaskOutcome,
+    TaskResources,
     TaskSpec,
     TaskSpecRequest,
 )
@@ -171,7 +172,9 @@ class NodeAgent:
         if fetched is None:
             return STOPPED if self.should_stop else NO_ORDER
         assignment, asked_at = fetched
-        self._request = msgspec.structs.replace(self._request, replacement=assignment.task_spec.replacement)
+        self._request = msgspec.structs.replace(
+            self._request, replacement=assignment.task_spec.identity.replacement
+        )
         try:
             return self._run_task(
                 spool.SpoolTask(spool_root.task_directory(root, self._request)), assignment, asked_at
@@ -183,7 +186,7 @@ class NodeAgent:
     def _run_task(self, task: spool.SpoolTask, assignment: TaskAssignment, asked_at: float) -> int:
         """Run the task. No other process will ever get this task spec, so its end is always reported."""
         task_spec, credentials = assignment.task_spec, assignment.credentials
-        self.client.add_urls(task_spec.control_urls)
+        self.client.add_urls(task_spec.lease.control_urls)
         try:
             task_spec = self._adapted_to_node(task_spec)
             self._prepare(task, task_spec, assignment)
@@ -234,35 +237,41 @@ class NodeAgent:
         The cluster chooses among equal devices by itself. The task gets no standby, because no engine runs on
         this machine that could call or reap one.
         """
-        task_spec = msgspec.structs.replace(
-            task_spec, has_standby=False, time_limit_s=self._time_limit_s(task_spec)
+        replace = msgspec.structs.replace
+        resources = replace(task_spec.resources, time_limit_s=self._time_limit_s(task_spec.resources))
+        return replace(
+            task_spec,
+            ranks=replace(task_spec.ranks, has_standby=False),
+            resources=self._with_given_devices(resources),
         )
+
+    def _with_given_devices(self, resources: TaskResources) -> TaskResources:
         name = self._launch_request.devices_variable
-        if not name or not task_spec.gpu_ids:
-            return task_spec
+        if not name or not resources.gpu_ids:
+            return resources
         devices = [part.strip() for part in os.environ.get(name, "").split(",") if part.strip()]
         are_numbers = all(part.isdigit() for part in devices)
-        if len(devices) != len(task_spec.gpu_ids) or not (are_numbers or all(map(UUID.fullmatch, devices))):
+        if len(devices) != len(resources.gpu_ids) or not (are_numbers or all(map(UUID.fullmatch, devices))):
             seen = f"{name}={','.join(devices)}"
             raise AllocationMismatch(
-                f"its task spec is for {len(task_spec.gpu_ids)} GPUs; the cluster gave {seen!r}"
+                f"its task spec is for {len(resources.gpu_ids)} GPUs; the cluster gave {seen!r}"
             )
         handles = tuple(
             GpuHandle(index=int(part)) if are_numbers else GpuHandle(index=place, uuid=part)
             for place, part in enumerate(devices)
         )
         return msgspec.structs.replace(
-            task_spec,
+            resources,
             gpu_ids=tuple(handle.index for handle in handles),
             gpus=handles,
             are_gpus_chosen_by_cluster=True,
         )
 
-    def _time_limit_s(self, task_spec: TaskSpec) -> float | None:
-        if task_spec.time_limit_s is None or self._launch_request.time_limit_s is None:
-            return task_spec.time_limit_s
+    def _time_limit_s(self, resources: TaskResources) -> float | None:
+        if resources.time_limit_s is None or self._launch_request.time_limit_s is None:
+            return resources.time_limit_s
         left_s = self._launch_request.time_limit_s - (self._clock.monotonic() - self.began_at)
-        return min(task_spec.time_limit_s, max(0.0, left_s // 1))  # in whole seconds: people read it
+        return min(resources.time_limit_s, max(0.0, left_s // 1))  # in whole seconds: people read it
 
     def _prepare(self, task: spool.SpoolTask, task_spec: TaskSpec, assignment: TaskAssignment) -> None:
         """Make the task's directory on this node with all that the supervisor needs.
@@ -312,7 +321,7 @@ class NodeAgent:
         """Report news until the supervisor has ended, and return the outcome."""
         while os.waitpid(pid, os.WNOHANG)[0] == 0:
             if self.should_stop and self._grace_s is None:
-                self._stop(task, task_spec.grace_s, STOPPED_BY_SIGNAL, is_external_stop=True)
+                self._stop(task, task_spec.resources.grace_s, STOPPED_BY_SIGNAL, is_external_stop=True)
             if self._kill_at is not None and self._clock.monotonic() >= self._kill_at:
                 os.kill(pid, signal.SIGKILL)
             self._report_news(task, task_spec, credentials)
@@ -341,6 +350,7 @@ class NodeAgent:
 
         None: no control plane took it, or the disk does not give what there is to report.
         """
+        identity = task_spec.identity
         now = self._clock.monotonic()
         offset = self._sent_bytes
         try:
@@ -356,10 +366,10 @@ class NodeAgent:
             started, data = None, b""  # the report still shows that this agent lives
         piece, is_rest = data[:CHUNK_BYTES], len(data) <= CHUNK_BYTES
         report = StatusReport(
-            attempt_id=task_spec.attempt_id,
-            epoch=task_spec.epoch,
+            attempt_id=identity.attempt_id,
+            epoch=identity.epoch,
             node=self._node,
-            replacement=task_spec.replacement,
+            replacement=identity.replacement,
             process=self._request.process,
             offset=offset,
             started_at=None if started is None else started.at,
@@ -378,7 +388,7 @@ class NodeAgent:
             return None
         self._sent_bytes, self._backoff_s, self._is_reachable = reply.size, FIRST_BACKOFF_S, True
         self._has_reported_start = self._has_reported_start or started is not None
-        self._next_report_at = now + (LONE_PING_S if task_spec.control_url is None else PING_S)
+        self._next_report_at = now + (LONE_PING_S if task_spec.lease.control_url is None else PING_S)
         if reply.stop_grace_s is not None and outcome is None:
             self._stop(task, reply.stop_grace_s)
         return reply
@@ -394,7 +404,7 @@ class NodeAgent:
         """
         is_lost = outcome is not None and outcome.kind in (EndKind.LOST, EndKind.FENCED)
         may_stay = self._launch_request.can_replace and not self.should_stop and self._grace_s is None
-        return is_lost and may_stay and len(task_spec.nodes) > 1 and task_spec.max_restarts > 0
+        return is_lost and may_stay and len(task_spec.ranks.nodes) > 1 and task_spec.ranks.max_restarts > 0
 
     def _stop(
         self, task: spool.SpoolTask, grace_s: float, because: str = "", *, is_external_stop: bool = False
@@ -459,30 +469,31 @@ class NodeAgent:
             time.sleep(TURN_S)
 
     def _lost_outcome(self, task: spool.SpoolTask, task_spec: TaskSpec, message: str) -> TaskOutcome:
+        identity = task_spec.identity
         started = None
         with contextlib.suppress(OSError):
             started = spool.read_started(task)
         return TaskOutcome(
-            attempt_id=task_spec.attempt_id,
-            epoch=task_spec.epoch,
-            node=task_spec.node,
+            attempt_id=identity.attempt_id,
+            epoch=identity.epoch,
+            node=identity.node,
             kind=EndKind.LOST,
             ended_at=self._clock.now(),
             message=message[:MAX_OUTCOME_MESSAGE],
             started_at=None if started is None else started.at,
-            replacement=task_spec.replacement,
+            replacement=identity.replacement,
         )
 
     def _deliver(
         self, task: spool.SpoolTask, task_spec: TaskSpec, credentials: TaskCredentials, outcome: TaskOutcome
     ) -> int:
         """Send the rest of the log and the outcome until it is recorded, then remove the task's files."""
-        deadline = self._clock.monotonic() + task_spec.fence_s + DELIVER_S
+        deadline = self._clock.monotonic() + task_spec.lease.fence_s + DELIVER_S
         while not self._is_stale and self._clock.monotonic() < deadline:
             reply = self._send_report(task, task_spec, credentials, outcome)
             if reply is not None and reply.is_recorded:
                 if self._will_be_replaced(task_spec, outcome):
-                    self.lost_replacement = task_spec.replacement
+                    self.lost_replacement = task_spec.identity.replacement
                 removal.remove(task.directory, timeout_s=DELIVER_S)
                 return DONE
             if reply is None:

@@ -22,7 +22,7 @@ from shoal.runtime.files import checkpoint_storage, spool
 from shoal.runtime.files.caches import ProjectCache
 from shoal.runtime.process import kernel, tree
 from shoal.runtime.replica import listeners
-from shoal.wire import TaskSpec
+from shoal.wire import TaskResources, TaskSpec
 
 FULL_WEIGHT = 100
 JOB_OOM_SCORE = "500"
@@ -50,9 +50,10 @@ class Confinement:
         self._task_spec = task_spec
         self._task = task
         self._at = prepared if prepared is not None else task
-        stays = task_spec.stays_in_cgroup
-        self.mechanisms = candidates(stays=stays) if task_spec.confinement is None else task_spec.confinement
-        self.uid = task_spec.uid if "uid" in self.mechanisms else None
+        isolation = task_spec.isolation
+        required = isolation.confinement
+        self.mechanisms = candidates(stays=isolation.stays_in_cgroup) if required is None else required
+        self.uid = isolation.uid if "uid" in self.mechanisms else None
         self.path = job_path(node_path, self.uid) if "bubblewrap" in self.mechanisms else node_path
         self.sandbox: Sandbox | None = None
         self._cgroups = self._choose_groups()
@@ -60,14 +61,20 @@ class Confinement:
         self._is_work_counted: bool | None = None
         """Whether the kernel counts CPU time. None: not checked yet."""
         self._oom_kills_before = 0
-        self.memory_limit = task_spec.limits.memory_bytes
+        self.memory_limit = task_spec.resources.memory_bytes
         self._home = os.path.realpath(task.home)
         self._keep = (
             readable_directories(self.path, self.uid, self._home) if "bubblewrap" in self.mechanisms else ()
         )
-        self.cache = ProjectCache(task_spec, self._home, self.uid)
-        self._mounts = Mounts(task_spec, self.uid, self._home, self._keep, self.cache.directory)
-        self._has_own_network = task_spec.probe is not None and task_spec.probe.has_own_network
+        self.cache = ProjectCache(
+            task_spec.identity.project, task_spec.folders.cache_max_bytes, self._home, self.uid
+        )
+        self._socket_folder = listeners.program_socket_folder(task_spec, self._home)
+        self._mounts = Mounts(
+            task_spec.folders, self.uid, self._home, self._keep, self.cache.directory, self._socket_folder
+        )
+        probe = task_spec.program.probe
+        self._has_own_network = probe is not None and probe.has_own_network
 
     @property
     def cgroups(self) -> tuple[str, ...]:
@@ -75,9 +82,10 @@ class Confinement:
 
     def prepare(self) -> None:
         """Make the cgroups, record their paths, start the sandbox. Raises `ShoalError`, `OSError`."""
-        if self._task_spec.uid is not None and self.uid is None and self._task_spec.confinement is None:
+        isolation = self._task_spec.isolation
+        if isolation.uid is not None and self.uid is None and isolation.confinement is None:
             raise CannotConfine(
-                f"the job must run as user {self._task_spec.uid}, and user {os.geteuid()} cannot start it so",
+                f"the job must run as user {isolation.uid}, and user {os.geteuid()} cannot start it so",
                 hint="run `shoal up` as root, or without users of their own for projects",
             )
         self._close_network()
@@ -85,7 +93,7 @@ class Confinement:
             self._start_sandbox()
         if self._cgroups is not None:
             spool.write_cgroups(self._at, self._cgroups.paths)
-            self._cgroups.make(self._task_spec)
+            self._cgroups.make(self._task_spec.resources)
         if self.sandbox is not None:
             self._wait_for_sandbox(self.sandbox)
         if self.sandbox is None:
@@ -98,7 +106,7 @@ class Confinement:
         try:
             firewall.close(self.uid)
         except firewall.FirewallFailed:
-            if self._task_spec.confinement is not None:
+            if self._task_spec.isolation.confinement is not None:
                 raise
             self.mechanisms = tuple(word for word in self.mechanisms if word != "nftables")
 
@@ -117,8 +125,8 @@ class Confinement:
         os.rename(at.work, self._task.work)
         os.rename(at.scratch, self._task.scratch)
         os.rename(at.stand_ins, self._task.stand_ins)
-        if task_spec.limits.memory_bytes is not None:
-            self.limit_memory(task_spec.limits.memory_bytes)
+        if task_spec.resources.memory_bytes is not None:
+            self.limit_memory(task_spec.resources.memory_bytes)
         self.set_cpu_weight(FULL_WEIGHT)
 
     def limit_memory(self, memory_bytes: int) -> None:
@@ -138,13 +146,8 @@ class Confinement:
         except SandboxFailed:
             # If a request of the job may have caused the failure, the job must not run without the sandbox:
             # it would choose its own isolation.
-            if (
-                self._task_spec.confinement is not None
-                or self._task_spec.mounts
-                or self._task_spec.checkpoint_path
-            ):
-                raise
-            if self._has_own_network:
+            folders, required = self._task_spec.folders, self._task_spec.isolation.confinement
+            if required is not None or folders.mounts or folders.checkpoint_path or self._has_own_network:
                 raise
             # bubblewrap is installed but not permitted. `shoal nodes` shows that.
             self.sandbox = None
@@ -157,20 +160,20 @@ class Confinement:
                 "a network of its own needs bubblewrap, which is not in use on this node",
                 hint="apt install bubblewrap, or leave out `network: private`",
             )
-        if any(mount.source != mount.target for mount in self._task_spec.mounts):
+        folders = self._task_spec.folders
+        if any(mount.source != mount.target for mount in folders.mounts):
             raise CannotConfine(
                 "mounts need bubblewrap, which is not in use on this node", hint="shoal doctor"
             )
         self._open_path(self._task.work, "work")
         if self.cache.directory is not None:
             self._open_path(self.cache.directory, "cache")
-        if self._task_spec.model_dir is not None:
-            self._open_path(self._task_spec.model_dir, "model")
-            os.close(checkpoint_storage.open_directory(self._task_spec.model_dir))
-        socket_folder = listeners.program_socket_folder(self._task_spec, self._home)
-        if socket_folder is not None:
-            self._open_path(socket_folder, "socket's")
-        directory, path = self._task_spec.checkpoint_dir, self._task_spec.checkpoint_path
+        if folders.model_dir is not None:
+            self._open_path(folders.model_dir, "model")
+            os.close(checkpoint_storage.open_directory(folders.model_dir))
+        if self._socket_folder is not None:
+            self._open_path(self._socket_folder, "socket's")
+        directory, path = folders.checkpoint_dir, folders.checkpoint_path
         if directory is None:
             return
         if path is not None and path.startswith("/"):
@@ -197,9 +200,10 @@ class Confinement:
         with contextlib.suppress(OSError):
             resource_limits.write_cgroup_file("/proc/self/oom_score_adj", JOB_OOM_SCORE)
         if "rlimits" in self.mechanisms:
-            resource_limits.apply_rlimits(self._task_spec, is_own_user=self.uid is not None)
+            resource_limits.apply_rlimits(self._task_spec.resources, is_own_user=self.uid is not None)
         if "affinity" in self.mechanisms:
-            resource_limits.pin_cpus(self._task_spec)
+            identity = self._task_spec.identity
+            resource_limits.pin_cpus(self._task_spec.resources.cpus, f"{identity.attempt_id} {identity.node}")
         kernel.leave_keyring()
         supervisor: int | None = os.getppid()
         if self.sandbox is not None:
@@ -208,7 +212,7 @@ class Confinement:
             self._mounts.check()
             kernel.drop_capabilities()
         if self.uid is not None:
-            gid = firewall.open_gid(self.uid) if self._task_spec.has_open_network else self.uid
+            gid = firewall.open_gid(self.uid) if self._task_spec.isolation.has_open_network else self.uid
             os.setgroups([])
             os.setresgid(gid, gid, gid)
             os.setresuid(self.uid, self.uid, self.uid)
@@ -287,10 +291,13 @@ class Confinement:
 
     def _choose_groups(self) -> resource_limits.CgroupV1 | resource_limits.CgroupV2 | None:
         suffix = "" if self._at is self._task else f".{os.getpid()}"
-        name = f"{self._task_spec.attempt_id}.{self._task_spec.node}{suffix}"
+        identity = self._task_spec.identity
+        name = f"{identity.attempt_id}.{identity.node}{suffix}"
         hierarchies = resource_limits.hierarchies_here()
         if "cgroup2" in self.mechanisms:
-            base = resource_limits.usable_v2_base(hierarchies, stays=self._task_spec.stays_in_cgroup)
+            base = resource_limits.usable_v2_base(
+                hierarchies, stays=self._task_spec.isolation.stays_in_cgroup
+            )
             if base is None:
                 raise CannotConfine("cgroup version 2 with cpu, memory and pids is not delegated to us here")
             return resource_limits.CgroupV2(base, name)
@@ -314,7 +321,7 @@ class Confinement:
             stand_ins=self._task.stand_ins,
             stand_ins_source=self._at.stand_ins,
             keep=self._keep,
-            gpu_devices=gpu_devices(self._task_spec),
+            gpu_devices=gpu_devices(self._task_spec.resources),
             mounts=self._mounts.open(),
         )
         self.sandbox = Sandbox(program, arguments, has_own_network=self._has_own_network)
@@ -337,18 +344,18 @@ class Confinement:
             os.chmod(path, stat.S_IMODE(os.stat(path).st_mode) | stat.S_IXOTH)
 
 
-def gpu_devices(task_spec: TaskSpec) -> tuple[str, ...]:
+def gpu_devices(resources: TaskResources) -> tuple[str, ...]:
     """Return the device files of the task's GPUs and the shared ones that NVIDIA's driver needs.
 
     If the cluster chose the GPUs, return those of all GPUs: the cluster's own cgroup restricts them.
     """
-    if not task_spec.gpu_ids or task_spec.are_gpus_simulated:
+    if not resources.has_real_gpus:
         return ()
     shared = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset", "nvidia-caps")
     minors = (
         resource_limits.gpu_minors(os.listdir("/dev"))
-        if task_spec.are_gpus_chosen_by_cluster
-        else task_spec.gpu_minors
+        if resources.are_gpus_chosen_by_cluster
+        else resources.gpu_minors
     )
     names = (*(f"nvidia{minor}" for minor in minors), *shared)
     return tuple(path for path in (f"/dev/{name}" for name in names) if os.path.exists(path))

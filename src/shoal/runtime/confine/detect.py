@@ -23,7 +23,7 @@ def detect() -> tuple[str, ...]:
 
 
 def candidates(*, stays: bool = False) -> tuple[str, ...]:
-    """Like `detect`, but only find programs, without trying them. `stays`: `TaskSpec.stays_in_cgroup`."""
+    """Like `detect`, but only find programs, without trying them. `stays`: see `TaskIsolation`."""
     hierarchies = resource_limits.hierarchies_here()
     if resource_limits.usable_v2_base(hierarchies, stays=stays) is not None:
         mechanisms = ["cgroup2"]

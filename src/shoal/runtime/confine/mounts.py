@@ -11,21 +11,27 @@ import os
 from shoal.errors import SpecError
 from shoal.runtime.confine import sandbox_view
 from shoal.runtime.files import checkpoint_storage
-from shoal.runtime.replica import listeners
-from shoal.wire import TaskSpec
+from shoal.wire import TaskFolders
 
 
 class Mounts:
     """Call `open` once, `check` in every child in the sandbox, and `close` when no child will follow."""
 
     def __init__(
-        self, task_spec: TaskSpec, uid: int | None, home: str, keep: tuple[str, ...], cache: str | None = None
+        self,
+        folders: TaskFolders,
+        uid: int | None,
+        home: str,
+        keep: tuple[str, ...],
+        cache: str | None = None,
+        socket_folder: str | None = None,
     ) -> None:
         """`home` and `keep`: Shoal's own state and programs, which no mount may show or cover. `cache`: the
-        directory of the project's caches.
+        directory of the project's caches. `socket_folder`: where the program's own socket is.
         """
         self._cache = cache
-        self._task_spec = task_spec
+        self._socket_folder = socket_folder
+        self._folders = folders
         self._uid = uid
         self._home = home
         self._keep = keep
@@ -33,7 +39,7 @@ class Mounts:
 
     def open(self) -> tuple[sandbox_view.BindMount, ...]:
         """Open all mounts of the task spec. `SpecError`: the job may not have one of them."""
-        for mount in self._task_spec.mounts:
+        for mount in self._folders.mounts:
             fd = open_as(mount.source, self._uid)
             real = self._add(fd, mount.target, is_read_only=mount.is_read_only)
             # A mount that the job would see anyway, at the same path and read-only, covers nothing. An
@@ -45,12 +51,15 @@ class Mounts:
         self._open_checkpoint()
         if self._cache is not None:
             self._add(checkpoint_storage.open_directory(self._cache), self._cache, is_read_only=False)
-        model = self._task_spec.model_dir
+        model = self._folders.model_dir
         if model is not None:
             self._add(checkpoint_storage.open_directory(model), model, is_read_only=True)
-        socket_folder = listeners.program_socket_folder(self._task_spec, self._home)
-        if socket_folder is not None:
-            self._add(checkpoint_storage.open_directory(socket_folder), socket_folder, is_read_only=False)
+        if self._socket_folder is not None:
+            self._add(
+                checkpoint_storage.open_directory(self._socket_folder),
+                self._socket_folder,
+                is_read_only=False,
+            )
         return tuple(self._opened)
 
     def check(self) -> None:
@@ -67,7 +76,7 @@ class Mounts:
 
     def _open_checkpoint(self) -> None:
         """Mount the checkpoint directory at its own path in the hidden SHOAL_HOME, and at the job's path."""
-        directory, path = self._task_spec.checkpoint_dir, self._task_spec.checkpoint_path
+        directory, path = self._folders.checkpoint_dir, self._folders.checkpoint_path
         if directory is None:
             return
         targets = [directory]
@@ -82,7 +91,7 @@ class Mounts:
 
     def _check_source(self, source: str, real: str) -> None:
         sandbox_view.check_source(source, real, self._home)
-        roots = self._task_spec.mount_roots
+        roots = self._folders.mount_roots
         if roots is not None and not any(
             sandbox_view.is_within(real, os.path.realpath(root)) for root in roots
         ):

@@ -22,7 +22,7 @@ import zlib
 import msgspec
 
 from shoal.runtime.process import tree
-from shoal.wire import TaskSpec
+from shoal.wire import TaskResources
 
 REQUIRED_CONTROLLERS = frozenset({"cpu", "memory", "pids"})
 
@@ -135,20 +135,19 @@ class CgroupV1:
         self._by_controller = {controller: f"{base}/shoal.{name}" for controller, base in bases.items()}
         self.paths = tuple(sorted(set(self._by_controller.values())))
 
-    def make(self, task_spec: TaskSpec) -> None:
+    def make(self, resources: TaskResources) -> None:
         """Create them and set the limits. `OSError`: some may exist; removing `paths` cleans up."""
         for path in self.paths:
             os.makedirs(path, exist_ok=True)
-        limits = task_spec.limits
         cpu, pids = self._by_controller["cpu"], self._by_controller["pids"]
         write_cgroup_file(f"{cpu}/cpu.cfs_period_us", str(CFS_PERIOD_US))
-        write_cgroup_file(f"{cpu}/cpu.cfs_quota_us", str(max(1000, int(limits.cpus * CFS_PERIOD_US))))
-        write_cgroup_file(f"{pids}/pids.max", str(limits.max_processes))
-        if limits.memory_bytes is not None:
-            self.limit_memory(limits.memory_bytes)
+        write_cgroup_file(f"{cpu}/cpu.cfs_quota_us", str(max(1000, int(resources.cpus * CFS_PERIOD_US))))
+        write_cgroup_file(f"{pids}/pids.max", str(resources.max_processes))
+        if resources.memory_bytes is not None:
+            self.limit_memory(resources.memory_bytes)
         devices = self._by_controller.get("devices")
-        if devices is not None and not task_spec.are_gpus_chosen_by_cluster:
-            for minor in denied_gpus(os.listdir("/dev"), task_spec.gpu_minors):
+        if devices is not None and not resources.are_gpus_chosen_by_cluster:
+            for minor in denied_gpus(os.listdir("/dev"), resources.gpu_minors):
                 write_cgroup_file(f"{devices}/devices.deny", f"c {NVIDIA_MAJOR}:{minor} rwm")
 
     def limit_memory(self, memory_bytes: int) -> None:
@@ -218,14 +217,15 @@ class CgroupV2:
         self._path = f"{base}/shoal.{name}"
         self.paths = (self._path,)
 
-    def make(self, task_spec: TaskSpec) -> None:
+    def make(self, resources: TaskResources) -> None:
         """Create it and set the limits. `OSError`: it may exist; removing `paths` cleans up."""
         os.makedirs(self._path, exist_ok=True)
-        limits = task_spec.limits
-        write_cgroup_file(f"{self._path}/cpu.max", f"{max(1000, int(limits.cpus * PERIOD_US))} {PERIOD_US}")
-        write_cgroup_file(f"{self._path}/pids.max", str(limits.max_processes))
-        if limits.memory_bytes is not None:
-            self.limit_memory(limits.memory_bytes)
+        write_cgroup_file(
+            f"{self._path}/cpu.max", f"{max(1000, int(resources.cpus * PERIOD_US))} {PERIOD_US}"
+        )
+        write_cgroup_file(f"{self._path}/pids.max", str(resources.max_processes))
+        if resources.memory_bytes is not None:
+            self.limit_memory(resources.memory_bytes)
             with contextlib.suppress(OSError):  # the file is missing in kernels without swap
                 write_cgroup_file(f"{self._path}/memory.swap.max", "0")
 
@@ -288,23 +288,21 @@ def _words(path: str) -> frozenset[str]:
         return frozenset()
 
 
-def apply_rlimits(task_spec: TaskSpec, *, is_own_user: bool) -> None:
+def apply_rlimits(resources: TaskResources, *, is_own_user: bool) -> None:
     """Limit this process. `is_own_user`: its user runs nothing else, so a limit per user is possible."""
-    if task_spec.limits.memory_bytes is not None:
+    if resources.memory_bytes is not None:
         # RLIMIT_AS is not used, because CUDA and some allocators reserve far more address space than they
         # use.
-        _lower(resource.RLIMIT_DATA, task_spec.limits.memory_bytes)
+        _lower(resource.RLIMIT_DATA, resources.memory_bytes)
     if is_own_user:
-        _lower(resource.RLIMIT_NPROC, task_spec.limits.max_processes)
+        _lower(resource.RLIMIT_NPROC, resources.max_processes)
 
 
-def pin_cpus(task_spec: TaskSpec) -> None:
-    """Pin this process to the requested number of CPUs. Different attempts get different CPUs."""
+def pin_cpus(wanted: float, seed: str) -> None:
+    """Pin this process to this number of CPUs. The tasks of different seeds get different CPUs."""
     cpus = sorted(os.sched_getaffinity(0))
     with contextlib.suppress(OSError):
-        os.sched_setaffinity(
-            0, chosen_cpus(cpus, task_spec.limits.cpus, f"{task_spec.attempt_id} {task_spec.node}")
-        )
+        os.sched_setaffinity(0, chosen_cpus(cpus, wanted, seed))
 
 
 def chosen_cpus(cpus: list[int], wanted: float, seed: str) -> set[int]:

@@ -16,7 +16,6 @@ from collections.abc import Mapping
 
 from shoal.clock import BootClock
 from shoal.runtime.files import cache_cleanup, removal
-from shoal.wire import TaskSpec
 
 CLOCK = BootClock()
 KEEP_S = 30 * 86400.0
@@ -83,13 +82,13 @@ def cache_variables(directory: str | None, home: str, job_variables: Mapping[str
 class ProjectCache:
     """The cache of one task, for as long as the task lives. `directory`: None if the job runs without."""
 
-    def __init__(self, task_spec: TaskSpec, home: str, uid: int | None) -> None:
+    def __init__(self, project: str, max_bytes: int, home: str, uid: int | None) -> None:
         self.directory: str | None = None
-        self._max_bytes = task_spec.cache_max_bytes
+        self._max_bytes = max_bytes
         self._uid = os.geteuid() if uid is None else uid
         self._root = f"{home}/caches"
         self._lock = -1
-        name = f"{task_spec.project}-{self._uid}"
+        name = f"{project}-{self._uid}"
         if self._max_bytes > 0 and "/" not in name and not name.startswith("."):
             # A full disk or a file in the way is no reason to end a job, so it runs without a cache.
             try:

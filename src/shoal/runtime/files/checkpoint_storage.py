@@ -20,7 +20,7 @@ import threading
 from shoal.clock import Clock
 from shoal.errors import SpecError
 from shoal.runtime.files import removal
-from shoal.wire import TaskSpec
+from shoal.wire import TaskIdentity
 
 MEMORY = "/dev/shm"  # noqa: S108 - below it is a folder that only this user may enter
 REMOVE_S = 5.0
@@ -34,10 +34,13 @@ def memory_folder(uid: int, attempt_id: str, node: str) -> str:
     return os.path.join(MEMORY, f"shoal-{uid}-{attempt_id}{f'-{node}' if node else ''}")
 
 
-def remove_memory_folder(task_spec: TaskSpec) -> None:
-    """Remove what this task's ranks left in memory. None of them may run any more. May be repeated."""
-    for uid in {os.getuid(), task_spec.uid if task_spec.uid is not None else os.getuid()}:
-        removal.remove(memory_folder(uid, task_spec.attempt_id, task_spec.node), timeout_s=REMOVE_S)
+def remove_memory_folder(identity: TaskIdentity, uid: int | None) -> None:
+    """Remove what this task's ranks left in memory, also those that ran as user `uid`. May be repeated.
+
+    None of the ranks may run any more.
+    """
+    for owner in {os.getuid(), uid if uid is not None else os.getuid()}:
+        removal.remove(memory_folder(owner, identity.attempt_id, identity.node), timeout_s=REMOVE_S)
 
 
 def open_directory(path: str) -> int:

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 import msgspec
 
 from shoal.clock import BootClock
-from shoal.wire import LeftBehind, TaskSpec, WrittenFiles
+from shoal.wire import LeftBehind, TaskProgram, WrittenFiles
 
 MAX_WORDS = 20_000
 MAX_CANDIDATES = 50
@@ -37,14 +37,14 @@ _MODULE = re.compile(r"No module named '([\w.]+)'")
 _PLAIN = re.compile(r"[^\s'\"`,;:()\[\]{}=<>]+")
 
 
-def explain_missing_file(output: str, task_spec: TaskSpec, work: str) -> str:
+def explain_missing_file(output: str, program: TaskProgram, work: str) -> str:
     """Explain the first file that a program missed and that was left behind; empty if there is none.
 
     `output`: the program's last lines. `work`: the directory that it ran in.
     """
-    left_behind = task_spec.left_behind or LeftBehind()
+    left_behind = program.left_behind or LeftBehind()
     for name in _missed_names(output[-MAX_WORDS:]):
-        message = _not_copied(name, left_behind, work) or _outside(name, task_spec, left_behind, work)
+        message = _not_copied(name, left_behind, work) or _outside(name, program.run, left_behind, work)
         if message:
             return message
     return ""
@@ -66,12 +66,12 @@ def _missed_names(output: str) -> Iterator[str]:
             yield name
 
 
-def _outside(name: str, task_spec: TaskSpec, left_behind: LeftBehind, work: str) -> str:
+def _outside(name: str, run: str, left_behind: LeftBehind, work: str) -> str:
     """Explain a path that leads out of the folder, because only the folder is copied.
 
     If the program changes its directory, `..` may mean another folder, so such a path is not explained.
     """
-    is_above = name.startswith("../") and re.search(r"\bcd\s|chdir", task_spec.run) is None
+    is_above = name.startswith("../") and re.search(r"\bcd\s|chdir", run) is None
     task_directory = os.path.dirname(work)
     path = os.path.normpath(os.path.join(work, name)) if is_above else os.path.normpath(name)
     if path == work or path.startswith(f"{work}/") or not (is_above or path.startswith(f"{task_directory}/")):

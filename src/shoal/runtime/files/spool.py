@@ -383,7 +383,10 @@ def kill_leftovers(
         return not has_directory(task)
     cgroups = read_cgroups(task)
     marks = frozenset(
-        (f"SHOAL_ATTEMPT_ID={task_spec.attempt_id}".encode(), f"SHOAL_NODE={task_spec.node}".encode())
+        (
+            f"SHOAL_ATTEMPT_ID={task_spec.identity.attempt_id}".encode(),
+            f"SHOAL_NODE={task_spec.identity.node}".encode(),
+        )
     )
     work = os.path.realpath(task.work)
     if is_copied(task):
@@ -391,11 +394,12 @@ def kill_leftovers(
     for path in cgroups:
         tree.unthrottle(path)
     is_clean = tree.kill_until_gone(
-        lambda: tree.pids_in_cgroups(cgroups) | tree.marked(marks, work, task_spec.uid), timeout_s=timeout_s
+        lambda: tree.pids_in_cgroups(cgroups) | tree.marked(marks, work, task_spec.isolation.uid),
+        timeout_s=timeout_s,
     )
     if not is_clean:
         return False  # without waiting for cgroups that are still in use
-    checkpoint_storage.remove_memory_folder(task_spec)
+    checkpoint_storage.remove_memory_folder(task_spec.identity, task_spec.isolation.uid)
     listeners.remove_socket_folder(task_spec, os.path.realpath(task.home))
     return tree.remove_cgroups(cgroups, timeout_s=min(2.0, timeout_s))
 

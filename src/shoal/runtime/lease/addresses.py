@@ -10,7 +10,7 @@ import contextlib
 
 import msgspec
 
-from shoal.wire import TaskSpec
+from shoal.wire import TaskLease
 
 MAX_ADDRESSES = 16
 
@@ -27,9 +27,9 @@ class ControlPlaneFile(msgspec.Struct):
 class ControlPlaneAddresses:
     """The addresses. One thread changes them, any thread may read them."""
 
-    def __init__(self, task_spec: TaskSpec, server_file: str | None) -> None:
+    def __init__(self, lease: TaskLease, server_file: str | None) -> None:
         self._server_file = server_file
-        self._reported = tuple(dict.fromkeys((task_spec.control_url or "", *task_spec.control_urls)))
+        self._reported = tuple(dict.fromkeys((lease.control_url or "", *lease.control_urls)))
         self._tried: set[str] = set()
         self.url = self._reported[0]
         """The address to ask now."""

@@ -60,7 +60,7 @@ class LeaseRenewer:
         self._task_spec = task_spec
         self._meter = meter
         self._credentials = credentials
-        self._addresses = ControlPlaneAddresses(task_spec, server_file)
+        self._addresses = ControlPlaneAddresses(task_spec.lease, server_file)
         self._clock = clock
         self._wake_fd = wake_fd
         self._changed = threading.Condition()
@@ -72,14 +72,16 @@ class LeaseRenewer:
         self._drill_result: DrillResult | None = None
         self._is_drill_acknowledged = threading.Event()
         self._silent_until = 0.0
-        self._rendezvous = first_rendezvous(task_spec)
+        self._rendezvous = first_rendezvous(task_spec.identity.replacement, task_spec.ranks.master_port)
         self._is_due = True
         self._is_end_reported = False
         self._last_error = ""
         """The last error here, so that it is logged once."""
         self._thread: threading.Thread | None = None
         self._last_save = (
-            LastSave(task_spec.checkpoint_dir, clock) if task_spec.checkpoint_dir is not None else None
+            LastSave(task_spec.folders.checkpoint_dir, clock)
+            if task_spec.folders.checkpoint_dir is not None
+            else None
         )
         self.answered_at = born_at
         """When the control plane last accepted a renewal, or when this supervisor was started."""
@@ -105,8 +107,8 @@ class LeaseRenewer:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="renewal", daemon=True)
             self._thread.start()
-            is_one_of_many = len(self._task_spec.nodes) > 1 and self._task_spec.max_restarts > 0
-            can_sleep = self._task_spec.probe is not None and self._task_spec.probe.can_sleep
+            is_one_of_many = len(self._task_spec.ranks.nodes) > 1 and self._task_spec.ranks.max_restarts > 0
+            can_sleep = self._task_spec.program.probe is not None and self._task_spec.program.probe.can_sleep
             if is_one_of_many or can_sleep:
                 threading.Thread(target=self._listen_for_news, name="news", daemon=True).start()
 
@@ -147,7 +149,7 @@ class LeaseRenewer:
             return
         with self._changed:
             self._signs = signs
-            if signs.rendezvous_round > 0 or self._task_spec.epoch > 1:
+            if signs.rendezvous_round > 0 or self._task_spec.identity.epoch > 1:
                 self._is_due = True
                 self._changed.notify()
 
@@ -184,9 +186,9 @@ class LeaseRenewer:
             self._guarded(self._last_save.start)
         while True:
             if self._guarded(self._renew):
-                backoff_s, wait_s = FIRST_BACKOFF_S, self._task_spec.renew_s
+                backoff_s, wait_s = FIRST_BACKOFF_S, self._task_spec.lease.renew_s
             else:
-                wait_s, backoff_s = backoff_s, min(backoff_s * 2, self._task_spec.renew_s)
+                wait_s, backoff_s = backoff_s, min(backoff_s * 2, self._task_spec.lease.renew_s)
             if self._is_end_reported:
                 return
             with self._changed:
@@ -242,7 +244,7 @@ class LeaseRenewer:
 
     def _is_asking(self) -> bool:
         """Whether ranks wait for the reply. Then the message carries nothing that takes time to store."""
-        return self._failure is not None and len(self._task_spec.nodes) > 1 and self._outcome is None
+        return self._failure is not None and len(self._task_spec.ranks.nodes) > 1 and self._outcome is None
 
     def _listen_for_news(self) -> None:
         """Learn at once that another node's ranks failed, or that a server should wake up.
@@ -257,7 +259,7 @@ class LeaseRenewer:
     def _poll_news(self) -> float | None:
         """Ask once. Return the pause before the next request, or None if there was no reply."""
         with self._changed:
-            question = self._renewal(wait_s=self._task_spec.renew_s)
+            question = self._renewal(wait_s=self._task_spec.lease.renew_s)
         asked_at = self._clock.monotonic()
         answer = self._send(question)
         if answer is None or self._outcome is not None:
@@ -285,10 +287,10 @@ class LeaseRenewer:
 
     def _renewal(self, wait_s: float = 0.0, metrics: tuple[Samples, ...] = ()) -> Renewal:
         return Renewal(
-            attempt_id=self._task_spec.attempt_id,
-            epoch=self._task_spec.epoch,
-            node=self._task_spec.node,
-            replacement=self._task_spec.replacement,
+            attempt_id=self._task_spec.identity.attempt_id,
+            epoch=self._task_spec.identity.epoch,
+            node=self._task_spec.identity.node,
+            replacement=self._task_spec.identity.replacement,
             phase=self._phase,
             started_at=self._started_at,
             outcome=self._outcome,
@@ -319,7 +321,7 @@ class LeaseRenewer:
             self._wake()
             return
         # Once the fence has passed, the task ends whatever the reply says: another may have its place.
-        if self._clock.monotonic() - self.answered_at < self._task_spec.fence_s:
+        if self._clock.monotonic() - self.answered_at < self._task_spec.lease.fence_s:
             self.answered_at = max(self.answered_at, asked_at)
         if reply.should_stop:
             self.stop_reply = reply

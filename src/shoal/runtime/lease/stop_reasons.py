@@ -130,10 +130,10 @@ class StopReasons:
         """Seconds until the next clock may give a reason, at most `most_s`."""
         now = self._clock.monotonic()
         waits = [most_s]
-        if self._task_spec.time_limit_s is not None:
-            waits.append(self._began_at + self._task_spec.time_limit_s - now)
+        if self._task_spec.resources.time_limit_s is not None:
+            waits.append(self._began_at + self._task_spec.resources.time_limit_s - now)
         if self._renewer is not None:
-            waits.append(self._renewer.answered_at + self._task_spec.fence_s - now)
+            waits.append(self._renewer.answered_at + self._task_spec.lease.fence_s - now)
         return max(0.0, min(waits))
 
     def _stop_requested(self) -> Ending | None:
@@ -155,7 +155,7 @@ class StopReasons:
             return Ending(
                 kind=EndKind.STOPPED,
                 message="stopped by SIGTERM",
-                grace_s=self._task_spec.grace_s,
+                grace_s=self._task_spec.resources.grace_s,
                 is_external_stop=not self._is_sigterm_ours,
             )
         answer = self._renewer.stop_reply if self._renewer is not None else None
@@ -198,25 +198,22 @@ class StopReasons:
     def _fence(self) -> Ending | None:
         if self._renewer is None:
             return None
+        fence_s = self._task_spec.lease.fence_s
         silent_s = self._clock.monotonic() - self._renewer.answered_at
-        if silent_s < self._task_spec.fence_s:
+        if silent_s < fence_s:
             return None
         return Ending(
             kind=EndKind.FENCED,
-            message=(
-                f"no answer from the control plane for {silent_s:.0f} s (fence {self._task_spec.fence_s:g})"
-            ),
-            grace_s=min(
-                self._task_spec.grace_s, max(0.0, self._task_spec.fence_s + FENCED_GRACE_S - silent_s)
-            ),
+            message=f"no answer from the control plane for {silent_s:.0f} s (fence {fence_s:g})",
+            grace_s=min(self._task_spec.resources.grace_s, max(0.0, fence_s + FENCED_GRACE_S - silent_s)),
         )
 
     def _time_limit(self) -> Ending | None:
-        limit_s = self._task_spec.time_limit_s
+        limit_s = self._task_spec.resources.time_limit_s
         if limit_s is None or self._clock.monotonic() - self._began_at < limit_s:
             return None
         return Ending(
             kind=EndKind.TIME_LIMIT,
             message=f"the time limit of {limit_s:g} s has passed",
-            grace_s=self._task_spec.grace_s,
+            grace_s=self._task_spec.resources.grace_s,
         )

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pynvml
 
-from shoal.wire import TaskSpec
+from shoal.wire import TaskResources
 
 MILLI = 1000.0
 
@@ -19,13 +19,13 @@ MILLI = 1000.0
 class GpuUsage:
     """The GPUs of one task, by UUID or number. GPUs that cannot be found are left out."""
 
-    def __init__(self, task_spec: TaskSpec) -> None:
+    def __init__(self, resources: TaskResources) -> None:
         self._handles: list[object] = []
-        if not task_spec.gpu_ids or task_spec.are_gpus_simulated:
+        if not resources.has_real_gpus:
             return
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlInit()
-            for gpu in task_spec.gpus:
+            for gpu in resources.gpus:
                 with contextlib.suppress(pynvml.NVMLError):
                     self._handles.append(
                         pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)

@@ -25,7 +25,7 @@ from shoal.curve import MAX_X, Axis, Point, Samples, finite, single_point, thin_
 from shoal.runtime.confine.confinement import Confinement
 from shoal.runtime.metrics import MAX_VALUES, MetricLine, is_metric_name
 from shoal.runtime.process import tree
-from shoal.wire import TaskSpec
+from shoal.wire import TaskRanks, TaskResources
 
 MAX_SERIES = 200
 MAX_SERIES_POINTS = 128
@@ -152,8 +152,8 @@ class Meter:
     After that it may be used from any thread.
     """
 
-    def __init__(self, task_spec: TaskSpec, clock: Clock) -> None:
-        self._task_spec = task_spec
+    def __init__(self, ranks: TaskRanks, resources: TaskResources, clock: Clock) -> None:
+        self._resources = resources
         self._clock = clock
         self._ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
@@ -161,8 +161,8 @@ class Meter:
             end.settimeout(0)
         self.fd = self._theirs.fileno()
         os.set_inheritable(self.fd, True)  # noqa: FBT003 - the standard library takes it in no other way
-        first = task_spec.node_rank * task_spec.ranks_per_node
-        self._buffer = MetricsBuffer(range(first, first + task_spec.ranks_per_node))
+        first = ranks.node_rank * ranks.ranks_per_node
+        self._buffer = MetricsBuffer(range(first, first + ranks.ranks_per_node))
         self._lock = threading.Lock()
         self._confinement: Confinement | None = None
         self._taken_at = clock.monotonic()
@@ -225,7 +225,7 @@ class Meter:
         self._theirs.close()
 
     def _run(self) -> None:
-        devices = importlib.import_module("shoal.runtime.process.gpu_usage").GpuUsage(self._task_spec)
+        devices = importlib.import_module("shoal.runtime.process.gpu_usage").GpuUsage(self._resources)
         look_at = self._clock.monotonic() + FIRST_LOOK_S
         poll = select.poll()
         poll.register(self._ours, select.POLLIN)

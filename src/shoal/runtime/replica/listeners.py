@@ -174,19 +174,19 @@ def _connect_to_file(path: str, timeout_s: float) -> socket.socket:
 
 def socket_folder(task_spec: TaskSpec, home: str) -> str | None:
     """Return the folder of the task's socket or broker. None: it has none."""
-    if task_spec.probe is None or task_spec.node_rank > 0:
+    probe = task_spec.program.probe
+    if probe is None or task_spec.ranks.node_rank > 0:
         return None
-    if not task_spec.probe.is_socket and not task_spec.probe.has_own_network:
+    if not probe.is_socket and not probe.has_own_network:
         return None
     # An id starts with its time of creation. The last 12 characters, 60 bits, tell two ids apart.
-    return f"{home}/sockets/{task_spec.attempt_id[-12:]}"
+    return f"{home}/sockets/{task_spec.identity.attempt_id[-12:]}"
 
 
 def program_socket_folder(task_spec: TaskSpec, home: str) -> str | None:
     """Return that folder if the program itself listens there."""
-    return (
-        socket_folder(task_spec, home) if task_spec.probe is not None and task_spec.probe.is_socket else None
-    )
+    probe = task_spec.program.probe
+    return socket_folder(task_spec, home) if probe is not None and probe.is_socket else None
 
 
 def socket_path(directory: str) -> str:
@@ -209,7 +209,7 @@ def listener_for(
     directory = socket_folder(task_spec, home)
     if directory is None:
         return PortListener(
-            LOOPBACK if has_sidecar else task_spec.master_addr, probe.port, f"{home}/{PORT_CLAIMS}"
+            LOOPBACK if has_sidecar else task_spec.ranks.master_addr, probe.port, f"{home}/{PORT_CLAIMS}"
         )
     path = socket_path(directory)
     return SocketListener(path) if probe.is_socket else NamespaceListener(path, probe.port or OWN_PORT)

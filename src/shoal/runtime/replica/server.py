@@ -53,10 +53,10 @@ class ReplicaServer:
         """Give the server a place to listen. Returns an `Ending` if there is none, or it cannot be
         protected.
         """
-        probe, task_spec = self._task_spec.probe, self._task_spec
+        probe, task_spec = self._task_spec.program.probe, self._task_spec
         if probe is None:
             return None
-        if task_spec.node_rank > 0:
+        if task_spec.ranks.node_rank > 0:
             self._listener = listeners.PortListener(listeners.LOOPBACK, None)
             return None
         identity = self._credentials.sidecar
@@ -65,22 +65,26 @@ class ReplicaServer:
                 task_spec, os.path.realpath(self._home), probe, has_sidecar=identity is not None
             )
         except OSError as error:
-            message = f"{error} on {task_spec.node}; leave `port` out and have the server listen at $PORT"
+            message = (
+                f"{error} on {task_spec.identity.node}; leave `port` out and have the server listen at $PORT"
+            )
             return Ending(kind=EndKind.SETUP_FAILED, message=message)
         self._listener = at
         try:
-            if identity is not None and task_spec.control_url is not None:
+            if identity is not None and task_spec.lease.control_url is not None:
                 self._sidecar = SidecarMonitor(
-                    identity, task_spec.control_url, at.address, self._watcher, self._clock
+                    identity, task_spec.lease.control_url, at.address, self._watcher, self._clock
                 )
         except OSError as error:
-            return Ending(kind=EndKind.SETUP_FAILED, message=f"no sidecar on {task_spec.node}: {error}")
+            return Ending(
+                kind=EndKind.SETUP_FAILED, message=f"no sidecar on {task_spec.identity.node}: {error}"
+            )
         protect = _protection(at, task_spec, confinement)
         try:
             if protect is not None:
                 protect()
         except FirewallFailed as error:
-            return Ending(kind=EndKind.SETUP_FAILED, message=f"{error.message} on {task_spec.node}")
+            return Ending(kind=EndKind.SETUP_FAILED, message=f"{error.message} on {task_spec.identity.node}")
         tell = self._renewer.report_serving if self._renewer is not None else None
         outside = self._sidecar.address if self._sidecar is not None else ""
         self._prober = ServerProber(probe, at, self._credentials, self._clock, tell, outside, protect)
@@ -115,7 +119,7 @@ class ReplicaServer:
     @property
     def variables(self) -> dict[str, str]:
         """The variables for the program, on every node of the replica."""
-        probe, secret = self._task_spec.probe, self._credentials.replica_secret
+        probe, secret = self._task_spec.program.probe, self._credentials.replica_secret
         if probe is None or self._listener is None:
             return {}
         key = {"SHOAL_REPLICA_KEY": secret} if secret else {}
@@ -137,7 +141,7 @@ class ReplicaServer:
         verdict = self._prober.verdict if self._prober is not None else None
         if verdict is None:
             return None
-        grace_s = min(self._task_spec.grace_s, DEAD_GRACE_S)
+        grace_s = min(self._task_spec.resources.grace_s, DEAD_GRACE_S)
         return Ending(kind=EndKind.EXITED, message=verdict, grace_s=grace_s, rank=0)
 
 
@@ -148,4 +152,4 @@ def _protection(
     uid = confinement.firewalled_uid
     if uid is None or not isinstance(listener, listeners.PortListener):
         return None
-    return partial(listener.protect, uid, is_open=task_spec.has_open_network)
+    return partial(listener.protect, uid, is_open=task_spec.isolation.has_open_network)

@@ -68,13 +68,14 @@ def is_wanted(task_spec: TaskSpec, confinement: Confinement) -> bool:
     no standby. Without a cgroup and a sandbox of its own, a standby's processes could not be told from the
     task's.
     """
+    ranks = task_spec.ranks
     return (
-        task_spec.has_standby
-        and len(task_spec.nodes) > 1
-        and task_spec.max_restarts > 0
-        and task_spec.control_url is not None
-        and task_spec.setup is None
-        and task_spec.probe is None
+        ranks.has_standby
+        and len(ranks.nodes) > 1
+        and ranks.max_restarts > 0
+        and task_spec.lease.control_url is not None
+        and task_spec.program.setup is None
+        and task_spec.program.probe is None
         and confinement.sandbox is not None
         and bool(confinement.cgroups)
     )
@@ -175,7 +176,7 @@ class StandbyMonitor:
         return False
 
     def _restore_limit(self) -> None:
-        limit = self._task_spec.limits.memory_bytes
+        limit = self._task_spec.resources.memory_bytes
         if limit is not None:
             with contextlib.suppress(OSError):
                 self._confinement.limit_memory(limit)
@@ -199,7 +200,7 @@ class StandbyMonitor:
             self._log.add_message(failure_message(reason))
 
     def _begin(self, directory: str) -> None:
-        limit = self._task_spec.limits.memory_bytes
+        limit = self._task_spec.resources.memory_bytes
         image = read_image(self._task.stand_ins, self._confinement.uid)
         memory_bytes = self._room_for(image) if image is not None else None
         if image is None or (memory_bytes is None and limit is not None):
@@ -218,7 +219,7 @@ class StandbyMonitor:
 
     def _room_for(self, image: ZygoteImage) -> int | None:
         """Return the memory for a standby. None: there is no limit to share, or too little is free."""
-        limit, used = self._task_spec.limits.memory_bytes, self._confinement.memory_bytes()
+        limit, used = self._task_spec.resources.memory_bytes, self._confinement.memory_bytes()
         wanted = max(LEAST_BYTES, int(image.memory_bytes * ROOM))
         if limit is None or used is None or used * GROWTH + wanted > limit:
             return None

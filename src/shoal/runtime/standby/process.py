@@ -91,8 +91,8 @@ class StandbySupervisor:
         self._at = spool.SpoolTask(directory)
         self._config = config
         # This limit holds until the takeover. Then the task's own limit holds.
-        limits = msgspec.structs.replace(config.task_spec.limits, memory_bytes=config.memory_bytes)
-        self._task_spec = msgspec.structs.replace(config.task_spec, limits=limits)
+        resources = msgspec.structs.replace(config.task_spec.resources, memory_bytes=config.memory_bytes)
+        self._task_spec = msgspec.structs.replace(config.task_spec, resources=resources)
         self._task = spool.SpoolTask(_task_directory(directory, config))
         self._clock = BootClock()
         self._confinement: Confinement | None = None
@@ -134,7 +134,7 @@ class StandbySupervisor:
         )
         # Processes of the current task are found by this variable. The standby must not be killed with them.
         del environment["SHOAL_NODE"]
-        own_path = path_without_stand_ins(self._task_spec, confinement.path)
+        own_path = path_without_stand_ins(self._task_spec.program.env, confinement.path)
         arguments = (self._task.stand_ins, own_path, environment, self._config.expected)
         installing = launcher.start_function(
             "shoal.runtime.warm.install", "install", arguments, inherited_fds=()
@@ -142,8 +142,11 @@ class StandbySupervisor:
         end = _finish(launcher, "preparing the stand-ins for launchers", installing)
         if end is not None:
             raise CannotStandBy(end.message)
-        page, meter = RankBoard.create(), Meter(self._config.task_spec, self._clock)
-        script = "cd /; " + install.zygote_script(self._task.stand_ins, self._task.work, self._task_spec.run)
+        page = RankBoard.create()
+        meter = Meter(self._task_spec.ranks, self._task_spec.resources, self._clock)
+        script = "cd /; " + install.zygote_script(
+            self._task.stand_ins, self._task.work, self._task_spec.program.run
+        )
         zygote = launcher.start_script(script, environment, inherited_fds=(page[0], meter.fd))
         self._zygote = os.pidfd_open(zygote[0])
         self._ready = PreparedTask(
@@ -253,7 +256,7 @@ class StandbySupervisor:
 
 def _task_directory(directory: str, config: slot.StandbyConfig) -> str:
     root = os.path.dirname(os.path.dirname(directory))
-    return f"{root}/live/{config.task_spec.attempt_id}/{config.task_spec.node}"
+    return f"{root}/live/{config.task_spec.identity.attempt_id}/{config.task_spec.identity.node}"
 
 
 def _listen(directory: str) -> socket.socket:

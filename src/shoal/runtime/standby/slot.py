@@ -61,17 +61,20 @@ def socket_path(directory: str) -> str:
 
 def fits(ready_for: TaskSpec, task_spec: TaskSpec) -> bool:
     """Whether a standby that was prepared for one task spec can run the other."""
-    same = msgspec.structs.replace(
+    replace, ranks, lease = msgspec.structs.replace, ready_for.ranks, ready_for.lease
+    same = replace(
         task_spec,
-        nodes=ready_for.nodes,
-        replacement=ready_for.replacement,
-        master_addr=ready_for.master_addr,
-        master_port=ready_for.master_port,
-        control_url=ready_for.control_url,
-        control_urls=ready_for.control_urls,
-        max_restarts=ready_for.max_restarts,
+        identity=replace(task_spec.identity, replacement=ready_for.identity.replacement),
+        ranks=replace(
+            task_spec.ranks,
+            nodes=ranks.nodes,
+            master_addr=ranks.master_addr,
+            master_port=ranks.master_port,
+            max_restarts=ranks.max_restarts,
+        ),
+        lease=replace(task_spec.lease, control_url=lease.control_url, control_urls=lease.control_urls),
     )
-    return same == ready_for and len(task_spec.nodes) == len(ready_for.nodes)
+    return same == ready_for and len(task_spec.ranks.nodes) == len(ranks.nodes)
 
 
 def reap(directory: str, *, timeout_s: float = REAP_S) -> bool:

@@ -16,7 +16,7 @@ from shoal.runtime.process.launcher import Launcher
 from shoal.runtime.process.log import LogFile
 from shoal.runtime.process.watcher import Process, Watcher
 from shoal.runtime.supervisor.rank_group import RankGroup
-from shoal.wire import DrillAct, DrillCommand, DrillResult, Progress, TaskSpec
+from shoal.wire import DrillAct, DrillCommand, DrillResult, Progress, TaskIdentity
 
 LAST_REPORT_S = 1.0
 """How long a supervisor that is about to die with its node waits for its last report to be delivered."""
@@ -25,8 +25,16 @@ LAST_REPORT_S = 1.0
 class DrillRunner:
     """Runs the drills of one task. Main thread only."""
 
-    def __init__(self, task_spec: TaskSpec, renewer: LeaseRenewer | None, clock: Clock, log: LogFile) -> None:
-        self._task_spec = task_spec
+    def __init__(
+        self,
+        identity: TaskIdentity,
+        checkpoint_dir: str | None,
+        renewer: LeaseRenewer | None,
+        clock: Clock,
+        log: LogFile,
+    ) -> None:
+        self._identity = identity
+        self._checkpoint_dir = checkpoint_dir
         self._renewer = renewer
         self._clock = clock
         self._log = log
@@ -95,7 +103,7 @@ class DrillRunner:
             case DrillAct.KILL_NODE if confinement is not None:
                 self._die_with_node(confinement, _drill_result(drill_command, at, before))
             case DrillAct.KILL_NODE:
-                refusal = f"it cannot be told what runs on {self._task_spec.node}: nothing confines it"
+                refusal = f"it cannot be told what runs on {self._identity.node}: nothing confines it"
             case DrillAct.CORRUPT:
                 refusal = self._begin_damage(drill_command, at, before, rank_group, launcher, watcher)
         self._has_harmed = not refusal and drill_command.act is not DrillAct.CUT_OFF
@@ -104,7 +112,7 @@ class DrillRunner:
 
     def _refuse_late(self, drill_command: DrillCommand, rank_group: RankGroup) -> None:
         """Refuse: the ranks that it was meant for are gone, and those of a later round must not be harmed."""
-        ended = f"group {drill_command.rendezvous_round} had ended before {self._task_spec.node} heard of it"
+        ended = f"group {drill_command.rendezvous_round} had ended before {self._identity.node} heard of it"
         refusal = f"{ended}; group {rank_group.rendezvous_round} runs now"
         self._log.add_message(
             f"drill {drill_command.drill_id}: {drill_command.act.replace('_', ' ')} was not done: {refusal}"
@@ -116,7 +124,7 @@ class DrillRunner:
     def _no_such_rank(self, drill_command: DrillCommand, *, has_hit: bool) -> str:
         """Say that the rank does not run here. Empty if the drill kills all ranks: then none is missing."""
         is_missed = not has_hit and drill_command.rank is not None
-        return f"rank {drill_command.rank} does not run on {self._task_spec.node}" if is_missed else ""
+        return f"rank {drill_command.rank} does not run on {self._identity.node}" if is_missed else ""
 
     def _report(self, drill_result: DrillResult, wait_s: float = 0.0) -> None:
         if self._renewer is not None:
@@ -156,8 +164,7 @@ class DrillRunner:
         watcher: Watcher,
     ) -> str:
         """Change bytes in a process of the job's own user, which can damage only what that user may write."""
-        directory = self._task_spec.checkpoint_dir
-        if directory is None:
+        if self._checkpoint_dir is None:
             return "the job has no checkpoint directory"
         rank_group.hang_detector.pause()
         rank_group.send(signal.SIGSTOP)
@@ -165,7 +172,7 @@ class DrillRunner:
             rank_group.rendezvous_round,
             self._clock.monotonic() + drill_command.for_s,
         )
-        arguments = (directory, (self._task_spec.attempt_id, self._task_spec.node))
+        arguments = (self._checkpoint_dir, (self._identity.attempt_id, self._identity.node))
         pid, pipes = launcher.start_function(
             "shoal.runtime.supervisor.checkpoint_damage", "damage", arguments, inherited_fds=()
         )

@@ -214,7 +214,7 @@ class HangDetector:
         return doing
 
     def _is_early_look_due(self, now: float, worked_s: float) -> bool:
-        if len(self._task_spec.nodes) == 1 or self._is_current(self._early_snapshot):
+        if len(self._task_spec.ranks.nodes) == 1 or self._is_current(self._early_snapshot):
             return False
         is_early = now - self._pace.since > EARLY * self._pace.limit_s(RankActivity.STOPPED)
         return is_early and self._pace.is_idle(now, worked_s)
@@ -241,7 +241,7 @@ class HangDetector:
             if self._have_moved(activity, heartbeats):
                 self._snapshot = None
                 return
-        has_others = len(self._task_spec.nodes) > 1
+        has_others = len(self._task_spec.ranks.nodes) > 1
         if seen.waits_for_others and (has_others or seen.is_saving):
             # The culprit's own node also sees the hang and ends it. The ranks that wait here may live on.
             if silent_s <= max(
@@ -379,7 +379,7 @@ class HangDetector:
             self._watcher.log_stacks(process.rank, stacks.text)
         kept = flight_recorder.collect_records(self._work, self._recorders, os.path.dirname(self._work))
         for rank, path in kept.items():
-            self._watcher.log_stacks(rank, f"its last NCCL calls: {path} on {self._task_spec.node}")
+            self._watcher.log_stacks(rank, f"its last NCCL calls: {path} on {self._task_spec.identity.node}")
 
 
 def kill_group(process: Process) -> None:

@@ -19,7 +19,7 @@ from shoal.runtime.process.launcher import Launcher, Pipes
 from shoal.runtime.process.meter import Meter
 from shoal.runtime.rank.board import RankBoard
 from shoal.runtime.supervisor.endings import Ending
-from shoal.wire import EndKind, TaskSpec, WrittenFiles
+from shoal.wire import EndKind, TaskFolders, TaskSpec, WrittenFiles
 
 Wait = Callable[[str, tuple[int, Pipes]], Ending | None]
 """Waits for a started process. The text names what it does. None: it went well."""
@@ -36,27 +36,29 @@ def make_directories(task: SpoolTask, uid: int | None) -> None:
         os.close(fd)
 
 
-def script_directory_of(task_spec: TaskSpec, work: str) -> str:
+def script_directory_of(folders: TaskFolders, attempt_id: str, work: str) -> str:
     """Return the directory with the job's files in which its scripts start."""
-    if not task_spec.has_shared_folder or task_spec.checkpoint_dir is None:
+    if not folders.has_shared_folder or folders.checkpoint_dir is None:
         return work
-    return f"{task_spec.checkpoint_dir}/.shared/{task_spec.attempt_id}"
+    return f"{folders.checkpoint_dir}/.shared/{attempt_id}"
 
 
 class TaskPreparation:
     """The steps. Each returns None if it went well or there is nothing to do, otherwise why the task ends."""
 
     def __init__(self, task_spec: TaskSpec, task: SpoolTask, launcher: Launcher, wait: Wait) -> None:
-        self._task_spec = task_spec
+        self._program = task_spec.program
+        self._folders = task_spec.folders
+        self._attempt_id = task_spec.identity.attempt_id
         self._task = task
         self._launcher = launcher
         self._wait = wait
 
     def unpack(self) -> Ending | None:
         """Unpack the job's files into the work directory, or into the folder that nodes share."""
-        if self._task_spec.has_shared_folder:
+        if self._folders.has_shared_folder:
             return self._share_folder()
-        digest, work = self._task_spec.archive_digest, self._task.work
+        digest, work = self._program.archive_digest, self._task.work
         if digest is None:
             return None
         try:
@@ -73,15 +75,14 @@ class TaskPreparation:
             os.close(fd)
 
     def _share_folder(self) -> Ending | None:
-        task_spec = self._task_spec
-        fd = None
-        if task_spec.archive_digest is not None:
+        fd, folder = None, script_directory_of(self._folders, self._attempt_id, self._task.work)
+        if self._program.archive_digest is not None:
             try:
                 fd = os.open(self._task.archive, os.O_RDONLY | os.O_NOFOLLOW)
             except FileNotFoundError:
                 return Ending(kind=EndKind.SETUP_FAILED, message="there is no archive to unpack")
         try:
-            arguments = (fd, task_spec.archive_digest, script_directory_of(task_spec, self._task.work))
+            arguments = (fd, self._program.archive_digest, folder)
             keep = (fd,) if fd is not None else ()
             child = self._launcher.start_function(
                 "shoal.runtime.files.unpack", "make", arguments, inherited_fds=keep
@@ -90,12 +91,12 @@ class TaskPreparation:
         finally:
             if fd is not None:
                 os.close(fd)
-        self._launcher.script_directory = script_directory_of(task_spec, self._task.work)
+        self._launcher.script_directory = folder
         return end
 
     def link_checkpoint(self) -> Ending | None:
         """Link the job's checkpoint directory to where ranks look for it, beside their files."""
-        directory, path = self._task_spec.checkpoint_dir, self._task_spec.checkpoint_path
+        directory, path = self._folders.checkpoint_dir, self._folders.checkpoint_path
         if directory is None or path is None or path.startswith("/"):
             return None
         arguments = (directory, path, self._launcher.script_directory)
@@ -106,17 +107,19 @@ class TaskPreparation:
 
     def set_up(self, environment: dict[str, str]) -> Ending | None:
         """Run the job's own `setup`."""
-        if self._task_spec.setup is None:
+        if self._program.setup is None:
             return None
-        return self._wait("setup", self._launcher.start_script(self._task_spec.setup, environment))
+        return self._wait("setup", self._launcher.start_script(self._program.setup, environment))
 
 
 class WorkFolder:
     """The work folder of one task. Call `mark_start` when its ranks start, `lost_files` when nothing runs."""
 
     def __init__(self, task_spec: TaskSpec, task: spool.SpoolTask) -> None:
-        self._task_spec = task_spec
+        self._program = task_spec.program
         self._task = task
+        self._directory = script_directory_of(task_spec.folders, task_spec.identity.attempt_id, task.work)
+        self._is_kept = task_spec.folders.has_shared_folder or task_spec.program.probe is not None
         self._mark: job_files.WriteMark | None = None
 
     def mark_start(self) -> None:
@@ -127,16 +130,13 @@ class WorkFolder:
         """Count files of the ranks that are lost. A server's files are no results, and a shared
         folder stays.
         """
-        is_kept = self._task_spec.has_shared_folder or self._task_spec.probe is not None
-        if self._mark is None or is_kept:
+        if self._mark is None or self._is_kept:
             return None
         return job_files.count_written(self._task.work, self._mark)
 
     def explain_missing(self, message: str, output_tail: str) -> str:
         """Return the message and, if the last output speaks of a missing file, why it is missing."""
-        missed = job_files.explain_missing_file(
-            output_tail, self._task_spec, script_directory_of(self._task_spec, self._task.work)
-        )
+        missed = job_files.explain_missing_file(output_tail, self._program, self._directory)
         return f"{message}; {missed}" if missed else message
 
 

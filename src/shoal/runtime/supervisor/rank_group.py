@@ -119,7 +119,7 @@ class RankGroup:
         self._steps_logged = self._meter.steps_logged
         self._seen.clear()
         self.ranks, self._spares = [], 0
-        for local_rank in range(self._task_spec.ranks_per_node):
+        for local_rank in range(self._task_spec.ranks.ranks_per_node):
             old = self._survivors[local_rank] if self._survivors else None
             if old is not None and old.status is None:
                 self._assign(old, local_rank)
@@ -149,7 +149,7 @@ class RankGroup:
         beats = [self._board.heartbeat(process.slot) for process in self.ranks]
         formed = Recovery(
             rendezvous_round=self._rendezvous.number,
-            node=self._task_spec.node,
+            node=self._task_spec.identity.node,
             failed_at=failed_at,
             surviving_ranks=sum(process in self._survivors for process in self.ranks),
             spare_ranks=self._spares,
@@ -346,7 +346,7 @@ class RankGroup:
 
     def check(self) -> None:
         """Keep a spare ready if the ranks can use one, and have hanging ranks ended."""
-        if self._task_spec.max_restarts == 0:
+        if self._task_spec.ranks.max_restarts == 0:
             return
         if self._spare is not None and self._spare.status is not None:
             self._discard_spare(self._spare, self._spare.status)
@@ -398,8 +398,8 @@ class RankGroup:
 
     def _has_room_for_spare(self) -> bool:
         """Whether a spare has room. It builds what a rank builds, so on GPUs no spare waits."""
-        has_gpus = bool(self._task_spec.gpu_ids) and not self._task_spec.are_gpus_simulated
-        num_rank_memories = SPARE_SHARE / self._task_spec.ranks_per_node
+        has_gpus = self._task_spec.resources.has_real_gpus
+        num_rank_memories = SPARE_SHARE / self._task_spec.ranks.ranks_per_node
         return not has_gpus and self._confinement.has_memory_for(num_rank_memories)
 
     @property
@@ -447,7 +447,7 @@ class RankGroup:
     def _assignment(self, local_rank: int) -> RankAssignment:
         return RankAssignment(
             rendezvous_round=self._rendezvous.number,
-            rank=self._task_spec.node_rank * self._task_spec.ranks_per_node + local_rank,
+            rank=self._task_spec.ranks.node_rank * self._task_spec.ranks.ranks_per_node + local_rank,
             local_rank=local_rank,
             master_port=self._rendezvous.master_port,
         )
@@ -474,7 +474,7 @@ class RankGroup:
         environment[BOARD_VARIABLE] = f"{self._board_fd}:{slot}"
         environment[metrics.METRICS_VARIABLE] = self._meter.variable
         pid, pipes = self._launcher.start_script(
-            self._task_spec.run, environment, inherited_fds=self.inherited_fds
+            self._task_spec.program.run, environment, inherited_fds=self.inherited_fds
         )
         process = Process(
             pid, assignment.rank if assignment is not None else None, is_needed=assignment is not None

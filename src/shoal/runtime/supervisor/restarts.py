@@ -16,7 +16,7 @@ from shoal.runtime.lease.renewal import LeaseRenewer
 from shoal.runtime.process.network import free_port
 from shoal.runtime.supervisor.endings import Ending
 from shoal.runtime.supervisor.environment import RendezvousRound, first_rendezvous
-from shoal.wire import MAX_EARLY_ENDS, EndKind, TaskOutcome, TaskSpec
+from shoal.wire import MAX_EARLY_ENDS, EndKind, TaskIdentity, TaskOutcome, TaskRanks
 
 LIVED_S = 5.0
 """A first group of ranks that ends by itself within this time is not started again in place."""
@@ -41,16 +41,18 @@ OTHERS_FAILED = Ending(kind=EndKind.STOPPED, message="ranks of another node fail
 class Restarts:
     """The rank groups of one task. Nothing here blocks: ask `next` again until it has an answer."""
 
-    def __init__(self, task_spec: TaskSpec, renewer: LeaseRenewer | None) -> None:
-        self._task_spec = task_spec
+    def __init__(self, identity: TaskIdentity, ranks: TaskRanks, renewer: LeaseRenewer | None) -> None:
+        self._ranks = ranks
         self._renewer = renewer
-        self._is_alone = len(task_spec.nodes) == 1
+        self._is_alone = len(ranks.nodes) == 1
         self._failure: TaskOutcome | None = None
         self.num_early = 0
         """How many groups in a row ended within `LIVED_S`, whichever node's ranks failed first."""
         self.gives_up = False
         """Whether the group that just ended did so by itself, and too soon."""
-        self.rendezvous = first_rendezvous(task_spec)
+        self.rendezvous = first_rendezvous(identity.replacement, ranks.master_port)
+        self._first_round = self.rendezvous.number
+        self._is_first_attempt = identity.epoch == 1
 
     def may_follow(self, end: Ending, ran_s: float, *, has_stepped: bool) -> bool:
         """Whether another group may follow in place after this ending, `ran_s` after the group's start.
@@ -66,16 +68,14 @@ class Restarts:
         if self._is_alone and (self.gives_up or self.num_early > MAX_EARLY_ENDS):
             return False
         # With several nodes the control plane counts, because a group after a lost task costs no retry.
-        left = self._task_spec.max_restarts - (self.rendezvous.number if self._is_alone else 0)
+        left = self._ranks.max_restarts - (self.rendezvous.number if self._is_alone else 0)
         can_ask = self._is_alone or self._renewer is not None
         return end.kind in RANK_FAILED and left > 0 and can_ask
 
     @property
     def _least_life_s(self) -> float:
         """How long a group must live before its own end may be followed by a start in place."""
-        is_first = (
-            self._task_spec.epoch == 1 and self.rendezvous.number == first_rendezvous(self._task_spec).number
-        )
+        is_first = self._is_first_attempt and self.rendezvous.number == self._first_round
         return LIVED_S if is_first else LIVED_AGAIN_S
 
     @staticmethod
@@ -114,7 +114,7 @@ class Restarts:
         group = self._renewer.newest_group
         if group.rendezvous_round <= self.rendezvous.number:
             return None
-        if self._task_spec.node_rank == 0:
+        if self._ranks.node_rank == 0:
             return self._enter(group.rendezvous_round, self._own_port())
         return None if group.master_port is None else self._enter(group.rendezvous_round, group.master_port)
 
@@ -126,7 +126,7 @@ class Restarts:
         return self._renewer.acknowledged_failure is self._failure and not self.is_wanted
 
     def _own_port(self) -> int:
-        return free_port(self._task_spec.master_addr, self.rendezvous.master_port)
+        return free_port(self._ranks.master_addr, self.rendezvous.master_port)
 
     def _enter(self, number: int, port: int, failure: TaskOutcome | None = None) -> RendezvousRound:
         self.rendezvous = RendezvousRound(number=number, master_port=port)

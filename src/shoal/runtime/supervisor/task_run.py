@@ -56,6 +56,7 @@ SLEEP_GRACE_S = 10.0
 TOGETHER_S = 0.5
 """How far apart a signal to all of a job, such as Slurm's, may reach the supervisor and a rank."""
 ASLEEP = Ending(kind=EndKind.STOPPED, message="the server sleeps")
+OWN_FAULTS = RANK_FAILED | {EndKind.OUT_OF_MEMORY, EndKind.SETUP_FAILED}
 ALL_STOP = frozenset({EndKind.STOPPED, EndKind.TIME_LIMIT})
 """Endings that every node of the attempt has at about the same time, so its ranks can save together."""
 
@@ -78,13 +79,15 @@ class TaskRun:
         self._prepared = prepared
         self._task = task
         self._task_spec = task_spec
+        self._identity, self._grace_s = task_spec.identity, task_spec.resources.grace_s
         self._credentials = credentials
         self._clock = clock
         self._path = os.environ.get("SHOAL_PATH") or DEFAULT_PATH
         wake, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._renewer: LeaseRenewer | None = None
-        self._meter = prepared.meter if prepared is not None else Meter(task_spec, clock)
-        if task_spec.control_url is not None:
+        ranks, resources = task_spec.ranks, task_spec.resources
+        self._meter = prepared.meter if prepared is not None else Meter(ranks, resources, clock)
+        if task_spec.lease.control_url is not None:
             # Without credentials no reply counts, and the fence ends the task. A supervisor that may be
             # replaced must never keep running only because a credential was forgotten.
             server_file = os.environ.get("SHOAL_SERVER_FILE")
@@ -92,9 +95,9 @@ class TaskRun:
                 task_spec, credentials, server_file, clock, self._wake_w, born_at, self._meter
             )
         self._stop_reasons = StopReasons(task, task_spec, clock, self._renewer, agent_watch)
-        self._log = LogFile(task.log, task_spec.limits.max_log_bytes, clock)
-        has_gpus = bool(task_spec.gpu_ids) and not task_spec.are_gpus_simulated
-        self._rules = LogRules((*task_spec.log_rules, *(DEVICE_FAULTS if has_gpus else ())))
+        self._log = LogFile(task.log, task_spec.resources.max_log_bytes, clock)
+        device_rules = DEVICE_FAULTS if task_spec.resources.has_real_gpus else ()
+        self._rules = LogRules((*task_spec.program.log_rules, *device_rules))
         self._watcher = Watcher(self._log, self._rules, wake, clock)
         self._confinement: Confinement | None = None
         self._cache: str | None = None
@@ -104,12 +107,13 @@ class TaskRun:
         self._phase = TaskPhase.PREPARING
         self._started_at: float | None = None
         self._folder = WorkFolder(task_spec, task)
-        self._restarts = Restarts(task_spec, self._renewer)
+        self._restarts = Restarts(task_spec.identity, task_spec.ranks, self._renewer)
         self._network: dict[str, str] = {}
         self._zygote: Process | None = None
         self._standby_monitor: StandbyMonitor | None = None
         self._server = ReplicaServer(task_spec, credentials, task.home, clock, self._watcher, self._renewer)
-        self._drill_runner = DrillRunner(task_spec, self._renewer, clock, self._log)
+        saves = task_spec.folders.checkpoint_dir
+        self._drill_runner = DrillRunner(task_spec.identity, saves, self._renewer, clock, self._log)
         self._failed: tuple[float, int] | None = (clock.now(), time.monotonic_ns())
         """When the earlier group failed here, or we started, until the recovery of this group is reported."""
         self._blamed: Process | None = None
@@ -218,17 +222,17 @@ class TaskRun:
         if self._prepared is not None:
             self._adopt_zygote(self._prepared.zygote)
             return None
-        can_sleep = task_spec.probe is not None and task_spec.probe.can_sleep
-        may_begin_again = task_spec.max_restarts > 0 or can_sleep
-        is_warm = may_begin_again and install.is_python(task_spec.run)
+        can_sleep = task_spec.program.probe is not None and task_spec.program.probe.can_sleep
+        may_begin_again = task_spec.ranks.max_restarts > 0 or can_sleep
+        is_warm = may_begin_again and install.is_python(task_spec.program.run)
         zygote = self._environment(None, self._restarts.rendezvous) if is_warm else None
-        arguments = (self._task.stand_ins, path_without_stand_ins(task_spec, self._path), zygote)
+        arguments = (self._task.stand_ins, path_without_stand_ins(task_spec.program.env, self._path), zygote)
         module, step = "shoal.runtime.warm.install", "preparing the stand-ins for launchers"
         installing = launcher.start_function(module, "install", arguments, inherited_fds=())
         end = self._run_before_ranks(launcher, step, installing, is_quick=True)
         if end is not None or zygote is None:
             return end
-        script = install.zygote_script(self._task.stand_ins, self._task.work, task_spec.run)
+        script = install.zygote_script(self._task.stand_ins, self._task.work, task_spec.program.run)
         self._adopt_zygote(launcher.start_script(script, zygote, inherited_fds=rank_group.inherited_fds))
         return None
 
@@ -240,9 +244,9 @@ class TaskRun:
 
     def _run_ranks(self, launcher: Launcher) -> Ending:
         """Run one rank group after another, until one ends well or none may follow."""
-        if len(self._task_spec.nodes) > 1:
-            has_gpus = bool(self._task_spec.gpu_ids) and not self._task_spec.are_gpus_simulated
-            self._network = network.network_variables(self._task_spec.master_addr, has_gpus=has_gpus)
+        if len(self._task_spec.ranks.nodes) > 1:
+            master_addr, has_gpus = self._task_spec.ranks.master_addr, self._task_spec.resources.has_real_gpus
+            self._network = network.network_variables(master_addr, has_gpus=has_gpus)
         assert self._confinement is not None
         self._confinement.leave_network()
         rank_group = self._rank_group = RankGroup(
@@ -262,7 +266,7 @@ class TaskRun:
         world_check = self._world_check = WorldCheck(
             self._task_spec, self._task.stand_ins, self._confinement, self._clock, self._log
         )
-        if last is None and self._task_spec.replacement > 0 and self._renewer is not None:
+        if last is None and self._identity.replacement > 0 and self._renewer is not None:
             self._report_phase(TaskPhase.PREPARING)
             last = self._wait_for_next_group(OTHERS_FAILED, None)
         self._folder.mark_start()
@@ -295,7 +299,7 @@ class TaskRun:
         for process in rank_group.ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
-        until = self._clock.monotonic() + min(self._task_spec.grace_s, SLEEP_GRACE_S)
+        until = self._clock.monotonic() + min(self._grace_s, SLEEP_GRACE_S)
         while any(process.status is None for process in rank_group.ranks) and self._clock.monotonic() < until:
             self._watcher.poll(STOPPING_TURN_S)
         if not rank_group.clear():
@@ -314,7 +318,7 @@ class TaskRun:
         recovery = rank_group.recovery(*self._failed)
         if recovery is not None:
             self._failed = None
-            if recovery.rendezvous_round == 0 and (self._task_spec.epoch == 1 or recovery.stepped_s is None):
+            if recovery.rendezvous_round == 0 and (self._identity.epoch == 1 or recovery.stepped_s is None):
                 return  # there was no failure before, or only the start could be reported, which is known
             self._log.add_message(describe_recovery(recovery))
             if self._renewer is not None:
@@ -389,9 +393,9 @@ class TaskRun:
             if rank_group is not None and self._restarts.is_wanted:
                 return OTHERS_FAILED
             if hung is not None and hung.rank is None:
-                return endings.of_hang_elsewhere(hung, self._task_spec.grace_s)
+                return endings.of_hang_elsewhere(hung, self._grace_s)
             if rank_group is not None and rank_group.unkillable_hang is not None:
-                return endings.of_endless_hang(rank_group.unkillable_hang, self._task_spec.grace_s)
+                return endings.of_endless_hang(rank_group.unkillable_hang, self._grace_s)
             if rank_group is not None and self._server.should_end:
                 return ASLEEP
             self._server.check_sidecar()
@@ -452,9 +456,9 @@ class TaskRun:
             process.rank,
             status,
             is_out_of_memory=is_oom,
-            grace_s=self._task_spec.grace_s,
+            grace_s=self._grace_s,
             output_tail=last_words,
-            is_alone=self._task_spec.world_size == 1,
+            is_alone=self._task_spec.ranks.world_size == 1,
         )
         return endings.of_device(end, last_words)
 
@@ -494,7 +498,7 @@ class TaskRun:
         self._server.release()
         self._watcher.drain()
         self._meter.receive()
-        checkpoint_storage.remove_memory_folder(self._task_spec)
+        checkpoint_storage.remove_memory_folder(self._task_spec.identity, self._task_spec.isolation.uid)
         listeners.remove_socket_folder(self._task_spec, os.path.realpath(self._task.home))
         removal.remove(self._task.scratch, timeout_s=SCRATCH_S)
         removal.remove(self._task.stand_ins, timeout_s=SCRATCH_S)
@@ -529,17 +533,12 @@ class TaskRun:
 
     def _outcome_of(self, end: Ending) -> TaskOutcome:
         failed = self._watcher.first_failed or self._blamed
-        is_own_fault = end.kind in (
-            EndKind.EXITED,
-            EndKind.SIGNALED,
-            EndKind.OUT_OF_MEMORY,
-            EndKind.SETUP_FAILED,
-        )
+        is_own_fault = end.kind in OWN_FAULTS
         output = failed.output_tail if failed is not None and is_own_fault else ""
         return TaskOutcome(
-            attempt_id=self._task_spec.attempt_id,
-            epoch=self._task_spec.epoch,
-            node=self._task_spec.node,
+            attempt_id=self._identity.attempt_id,
+            epoch=self._identity.epoch,
+            node=self._identity.node,
             kind=end.kind,
             ended_at=self._clock.now(),
             failed_at=failed.ended_at if failed is not None and is_own_fault else None,
@@ -552,7 +551,7 @@ class TaskRun:
             started_at=self._started_at,
             cpu_s=self._confinement.cpu_seconds() if self._confinement is not None else None,
             restarts=self._restarts.rendezvous.number,
-            replacement=self._task_spec.replacement,
+            replacement=self._identity.replacement,
             is_external_stop=end.is_external_stop,
             gives_up=self._restarts.gives_up,
             num_early=self._restarts.num_early,

@@ -28,7 +28,7 @@ from shoal.runtime.process.log import LogFile
 from shoal.runtime.supervisor.endings import Ending
 from shoal.runtime.supervisor.unfinished_launchers import UNFINISHED_LAUNCHER, rank_with_unfinished_launcher
 from shoal.runtime.warm import launchers, mpirun
-from shoal.wire import EndKind, TaskSpec, World
+from shoal.wire import EndKind, TaskRanks, TaskSpec, World
 
 MAX_PROCESSES = 1000
 """Limit for one look, which costs some 10 us for each process. The next look goes on with the others."""
@@ -156,8 +156,8 @@ class WorldCheck:
         self._split_since: float | None = None
         self._next_at = 0.0
         # The ranks of a replica answer requests, and need not know of each other.
-        self._is_service = task_spec.probe is not None
-        self._is_checked = task_spec.world_size > 1 and not self._is_service
+        self._is_service = task_spec.program.probe is not None
+        self._is_checked = task_spec.ranks.world_size > 1 and not self._is_service
         self.world: World | None = None
         """The best group that the current ranks have formed; None: they reported none."""
 
@@ -174,7 +174,7 @@ class WorldCheck:
         if end is not None and self._refusal(launchers.SECOND, rendezvous_round) is not None:
             return end
         ranks = {report.shoal_rank for report in self._reports if report.rendezvous_round == rendezvous_round}
-        if end is None or (ranks and len(ranks) < self._task_spec.ranks_per_node):
+        if end is None or (ranks and len(ranks) < self._task_spec.ranks.ranks_per_node):
             self._split_since = None
             return None
         if self._split_since is None:
@@ -198,22 +198,22 @@ class WorldCheck:
 
     def unfinished_launcher(self, rendezvous_round: int, wait: Callable[[float], object]) -> Ending | None:
         """Return `SPLIT_WORLD` if `run` has ended in a rank before the launcher that it started."""
-        if self._is_service or self._task_spec.may_split_world:
+        if self._is_service or self._task_spec.ranks.may_split_world:
             return None
         rank = rank_with_unfinished_launcher(self._folder, rendezvous_round, self._clock, wait)
         if rank is None:
             return None
         message = UNFINISHED_LAUNCHER.format(rank=rank)
-        return Ending(kind=EndKind.SPLIT_WORLD, message=message, grace_s=self._task_spec.grace_s)
+        return Ending(kind=EndKind.SPLIT_WORLD, message=message, grace_s=self._task_spec.resources.grace_s)
 
     def _verdict(self, rendezvous_round: int) -> Ending | None:
         self._read_reports()
         if self._is_checked:
-            self.world = best_world(self._last_groups(rendezvous_round), self._task_spec)
-        problem = None if self._task_spec.may_split_world else self._problem(rendezvous_round)
+            self.world = best_world(self._last_groups(rendezvous_round), self._task_spec.ranks)
+        problem = None if self._task_spec.ranks.may_split_world else self._problem(rendezvous_round)
         if problem is None:
             return None
-        return Ending(kind=EndKind.SPLIT_WORLD, message=problem, grace_s=self._task_spec.grace_s)
+        return Ending(kind=EndKind.SPLIT_WORLD, message=problem, grace_s=self._task_spec.resources.grace_s)
 
     def _problem(self, rendezvous_round: int) -> str | None:
         second = self._refusal(launchers.SECOND, rendezvous_round)
@@ -230,7 +230,9 @@ class WorldCheck:
         is_known = self.world is not None and self._num_read < MAX_REPORTS_BYTES
         if not self._is_checked or not (is_known or self._launchers.launcher_name is not None):
             return None
-        return describe_split_world(self.world, self._task_spec.world_size, self._launchers.launcher_name)
+        return describe_split_world(
+            self.world, self._task_spec.ranks.world_size, self._launchers.launcher_name
+        )
 
     def _groups(self, rendezvous_round: int) -> list[ProcessGroupReport]:
         return [
@@ -249,7 +251,7 @@ class WorldCheck:
         """
         groups = self._groups(rendezvous_round)
         last = {report.shoal_rank: report.library for report in groups}
-        if set(last.values()) == {launchers.LAUNCHED} and len(last) == self._task_spec.ranks_per_node:
+        if set(last.values()) == {launchers.LAUNCHED} and len(last) == self._task_spec.ranks.ranks_per_node:
             return [report for report in groups if report.library == launchers.LAUNCHED]
         return groups
 
@@ -277,7 +279,7 @@ class WorldCheck:
         self._reports += [report for line in lines if (report := _parse_report(line)) is not None]
 
 
-def best_world(reports: Sequence[ProcessGroupReport], task_spec: TaskSpec) -> World | None:
+def best_world(reports: Sequence[ProcessGroupReport], ranks: TaskRanks) -> World | None:
     """Return the largest group in these reports. A group that spans the job comes first.
 
     A group with enough members may still be one of several: if all of its members are processes of one rank,
@@ -292,10 +294,10 @@ def best_world(reports: Sequence[ProcessGroupReport], task_spec: TaskSpec) -> Wo
     worlds = [
         World(
             size=size,
-            ranks=task_spec.world_size,
-            is_whole=size >= task_spec.world_size
+            ranks=ranks.world_size,
+            is_whole=size >= ranks.world_size
             and (size, formed) not in alone
-            and (len(task_spec.nodes) == 1 or len(members) < size),
+            and (len(ranks.nodes) == 1 or len(members) < size),
         )
         for (size, formed), members in on_node.items()
     ]

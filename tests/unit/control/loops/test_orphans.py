@@ -72,7 +72,10 @@ def test_slowly_dying_task_is_replaced_and_its_attempt_goes_on(is_restarted: boo
     let_pass(lab, 30)
     attempt = lab.attempt(job)
     assert (attempt.state, attempt.rendezvous_round, attempt.orphaned_nodes) == (AttemptState.RUNNING, 1, ())
-    assert {(task.node, task.replacement) for task in lab.cluster.running()} == {("n1", 0), ("n2", 1)}
+    assert {(task.identity.node, task.identity.replacement) for task in lab.cluster.running()} == {
+        ("n1", 0),
+        ("n2", 1),
+    }
     assert (len(lab.attempts(job)), lab.stored_job(job).losses, lab.stored_job(job).failures) == (1, 0, 0)
 
 
@@ -96,7 +99,10 @@ def test_peers_that_fail_meanwhile_restart_and_go_on_with_the_replacement() -> N
     let_pass(lab, 30)
     attempt = lab.attempt(job)
     assert (attempt.state, attempt.rendezvous_round, attempt.restarts) == (AttemptState.RUNNING, 2, 0)
-    assert {(task.node, task.replacement) for task in lab.cluster.running()} == {("n1", 0), ("n2", 2)}
+    assert {(task.identity.node, task.identity.replacement) for task in lab.cluster.running()} == {
+        ("n1", 0),
+        ("n2", 2),
+    }
     lab.cluster.kill_rank(attempt_id, "n1")
     let_pass(lab, 10)
     attempt = lab.attempt(job)

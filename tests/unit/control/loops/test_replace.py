@@ -39,7 +39,7 @@ def lose(lab: ControlPlaneLab, job: Job, node: str) -> Attempt:
 
 
 def runs(lab: ControlPlaneLab) -> set[tuple[str, int]]:
-    return {(task_spec.node, task_spec.replacement) for task_spec in lab.cluster.running()}
+    return {(task_spec.identity.node, task_spec.identity.replacement) for task_spec in lab.cluster.running()}
 
 
 def decisions_follow_from_the_log(lab: ControlPlaneLab) -> int:
@@ -298,7 +298,7 @@ def test_fenced_task_is_restarted_at_the_same_look() -> None:
 
 def test_task_that_was_taken_and_does_not_begin_is_given_up() -> None:
     lab = ControlPlaneLab(
-        script=lambda task_spec: Act(run_s=None, claim_s=1e6 if task_spec.replacement else 0.0)
+        script=lambda task_spec: Act(run_s=None, claim_s=1e6 if task_spec.identity.replacement else 0.0)
     )
     job = a_gang(lab)
     lab.clock.advance(REPLACEMENT_PATIENCE_S + 5)
@@ -320,7 +320,7 @@ def test_task_that_was_taken_and_does_not_begin_is_given_up() -> None:
 
 def test_gang_that_loses_its_nodes_after_long_runs_is_never_lost_twice_in_a_row() -> None:
     lab = ControlPlaneLab(
-        script=lambda task_spec: Act(run_s=None, claim_s=1e6 if task_spec.replacement else 0.0)
+        script=lambda task_spec: Act(run_s=None, claim_s=1e6 if task_spec.identity.replacement else 0.0)
     )
     job = a_gang(lab)
     for epoch in (1, 2, 3):

@@ -22,6 +22,7 @@ from shoal.model.service import Release, Service
 from shoal.spec.parse import parse_service
 from shoal.wire import TaskSpec
 from tests.support.planes.bench import ANA, USER, ControlPlaneLab, StagedEngine, result_of
+from tests.support.runtime.task_specs import change_task_spec
 from tests.support.store_records import a_node, an_attempt
 
 WHOLE, HALF = SavedState.COMPLETE, SavedState.UNFINISHED
@@ -168,13 +169,13 @@ def test_replica_gets_the_path_of_its_checkpoint(bench: Bench) -> None:
     bench.engine.save(job, 10, epoch=2)
     bench.serve({"job": "train"})
     [task_spec] = replica_orders(bench)
-    assert task_spec.model_dir == f"/srv/shoal/checkpoints/{job.job_id}/step-000000000010-2-0"
-    assert task_spec.checkpoint_dir is None
+    assert task_spec.folders.model_dir == f"/srv/shoal/checkpoints/{job.job_id}/step-000000000010-2-0"
+    assert task_spec.folders.checkpoint_dir is None
 
 
 def test_replica_of_a_named_model_gets_no_path(bench: Bench) -> None:
     bench.serve("chat@7")
-    assert {task_spec.model_dir for task_spec in replica_orders(bench)} == {None}
+    assert {task_spec.folders.model_dir for task_spec in replica_orders(bench)} == {None}
 
 
 def test_checkpoints_that_a_service_serves_outlive_their_time(bench: Bench) -> None:
@@ -197,7 +198,7 @@ def test_checkpoints_that_a_service_serves_outlive_their_time(bench: Bench) -> N
 def an_order(bench: Bench, home: Path, place: str) -> tuple[TaskSpec, ...]:
     bench.serve("chat@7")
     [task_spec] = replica_orders(bench)
-    return (msgspec.structs.replace(task_spec, model_dir=str(home / place)),)
+    return (change_task_spec(task_spec, model_dir=str(home / place)),)
 
 
 def test_engine_finds_only_checkpoints_inside_their_directory(bench: Bench, tmp_path: Path) -> None:
@@ -210,7 +211,7 @@ def test_engine_finds_only_checkpoints_inside_their_directory(bench: Bench, tmp_
     home = tmp_path / "home"
     home.symlink_to(real)
     good = an_order(bench, home, "checkpoints/job_1/step-000000000010-1-0")
-    assert [task_spec.model_dir for task_spec in with_model_dirs(home, good)] == [str(save)]
+    assert [task_spec.folders.model_dir for task_spec in with_model_dirs(home, good)] == [str(save)]
     for place in (
         "checkpoints/job_1/step-000000000011-1-0",
         "checkpoints/job_1/step-000000000012-1-0",
@@ -219,6 +220,6 @@ def test_engine_finds_only_checkpoints_inside_their_directory(bench: Bench, tmp_
         "checkpoints/job_1/..",
         "keys/a/b",
     ):
-        wrong = (msgspec.structs.replace(good[0], model_dir=str(home / place)),)
+        wrong = (change_task_spec(good[0], model_dir=str(home / place)),)
         with pytest.raises(EngineRefused, match="there is no checkpoint to serve"):
             with_model_dirs(home, wrong)

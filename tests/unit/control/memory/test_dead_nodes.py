@@ -231,7 +231,9 @@ def test_declaring_a_node_dead_names_the_jobs_that_restart() -> None:
 
 
 def test_gang_does_not_restart_for_a_dead_node_whose_task_had_ended() -> None:
-    lab = ControlPlaneLab(script=lambda task_spec: Act(run_s=5.0 if task_spec.node == "n1" else None))
+    lab = ControlPlaneLab(
+        script=lambda task_spec: Act(run_s=5.0 if task_spec.identity.node == "n1" else None)
+    )
     job = lab.running_job(resources={"nodes": 2, "cpus": 1})
     lab.clock.advance(6)
     lab.run_loops()

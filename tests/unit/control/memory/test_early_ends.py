@@ -24,7 +24,7 @@ MANY = {"max": 3, "on": ["exit", "signal"]}
 def done_on_n1(retry: dict[str, object] | None) -> tuple[ControlPlaneLab, Job]:
     """Of n1, n2 and n3 the first is finished."""
     lab = ControlPlaneLab(
-        num_nodes=4, script=lambda task_spec: Act(run_s=5.0 if task_spec.node == "n1" else LATE_S)
+        num_nodes=4, script=lambda task_spec: Act(run_s=5.0 if task_spec.identity.node == "n1" else LATE_S)
     )
     more = {"retry": retry} if retry else {}
     job = lab.running_job(resources={"nodes": 3, "cpus": 1}, fence=f"{FENCE_S:.0f}s", **more)
@@ -105,7 +105,7 @@ def test_gang_with_a_finished_node_does_not_succeed_when_another_is_lost() -> No
 
 def test_finished_node_does_not_make_a_long_run_count_as_short() -> None:
     def script(task_spec: TaskSpec) -> Act:
-        return Act(run_s=5.0 if task_spec.node == task_spec.nodes[0] else 100 * LONG_LIFE_S)
+        return Act(run_s=5.0 if task_spec.identity.node == task_spec.ranks.nodes[0] else 100 * LONG_LIFE_S)
 
     lab = ControlPlaneLab(num_nodes=5, script=script)
     job = lab.running_job(resources={"nodes": 3, "cpus": 1}, fence=f"{FENCE_S:.0f}s")

@@ -255,7 +255,7 @@ def test_no_fence_passes_over_a_supervisor_that_may_still_wake_up(num_nodes: int
     """The supervisor hangs before its claim: not begun, listed, and free to begin at any moment."""
     wakes_s = 10_000.0
     lab = ControlPlaneLab(
-        script=lambda task_spec: Act(claim_s=wakes_s if task_spec.node == "n1" else 0.0, run_s=None)
+        script=lambda task_spec: Act(claim_s=wakes_s if task_spec.identity.node == "n1" else 0.0, run_s=None)
     )
     lab.heal()
     job = lab.submit(fence="60s", resources={"nodes": num_nodes, "cpus": 1})

@@ -75,7 +75,7 @@ def test_attempt_submitted_late_has_its_whole_fence(world: SimWorld) -> None:
         world.cluster.cut(node)
     world.clock.advance(FENCE_S / 2)
     turn(world, "watch")
-    assert [task_spec.attempt_id for task_spec in world.cluster.running()] == [attempt.attempt_id]
+    assert [task_spec.identity.attempt_id for task_spec in world.cluster.running()] == [attempt.attempt_id]
     assert newest(world, attempt.job_id).attempt_id == attempt.attempt_id
     world.clock.advance(FENCE_S + FENCE_MARGIN_S)
     turn(world, "watch")

@@ -379,7 +379,7 @@ def test_retried_job_says_how_the_last_attempt_ended() -> None:
 
 def test_healthy_node_does_not_hide_the_trouble_of_another() -> None:
     def script(task_spec: TaskSpec) -> Act:
-        return Act(claim_s=5.0 if task_spec.node == "n1" else 0.0, run_s=None)
+        return Act(claim_s=5.0 if task_spec.identity.node == "n1" else 0.0, run_s=None)
 
     lab = ControlPlaneLab(script=script)
     job = lab.running_job(resources={"nodes": 2, "cpus": 1})

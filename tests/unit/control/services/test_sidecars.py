@@ -47,16 +47,16 @@ async def begun(plane: Commands) -> TaskAssignment:
     mailbox = plane.core.link.engine.mailbox  # type: ignore[attr-defined]
     await until(mailbox.tasks)
     [task] = mailbox.tasks()
-    request = TaskSpecRequest(attempt_id=task.task_spec.attempt_id, node="n1", process="a" * 32)
+    request = TaskSpecRequest(attempt_id=task.task_spec.identity.attempt_id, node="n1", process="a" * 32)
     return await plane.assign_task(request)
 
 
 def renewal(assignment: TaskAssignment, address: str) -> Renewal:
     task_spec = assignment.task_spec
     return Renewal(
-        attempt_id=task_spec.attempt_id,
-        epoch=task_spec.epoch,
-        node=task_spec.node,
+        attempt_id=task_spec.identity.attempt_id,
+        epoch=task_spec.identity.epoch,
+        node=task_spec.identity.node,
         phase=TaskPhase.RUNNING,
         started_at=SystemClock().now(),
         replica_status=ReplicaStatus(address=address, is_ready=True, at=SystemClock().now()),
@@ -69,7 +69,7 @@ async def test_task_spec_of_a_replica_comes_with_a_sidecar_identity(plane: Comma
     assert identity is not None
     assert "PRIVATE KEY" in identity.key
     again = await plane.assign_task(
-        TaskSpecRequest(attempt_id=assignment.task_spec.attempt_id, node="n1", process="a" * 32)
+        TaskSpecRequest(attempt_id=assignment.task_spec.identity.attempt_id, node="n1", process="a" * 32)
     )
     assert again.credentials.sidecar not in (None, identity), "each call makes another: none is stored"
 
@@ -89,7 +89,7 @@ async def test_table_names_the_sidecar_and_the_data_planes_identity(plane: Comma
     [replica] = state.table.services[0].replicas
     assert (replica.address, replica.name) == (
         "tls:10.0.0.7:19000",
-        sidecar_name(assignment.task_spec.attempt_id),
+        sidecar_name(assignment.task_spec.identity.attempt_id),
     )
     assert plane.core.services.sidecar_identities is not None
     assert state.table.tls_identity == plane.core.services.sidecar_identities.for_data_planes()
@@ -100,7 +100,9 @@ async def test_replica_that_claims_an_address_of_the_control_plane_gets_no_reque
 ) -> None:
     assignment = await begun(plane)
     await plane.renew(renewal(assignment, "127.0.0.1:22"))
-    replica = await plane.core.records.store.read(lambda tx: tx.services.replica(assignment.task_spec.job_id))
+    replica = await plane.core.records.store.read(
+        lambda tx: tx.services.replica(assignment.task_spec.identity.job_id)
+    )
     assert replica is not None
     assert (replica.is_ready, replica.address) == (False, "")
     assert "127.0.0.1:22" in replica.because

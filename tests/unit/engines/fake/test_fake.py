@@ -25,7 +25,8 @@ from shoal.engines.fake import (
 from shoal.errors import EngineUnreachable
 from shoal.model.evidence import Evidence
 from shoal.model.node import NodeFacts
-from shoal.wire import EndKind, RenewalReply, TaskLimits, TaskPhase, TaskSpec
+from shoal.wire import EndKind, RenewalReply, TaskPhase
+from tests.support.runtime.task_specs import task_spec_of
 
 T = TypeVar("T")
 NODES = ("a", "b", "c")
@@ -48,7 +49,7 @@ def cluster(script: Script | None = None) -> tuple[VirtualClock, FakeCluster]:
 
 def submission(attempt_id: str = "att_1", nodes: tuple[str, ...] = ("a", "b"), **fields: Any) -> Submission:
     task_specs = tuple(
-        TaskSpec(
+        task_spec_of(
             attempt_id=attempt_id,
             epoch=1,
             job_id="job_1",
@@ -60,7 +61,7 @@ def submission(attempt_id: str = "att_1", nodes: tuple[str, ...] = ("a", "b"), *
             nodes=nodes,
             ranks_per_node=2,
             run="true",
-            limits=TaskLimits(cpus=1),
+            cpus=1,
             **fields,
         )
         for rank, node in enumerate(nodes)
@@ -154,7 +155,7 @@ def test_task_behind_a_partition_keeps_running_unobserved() -> None:
         done(engine.read_log("att_1", "b", 0, 100))
     with pytest.raises(EngineUnreachable):
         done(engine.submit(submission("att_2", nodes=("c", "b"))))
-    assert [task_spec.node for task_spec in world.running()] == ["b"]
+    assert [task_spec.identity.node for task_spec in world.running()] == ["b"]
     assert [n.name for n in done(engine.nodes()) if not n.is_alive] == ["b"]
     clock.advance(50)
     world.heal("b")
@@ -170,7 +171,7 @@ def test_a_node_powered_off_is_evidence_of_loss() -> None:
     done(engine.submit(submission("att_2", nodes=("b",))))
     world.power_on("b")
     assert outcomes(engine)["b"] is EndKind.LOST
-    assert [task_spec.node for task_spec in world.running()] == ["a"]
+    assert [task_spec.identity.node for task_spec in world.running()] == ["a"]
 
 
 def test_killed_supervisor_is_lost_and_killed_rank_reports_its_signal() -> None:

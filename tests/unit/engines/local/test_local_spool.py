@@ -225,7 +225,7 @@ async def test_a_job_has_its_own_user_unless_this_machine_is_known_to_have_none(
     await local.engine.submit(local.submission("never claims", uid=200_001))
     task_spec = spool.read_task_spec(local.spool_task())
     assert task_spec is not None
-    assert task_spec.uid == uid
+    assert task_spec.isolation.uid == uid
 
 
 async def test_nodes_and_task_specs_name_the_confinement_of_jobs(
@@ -236,7 +236,7 @@ async def test_nodes_and_task_specs_name_the_confinement_of_jobs(
     await local.engine.submit(local.submission("dies"))
     task_spec = spool.read_task_spec(local.spool_task())
     assert task_spec is not None
-    assert task_spec.confinement == ("rlimits", "affinity")
+    assert task_spec.isolation.confinement == ("rlimits", "affinity")
 
 
 async def test_unknown_confinement_becomes_a_remark_of_the_node(

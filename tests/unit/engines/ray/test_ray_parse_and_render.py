@@ -179,8 +179,8 @@ def test_bootstrap_token_is_not_on_the_command_line_of_a_node_agent() -> None:
     launch_request = LaunchRequest(
         attempt_id="att_1", urls=("https://c:1",), ca="ca", bootstrap_token="swordfish"
     )
-    task = agent_task(config, launch_request, slurm_task_spec())
-    node = slurm_task_spec().node
+    task = agent_task(config, launch_request, slurm_task_spec().identity)
+    node = slurm_task_spec().identity.node
     assert task["command"] == ["/py", "-P", "-s", "-m", "shoal.runtime.agent.bootstrap", node]
     assert task["reap"][-5:] == ["shoal.runtime.agent.reaping", "/var/spool/shoal", "att_1", node, "0"]
     assert "swordfish" in task["launch_request"]

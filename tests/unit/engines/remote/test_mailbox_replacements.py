@@ -15,11 +15,12 @@ from shoal.engines.slurm.render import SlurmJobRequest
 from shoal.engines.slurm.shared_files import UnixAccount
 from shoal.errors import NotFound, StateError
 from shoal.wire import EndKind, TaskOutcome, TaskSpecRequest
+from tests.support.runtime.task_specs import change_task_spec
 from tests.support.slurm.fake_slurm import FakeSlurm, engine_on, slurm_task_spec
 from tests.unit.engines.remote.test_mailbox_terms import ORDER, fetch, told
 
 LOST = TaskOutcome(attempt_id="att_1", epoch=1, node="n1", kind=EndKind.LOST, ended_at=1.0)
-NEXT = msgspec.structs.replace(ORDER, replacement=3)
+NEXT = change_task_spec(ORDER, replacement=3)
 
 
 def heir(process: str, after: int = 0) -> TaskSpecRequest:
@@ -58,7 +59,7 @@ def test_replacement_keeps_the_cluster_job_of_its_node_agent(lost: Mailbox, tmp_
     assert Mailbox(tmp_path, VirtualClock()).find("att_1")["n1"].launch_replacement == 0
     again = msgspec.structs.replace(told("heir"), replacement=3)
     lost.receive(msgspec.structs.replace(again, outcome=msgspec.structs.replace(LOST, replacement=3)), b"")
-    lost.replace(msgspec.structs.replace(ORDER, replacement=4), None)
+    lost.replace(change_task_spec(ORDER, replacement=4), None)
     assert lost.assign(heir("heir of an heir", after=3)).launch_replacement == 0
 
 
@@ -79,12 +80,12 @@ async def test_slurm_starts_another_node_agent_only_if_none_came(tmp_path: Path,
     first = slurm_task_spec(nodes=("n0",), project="default", gpu_ids=())
     engine.mailbox.add((first,), None)
     engine.mailbox.assign(msgspec.structs.replace(fetch("one"), node="n0"))
-    end = msgspec.structs.replace(LOST, node="n0", epoch=first.epoch)
+    end = msgspec.structs.replace(LOST, node="n0", epoch=first.identity.epoch)
     changed = msgspec.structs.replace(
-        told("one"), node="n0", epoch=first.epoch, outcome=end, will_replace=True
+        told("one"), node="n0", epoch=first.identity.epoch, outcome=end, will_replace=True
     )
     engine.mailbox.receive(changed, b"")
-    again = msgspec.structs.replace(first, replacement=1)
+    again = change_task_spec(first, replacement=1)
     requested = Submission(attempt_id="att_1", epoch=1, task_specs=(again,), bootstrap_token="t")
     engine.mailbox.replace(again, None)
     await engine.submit(requested)

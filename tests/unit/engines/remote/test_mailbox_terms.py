@@ -13,9 +13,10 @@ from shoal.engines.fake import VirtualClock
 from shoal.engines.remote.mailbox import Mailbox
 from shoal.errors import Deposed, StateError
 from shoal.runtime.files import spool
-from shoal.wire import EndKind, StatusReport, TaskLimits, TaskSpec, TaskSpecRequest
+from shoal.wire import EndKind, StatusReport, TaskSpecRequest
+from tests.support.runtime.task_specs import change_task_spec, task_spec_of
 
-ORDER = TaskSpec(
+ORDER = task_spec_of(
     attempt_id="att_1",
     epoch=1,
     job_id="job_1",
@@ -27,7 +28,7 @@ ORDER = TaskSpec(
     nodes=("n1",),
     ranks_per_node=1,
     run="true",
-    limits=TaskLimits(cpus=1),
+    cpus=1,
 )
 
 
@@ -90,9 +91,9 @@ def test_deposed_mailbox_adds_and_removes_nothing(old: Mailbox, tmp_path: Path) 
     new = desk(tmp_path, 5)
     new.assign(fetch("two"))
     with pytest.raises(FileNotFoundError):
-        old.add((msgspec.structs.replace(ORDER, attempt_id="att_2"),), None)
+        old.add((change_task_spec(ORDER, attempt_id="att_2"),), None)
     with pytest.raises(FileNotFoundError):
-        old.replace(msgspec.structs.replace(ORDER, replacement=1), None)
+        old.replace(change_task_spec(ORDER, replacement=1), None)
     result = desk(tmp_path, 6)
     assert [task.task_spec for task in result.tasks()] == [ORDER]
     with pytest.raises(Deposed):
@@ -102,10 +103,10 @@ def test_deposed_mailbox_adds_and_removes_nothing(old: Mailbox, tmp_path: Path) 
 def test_outcome_of_a_replaced_task_does_not_end_its_replacement(old: Mailbox, tmp_path: Path) -> None:
     lost = old.find("att_1")["n1"]
     new = desk(tmp_path, 5)
-    new.replace(msgspec.structs.replace(ORDER, replacement=1), None)
+    new.replace(change_task_spec(ORDER, replacement=1), None)
     old.reap(lost, EndKind.LOST, "its node was restarted")
     (task,) = desk(tmp_path, 6).tasks()
-    assert (task.task_spec.replacement, task.outcome) == (1, None)
+    assert (task.task_spec.identity.replacement, task.outcome) == (1, None)
 
 
 @pytest.mark.parametrize("is_deposed", [True, False])
@@ -114,7 +115,7 @@ def test_outcome_of_a_replacement_is_not_overwritten_by_an_earlier_task(
 ) -> None:
     lost = old.assign(fetch("one"))
     new = desk(tmp_path, 5) if is_deposed else old
-    new.replace(msgspec.structs.replace(ORDER, replacement=1), None)
+    new.replace(change_task_spec(ORDER, replacement=1), None)
     new.reap(new.assign(fetch("two", replacement=1)), EndKind.SUCCEEDED, "")
     old.reap(lost, EndKind.LOST, "its node was restarted")
     (task,) = desk(tmp_path, 6).tasks()
@@ -126,7 +127,7 @@ def test_outcome_recorded_during_a_read_of_the_deposed_mailbox_stands(
     old: Mailbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     late, read = old.find("att_1")["n1"], spool.read_outcome
-    old.replace(msgspec.structs.replace(ORDER, replacement=1), None)
+    old.replace(change_task_spec(ORDER, replacement=1), None)
     task = old.assign(fetch("one", replacement=1))
     spool.write_outcome(task.files, old.make_outcome(late, EndKind.LOST, "said late, of the share before"))
 
@@ -146,7 +147,7 @@ def test_outcome_recorded_during_a_read_of_the_deposed_mailbox_stands(
 def test_late_outcome_of_an_earlier_task_gives_way(old: Mailbox, tmp_path: Path) -> None:
     lost = old.find("att_1")["n1"]
     new = desk(tmp_path, 5)
-    new.replace(msgspec.structs.replace(ORDER, replacement=1), None)
+    new.replace(change_task_spec(ORDER, replacement=1), None)
     old.reap(lost, EndKind.LOST, "its node was restarted")
     new.reap(new.assign(fetch("two", replacement=1)), EndKind.SUCCEEDED, "")
     (task,) = desk(tmp_path, 6).tasks()
@@ -155,7 +156,7 @@ def test_late_outcome_of_an_earlier_task_gives_way(old: Mailbox, tmp_path: Path)
 
 
 def test_closed_task_has_its_own_launch_replacement(old: Mailbox, tmp_path: Path) -> None:
-    old.replace(msgspec.structs.replace(ORDER, replacement=2), None)
+    old.replace(change_task_spec(ORDER, replacement=2), None)
     assert old.close_unstarted("att_1", 2, EndKind.LOST, "its node takes no work")
     for result in (old, desk(tmp_path, 5)):
         assert [task.launch_replacement for task in result.tasks()] == [2]
@@ -186,13 +187,13 @@ def test_deposed_mailbox_forgets_nothing_that_its_successor_replaced(old: Mailbo
     new = desk(tmp_path, 5)
     archive = tmp_path / "archive"
     archive.write_bytes(b"tar")
-    new.replace(msgspec.structs.replace(ORDER, replacement=1), str(archive))
+    new.replace(change_task_spec(ORDER, replacement=1), str(archive))
     task = new.assign(fetch("two", replacement=1))
     with pytest.raises(FileNotFoundError):
         old.forget("att_1")
     assert Path(task.files.archive).read_bytes() == b"tar"
     assert new.receive(msgspec.structs.replace(told("two"), replacement=1), b"x\n").size == 2
-    assert [task.task_spec.replacement for task in desk(tmp_path, 6).tasks()] == [1]
+    assert [task.task_spec.identity.replacement for task in desk(tmp_path, 6).tasks()] == [1]
 
 
 def test_withdrawn_attempt_can_be_added_again(old: Mailbox, tmp_path: Path) -> None:
@@ -245,8 +246,8 @@ def test_readers_do_not_wait_for_a_hung_disk(tmp_path: Path, monkeypatch: pytest
         sync(path)
 
     monkeypatch.setattr(spool, "sync_directory", hang)
-    later = msgspec.structs.replace(ORDER, attempt_id="att_2")
-    again = msgspec.structs.replace(ORDER, replacement=1)
+    later = change_task_spec(ORDER, attempt_id="att_2")
+    again = change_task_spec(ORDER, replacement=1)
     for write in (lambda: desk_.add((later,), None), lambda: desk_.replace(again, None)):
         seen = dict(desk_.find("att_1")), desk_.tasks()
         with ThreadPoolExecutor() as threads:
@@ -260,7 +261,9 @@ def test_readers_do_not_wait_for_a_hung_disk(tmp_path: Path, monkeypatch: pytest
             writing.result(timeout=10)
         is_writing.clear()
         may_go_on.clear()
-    assert [(task.task_spec.attempt_id, task.task_spec.replacement) for task in desk_.tasks()] == [
+    assert [
+        (task.task_spec.identity.attempt_id, task.task_spec.identity.replacement) for task in desk_.tasks()
+    ] == [
         ("att_1", 1),
         ("att_2", 0),
     ]

@@ -16,6 +16,7 @@ from shoal.errors import EngineRefused, EngineUnreachable, StateError
 from shoal.model.evidence import Evidence
 from shoal.wire import EndKind
 from tests.support.fakes.remote_engine import ScriptedEngine
+from tests.support.runtime.task_specs import change_task_spec
 from tests.unit.engines.remote.test_mailbox_terms import ORDER, fetch, told
 
 pytestmark = pytest.mark.anyio
@@ -25,7 +26,7 @@ GANG = Submission(
     attempt_id="att_1",
     epoch=1,
     task_specs=tuple(
-        msgspec.structs.replace(ORDER, node=node, node_rank=rank, nodes=("n1", "n2"))
+        change_task_spec(ORDER, node=node, node_rank=rank, nodes=("n1", "n2"))
         for rank, node in enumerate(("n1", "n2"))
     ),
     bootstrap_token="t",
@@ -36,7 +37,7 @@ def of_pair(*places: tuple[str, int]) -> Submission:
     """The attempt with tasks on these nodes, of these replacements."""
     nodes = tuple(node for node, _ in places)
     task_specs = tuple(
-        msgspec.structs.replace(ORDER, node=node, node_rank=rank, nodes=nodes, replacement=replacement)
+        change_task_spec(ORDER, node=node, node_rank=rank, nodes=nodes, replacement=replacement)
         for rank, (node, replacement) in enumerate(places)
     )
     return Submission(attempt_id="att_1", epoch=1, task_specs=task_specs, bootstrap_token="t")
@@ -64,7 +65,7 @@ async def test_silent_task_replaced_on_another_node_releases_its_node(
     clock.advance(SILENT_S)
     assert [node.name for node in await pair.nodes() if node.is_alive] == ["n2", "n3"]
     await pair.submit(of_pair(("n1", 0), ("n2", 3)))
-    assert pair.mailbox.find("att_1")["n2"].task_spec.replacement == 3
+    assert pair.mailbox.find("att_1")["n2"].task_spec.identity.replacement == 3
 
 
 async def test_silent_task_is_replaced_on_its_node_and_a_reporting_one_is_not(

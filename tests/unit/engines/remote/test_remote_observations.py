@@ -19,6 +19,7 @@ from shoal.model.evidence import PER_CLUSTER, UNSTARTED, Evidence
 from shoal.runtime.files import spool
 from shoal.wire import EndKind
 from tests.support.fakes.remote_engine import ScriptedEngine
+from tests.support.runtime.task_specs import change_task_spec
 from tests.unit.engines.remote.test_mailbox_terms import ORDER, fetch, told
 
 pytestmark = pytest.mark.anyio
@@ -271,7 +272,7 @@ async def test_silent_node_takes_no_work_though_the_cluster_calls_it_alive(
 async def test_waiting_task_of_a_silent_node_is_closed_before_it_began(
     engine: ScriptedEngine, clock: VirtualClock, stage: ClusterTaskState, is_lost: bool
 ) -> None:
-    second = msgspec.structs.replace(ORDER, attempt_id="att_2")
+    second = change_task_spec(ORDER, attempt_id="att_2")
     await engine.submit(Submission(attempt_id="att_2", epoch=1, task_specs=(second,), bootstrap_token="t"))
     engine.cluster_observations = {("att_2", "n1"): ClusterObservation(state=stage, raw="Slurm's word")}
     engine.mailbox.assign(fetch("one"))
@@ -293,14 +294,14 @@ async def test_a_node_whose_work_is_suspended_is_not_called_silent_for_that(
 ) -> None:
     engine.mailbox.assign(fetch("one"))
     engine.cluster_observations = {
-        ("att_1", ORDER.node): ClusterObservation(state=ClusterTaskState.SUSPENDED, raw="SUSPENDED")
+        ("att_1", ORDER.identity.node): ClusterObservation(state=ClusterTaskState.SUSPENDED, raw="SUSPENDED")
     }
     clock.advance(SILENT_S)
     [seen] = await engine.list_owned()
     assert seen.evidence is Evidence.SUSPENDED
     assert [node.is_alive for node in await engine.nodes()] == [True, True]
     engine.cluster_observations = {
-        ("att_1", ORDER.node): ClusterObservation(state=ClusterTaskState.RUNNING, raw="RUNNING")
+        ("att_1", ORDER.identity.node): ClusterObservation(state=ClusterTaskState.RUNNING, raw="RUNNING")
     }
     await engine.list_owned()
     assert [node.is_alive for node in await engine.nodes()] == [False, True]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import anyio
-import msgspec
 import pytest
 
 from shoal.engines.base import Submission
@@ -13,6 +12,7 @@ from shoal.engines.fake import VirtualClock
 from shoal.engines.remote.agent_launcher import STARTS_AT_ONCE
 from shoal.wire import LaunchRequest, TaskSpec
 from tests.support.fakes.remote_engine import ScriptedEngine
+from tests.support.runtime.task_specs import change_task_spec
 from tests.unit.engines.remote.test_mailbox_terms import ORDER
 
 pytestmark = pytest.mark.anyio
@@ -28,12 +28,12 @@ class Held(ScriptedEngine):
 
     async def launch(self, launch_request: LaunchRequest, task_specs: tuple[TaskSpec, ...]) -> None:
         self.started.append(launch_request.attempt_id)
-        if task_specs[0].owner.startswith("ana"):
+        if task_specs[0].identity.owner.startswith("ana"):
             await self.let_go.wait()
 
 
 def owned(attempt_id: str, owner: str) -> Submission:
-    mine = msgspec.structs.replace(ORDER, attempt_id=attempt_id, owner=owner)
+    mine = change_task_spec(ORDER, attempt_id=attempt_id, owner=owner)
     return Submission(attempt_id=attempt_id, epoch=1, task_specs=(mine,), bootstrap_token="t")
 
 

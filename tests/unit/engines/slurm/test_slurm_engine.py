@@ -159,7 +159,11 @@ class CountingSlurm(FakeSlurm):
         self.num_queries += 1
         if self.is_away:
             raise EngineUnreachable("squeue: away")
-        return [SlurmJob(job_id="1", state="PENDING", name=job_name(slurm_task_spec(), 0), reason="Priority")]
+        return [
+            SlurmJob(
+                job_id="1", state="PENDING", name=job_name(slurm_task_spec().identity, 0), reason="Priority"
+            )
+        ]
 
 
 async def test_squeue_is_asked_once_a_second_however_much_is_submitted_meanwhile(tmp_path: Path) -> None:
@@ -288,7 +292,7 @@ async def test_ranks_meet_where_a_node_is_that_slurm_woke_for_them(tmp_path: Pat
     clock.advance(JOBS_S)  # much less than the list of nodes is believed for
     slurm.state = "IDLE+CLOUD"
     passed = [await engine.resolve_task_spec(laid) for _ in range(9)]
-    assert {item.master_addr for item in passed} == {"10.9.9.9"}
+    assert {item.ranks.master_addr for item in passed} == {"10.9.9.9"}
     assert slurm.num_queries == 2
     alone = slurm_task_spec(nodes=("n0",), master_addr="127.0.0.1")
     assert await engine.resolve_task_spec(alone) == alone
@@ -301,7 +305,7 @@ async def test_a_first_node_that_does_not_respond_is_not_asked_about_by_each_of_
     slurm.state = "IDLE*"
     engine = engine_on(tmp_path, clock, slurm)
     for _ in range(9):
-        assert (await engine.resolve_task_spec(slurm_task_spec(nodes=("n0", "n1")))).master_addr == "n0"
+        assert (await engine.resolve_task_spec(slurm_task_spec(nodes=("n0", "n1")))).ranks.master_addr == "n0"
     assert slurm.num_queries == 1
 
 

@@ -170,7 +170,7 @@ async def test_the_end_of_a_job_is_no_evidence_for_ranks_that_may_have_left_its_
             Submission(attempt_id="att_1", epoch=1, task_specs=(passed,), bootstrap_token="t")
         )
     [task] = engine.mailbox.tasks()
-    assert task.task_spec.stays_in_cgroup is not is_from_before
+    assert task.task_spec.isolation.stays_in_cgroup is not is_from_before
     engine.mailbox.assign(TaskSpecRequest(attempt_id="att_1", node="n0", process="one"))
     clock.advance(HEARD_S)
     [seen] = await engine.list_owned()
@@ -344,7 +344,11 @@ async def test_leftovers_reported_by_a_node_agent_are_not_withdrawn_by_slurm(
     engine.mailbox.add((slurm_task_spec(nodes=("n0",)),), None)
     task = engine.mailbox.assign(TaskSpecRequest(attempt_id="att_1", node="n0", process="one"))
     result = StatusReport(
-        attempt_id="att_1", epoch=task.task_spec.epoch, node="n0", process="one", leftovers="it is stuck"
+        attempt_id="att_1",
+        epoch=task.task_spec.identity.epoch,
+        node="n0",
+        process="one",
+        leftovers="it is stuck",
     )
     engine.mailbox.receive(result, b"")
     for _ in range(2):
@@ -369,7 +373,7 @@ class TwinJobs(FakeSlurm):
 
     def jobs(self) -> list[SlurmJob]:
         return [
-            SlurmJob(job_id=str(number), state=state, name=job_name(slurm_task_spec(), 0))
+            SlurmJob(job_id=str(number), state=state, name=job_name(slurm_task_spec().identity, 0))
             for number, state in enumerate(self.states, 9)
         ]
 
@@ -413,7 +417,11 @@ class RememberingSlurm(FakeSlurm):
         self.asked.append(set(names))
         if self.is_away:
             raise EngineUnreachable("slurmdbd is away")
-        return [SlurmJob(job_id="7", state=self.job_state, name=job_name(slurm_task_spec(), 0), is_past=True)]
+        return [
+            SlurmJob(
+                job_id="7", state=self.job_state, name=job_name(slurm_task_spec().identity, 0), is_past=True
+            )
+        ]
 
 
 @pytest.mark.parametrize(
@@ -449,7 +457,7 @@ async def test_accounting_is_queried_rarely_and_only_for_jobs_without_a_trace(tm
     for _ in range(120):
         clock.advance(1.0)
         await engine.list_owned()
-    assert slurm.asked == [{job_name(slurm_task_spec(), 0)}] * 2
+    assert slurm.asked == [{job_name(slurm_task_spec().identity, 0)}] * 2
     slurm.job_state, slurm.state = "FAILED", "DOWN"
     for _ in range(3):
         clock.advance(ACCOUNTING_S)

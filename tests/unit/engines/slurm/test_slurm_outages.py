@@ -65,7 +65,7 @@ async def test_job_on_an_unresponsive_node_is_placed_elsewhere(
     with pytest.raises(StateError):
         bench.engine.mailbox.assign(TaskSpecRequest(attempt_id="att_1", node="n0", process="late"))
     await bench.engine.forget("att_1")
-    assert bench.slurm.cancelled == ([job_name(slurm_task_spec(), 0)], ""), (
+    assert bench.slurm.cancelled == ([job_name(slurm_task_spec().identity, 0)], ""), (
         "it would hold what others could have"
     )
 
@@ -198,7 +198,7 @@ async def test_while_slurm_is_away_ranks_meet_at_the_address_that_is_known(tmp_p
     [first, *_] = await engine.nodes()
     slurm.is_away = True
     clock.advance(2 * NODES_S)
-    assert (await engine.resolve_task_spec(laid)).master_addr == first.address
+    assert (await engine.resolve_task_spec(laid)).ranks.master_addr == first.address
 
 
 async def test_rendezvous_does_not_use_the_old_address_of_a_waking_node(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ async def test_failed_query_of_slurm_is_not_repeated_by_every_caller(tmp_path: P
 
 
 ATTEMPTS = tuple(f"att_{number}" for number in range(64))
-ALL = sorted(job_name(slurm_task_spec(attempt_id=attempt_id), 0) for attempt_id in ATTEMPTS)
+ALL = sorted(job_name(slurm_task_spec(attempt_id=attempt_id).identity, 0) for attempt_id in ATTEMPTS)
 
 
 def with_many(home: Path) -> tuple[SlurmEngine, VirtualClock, AwaySlurm]:

@@ -73,17 +73,17 @@ def test_a_slurm_job_is_called_what_people_call_the_job(job_name_given: str, beg
     ours = slurm_task_spec(
         job_name=job_name_given, project="p" * 100 if job_name_given == "x" * 100 else "default"
     )
-    name = job_name(ours, 12)
+    name = job_name(ours.identity, 12)
     assert name.startswith(begins)
     assert name.endswith(".shoal-att_1.12")
     assert re.fullmatch(r"[A-Za-z0-9_.@-]{1,200}", name), "a comma parts names; `%` is a pattern"
 
 
 def test_the_comment_names_the_job_for_people_and_is_one_line() -> None:
-    text = comment(slurm_task_spec(job_name="train-7b", owner="ana", replacement=2))
+    text = comment(slurm_task_spec(job_name="train-7b", owner="ana", replacement=2).identity)
     assert text == "Shoal job default/7 train-7b of ana, attempt att_1, replacement 2"
-    assert comment(slurm_task_spec(job_name=ODD, owner="a\nb")).isprintable()
-    assert comment(slurm_task_spec(job_name="x")).startswith("Shoal job default/7 x, attempt")
+    assert comment(slurm_task_spec(job_name=ODD, owner="a\nb").identity).isprintable()
+    assert comment(slurm_task_spec(job_name="x").identity).startswith("Shoal job default/7 x, attempt")
 
 
 def test_batch_script_has_no_user_text_outside_the_launch_request() -> None:
@@ -111,13 +111,13 @@ def test_batch_script_has_no_user_text_outside_the_launch_request() -> None:
     ],
 )
 def test_similar_job_name_of_another_user_is_not_ours(stranger: str) -> None:
-    assert not is_name_of(slurm_task_spec(), stranger)
+    assert not is_name_of(slurm_task_spec().identity, stranger)
 
 
 @pytest.mark.parametrize("replacement", [0, 1, 10, 123])
 def test_every_replacement_of_an_attempt_is_known_by_its_name(replacement: int) -> None:
     again = slurm_task_spec(node="n1", node_rank=1, replacement=replacement)
-    assert is_name_of(slurm_task_spec(), job_name(again, replacement))
+    assert is_name_of(slurm_task_spec().identity, job_name(again.identity, replacement))
 
 
 @pytest.mark.parametrize(("path", "got"), [("{0}/link", "{0}/v1"), ("{0}/v1:{0}/link", "{0}/v1:{0}/link")])

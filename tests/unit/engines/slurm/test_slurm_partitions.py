@@ -282,7 +282,7 @@ def parts_of_all(there: list[Partition], raw: list[RawNode]) -> UsablePartitions
 def test_the_time_of_the_chosen_partition_is_asked_for(
     limit_s: float | None, partition: Partition, minutes: str
 ) -> None:
-    assert time_argument(slurm_task_spec(time_limit_s=limit_s, grace_s=0.0), partition) == minutes
+    assert time_argument(slurm_task_spec(time_limit_s=limit_s, grace_s=0.0).resources, partition) == minutes
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,10 @@ def test_shoal_ends_a_job_before_its_partition_does(
     limit_s: float | None, max_minutes: int | None, given_s: float | None
 ) -> None:
     partition = Partition(name="p", max_minutes=max_minutes)
-    assert shortened_time_limit(slurm_task_spec(time_limit_s=limit_s, grace_s=30.0), partition) == given_s
+    assert (
+        shortened_time_limit(slurm_task_spec(time_limit_s=limit_s, grace_s=30.0).resources, partition)
+        == given_s
+    )
 
 
 async def test_node_agents_get_the_time_limit_of_their_partition(

@@ -37,7 +37,7 @@ class FullSlurm(FakeSlurm):
 
     def jobs(self) -> list[SlurmJob]:
         job = SlurmJob(
-            job_id="7", state=self.job_state, name=job_name(slurm_task_spec(), 0), reason=self.reason
+            job_id="7", state=self.job_state, name=job_name(slurm_task_spec().identity, 0), reason=self.reason
         )
         return [job] if self.is_listed else []
 
@@ -75,7 +75,7 @@ async def test_task_that_waits_for_a_drained_node_is_closed(tmp_path: Path) -> N
     alive = {facts.name for facts in await bench.engine.nodes() if facts.is_alive}
     assert alive == {"n1", "n2"}, "whoever places it anew knows it, too"
     await bench.engine.forget("att_1")
-    assert bench.slurm.cancelled == ([job_name(slurm_task_spec(), 0)], "")
+    assert bench.slurm.cancelled == ([job_name(slurm_task_spec().identity, 0)], "")
 
 
 async def test_closed_attempt_is_cancelled_though_slurm_does_not_list_it(
@@ -86,7 +86,7 @@ async def test_closed_attempt_is_cancelled_though_slurm_does_not_list_it(
     [task] = bench.engine.mailbox.find("att_1").values()
     bench.engine.mailbox.close(task, EndKind.LOST, "no supervisor fetched the task spec in 6 tries")
     await bench.engine.forget("att_1")
-    assert bench.slurm.cancelled == ([job_name(slurm_task_spec(), 0)], "")
+    assert bench.slurm.cancelled == ([job_name(slurm_task_spec().identity, 0)], "")
 
 
 async def test_job_that_ended_after_it_was_queued_is_not_cancelled(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ async def test_a_gang_that_lost_a_node_and_went_on_leaves_no_job_that_waits_for_
     assert bench.slurm.cancelled == ([], ""), "one of them runs on"
     mailbox.reap(mailbox.find("att_1")["n2"], EndKind.SUCCEEDED, "")
     await bench.engine.forget("att_1")
-    assert bench.slurm.cancelled == ([job_name(slurm_task_spec(), 0)], "")
+    assert bench.slurm.cancelled == ([job_name(slurm_task_spec().identity, 0)], "")
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
@@ -136,7 +136,7 @@ async def test_a_gang_that_went_on_after_the_restart_of_a_node_leaves_no_job_eit
     for task in mailbox.find("att_1").values():
         mailbox.reap(task, EndKind.SUCCEEDED, "")
     await bench.engine.forget("att_1")
-    assert bench.slurm.cancelled == (([], "") if is_kept else ([job_name(slurm_task_spec(), 0)], ""))
+    assert bench.slurm.cancelled == (([], "") if is_kept else ([job_name(slurm_task_spec().identity, 0)], ""))
 
 
 async def test_node_agent_started_after_the_close_gets_no_task_spec(tmp_path: Path) -> None:

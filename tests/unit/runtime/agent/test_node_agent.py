@@ -32,6 +32,7 @@ from shoal.wire import (
     TaskSpec,
     TaskSpecRequest,
 )
+from tests.support.runtime.task_specs import change_task_spec
 from tests.support.runtime.tasks import SOURCE
 from tests.unit.engines.remote.test_mailbox_terms import ORDER
 
@@ -130,7 +131,7 @@ def test_devices_that_do_not_fit_the_task_spec_end_the_task(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, devices: str
 ) -> None:
     monkeypatch.setenv("GIVEN", devices)
-    control_plane = FakeControlPlane(msgspec.structs.replace(ORDER, gpu_ids=(4, 5)))
+    control_plane = FakeControlPlane(change_task_spec(ORDER, gpu_ids=(4, 5)))
     assert run(monkeypatch, control_plane, tmp_path / "spool", devices_from="GIVEN") == DONE
     assert f"its task spec is for 2 GPUs; the cluster gave 'GIVEN={devices}'" in end_message(control_plane)
 
@@ -152,12 +153,12 @@ def test_supervisor_of_a_node_agent_ends_before_the_clusters_time_limit(
     launch_request = LaunchRequest(
         attempt_id="att_1", urls=("https://a:1",), ca="", bootstrap_token="t", time_limit_s=most_s
     )
-    task_spec = msgspec.structs.replace(ORDER, time_limit_s=limit_s)
+    task_spec = change_task_spec(ORDER, time_limit_s=limit_s)
     began_at = BootClock().monotonic() - ago_s
     fitted = NodeAgent(launch_request, "n1", FakeControlPlane(task_spec), began_at=began_at)._adapted_to_node(
         task_spec
     )
-    assert fitted.time_limit_s == given_s
+    assert fitted.resources.time_limit_s == given_s
 
 
 @pytest.mark.parametrize("name", ["", "GIVEN"])
@@ -166,10 +167,10 @@ def test_supervisor_of_a_node_agent_has_no_standby(monkeypatch: pytest.MonkeyPat
     launch_request = LaunchRequest(
         attempt_id="att_1", urls=("https://a:1",), ca="", bootstrap_token="t", devices_variable=name
     )
-    task_spec = msgspec.structs.replace(ORDER, has_standby=True, gpu_ids=(0, 1))
+    task_spec = change_task_spec(ORDER, has_standby=True, gpu_ids=(0, 1))
     fitted = NodeAgent(launch_request, "n1", FakeControlPlane(task_spec))._adapted_to_node(task_spec)
-    assert not fitted.has_standby
-    assert fitted.gpu_ids == ((3, 5) if name else (0, 1))
+    assert not fitted.ranks.has_standby
+    assert fitted.resources.gpu_ids == ((3, 5) if name else (0, 1))
 
 
 @pytest.mark.parametrize(
@@ -187,11 +188,11 @@ def test_task_gets_the_devices_that_the_cluster_chose(
     launch_request = LaunchRequest(
         attempt_id="att_1", urls=("https://a:1",), ca="", bootstrap_token="t", devices_variable="GIVEN"
     )
-    task_spec = msgspec.structs.replace(ORDER, gpu_ids=(6, 7), gpus=(GpuHandle(index=6, minor=6),))
+    task_spec = change_task_spec(ORDER, gpu_ids=(6, 7), gpus=(GpuHandle(index=6, minor=6),))
     fitted = NodeAgent(launch_request, "n1", FakeControlPlane(task_spec))._adapted_to_node(task_spec)
-    assert fitted.are_gpus_chosen_by_cluster
-    assert (fitted.gpu_ids, fitted.gpu_minors) == (gpu_ids, ())
-    assert tuple(gpu.uuid for gpu in fitted.gpus) == uuids
+    assert fitted.resources.are_gpus_chosen_by_cluster
+    assert (fitted.resources.gpu_ids, fitted.resources.gpu_minors) == (gpu_ids, ())
+    assert tuple(gpu.uuid for gpu in fitted.resources.gpus) == uuids
 
 
 class FakeControlPlaneOfLostTasks(FakeControlPlane):
@@ -209,7 +210,7 @@ def test_node_agent_asks_for_a_replacement_of_its_lost_task(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, can_follow: bool, num_nodes: int, fetched: int
 ) -> None:
     nodes = ("n1", "n2")[:num_nodes]
-    task_spec = msgspec.structs.replace(ORDER, nodes=nodes, max_restarts=9, replacement=4)
+    task_spec = change_task_spec(ORDER, nodes=nodes, max_restarts=9, replacement=4)
     control_plane = FakeControlPlaneOfLostTasks(task_spec, has_archive=True)
     monkeypatch.setattr(node_agent, "ControlPlaneClient", lambda *_: control_plane)
     monkeypatch.setattr(signal, "signal", lambda *_: None)

@@ -9,12 +9,10 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from shoal.runtime.files import cache_cleanup, caches, removal
 from shoal.runtime.files.caches import ProjectCache, cache_variables
-from tests.support.runtime.tasks import a_task_spec
 
 USER = 61234
 
@@ -22,8 +20,7 @@ USER = 61234
 def cache(
     home: Path, project: str = "vision", uid: int | None = None, max_bytes: int = 1 << 40
 ) -> ProjectCache:
-    task_spec = msgspec.structs.replace(a_task_spec(), project=project, cache_max_bytes=max_bytes)
-    return ProjectCache(task_spec, str(home), uid)
+    return ProjectCache(project, max_bytes, str(home), uid)
 
 
 def directory(project_cache: ProjectCache) -> Path:

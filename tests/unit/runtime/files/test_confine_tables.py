@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from shoal.errors import SpecError
 from shoal.runtime.confine import confinement, resource_limits, sandbox_view
 from shoal.runtime.confine.mounts import Mounts
 from shoal.runtime.files import spool
-from shoal.wire import GpuHandle, TaskLimits, TaskSpec
+from shoal.wire import GpuHandle, TaskResources, TaskSpec
+from tests.support.runtime.task_specs import change_task_spec
 from tests.support.runtime.tasks import a_task_spec
 
 HYBRID_OWN = "4:memory:/inner/deep\n2:cpu,cpuacct:/\n1:pids:/\n0::/\n"
@@ -70,7 +70,7 @@ def test_version_2_limits_have_the_kernels_format(tmp_path: Path) -> None:
     directory.mkdir()
     for name in ("cpu.max", "pids.max", "memory.max", "memory.swap.max"):
         (directory / name).write_text("")
-    group.make(a_task_spec(limits=TaskLimits(cpus=1.5, memory_bytes=1 << 30, max_processes=10)))
+    group.make(TaskResources(cpus=1.5, memory_bytes=1 << 30, max_processes=10))
     written = {name: (directory / name).read_text() for name in ("cpu.max", "pids.max", "memory.max")}
     assert written == {"cpu.max": "150000 100000", "pids.max": "10", "memory.max": str(1 << 30)}
     (directory / "memory.events").write_text("low 0\noom 2\noom_kill 1\n")
@@ -170,8 +170,11 @@ def test_device_files_go_by_minor_number_and_not_by_index(monkeypatch: pytest.Mo
     monkeypatch.setattr(os.path, "exists", lambda path: path in {f"/dev/nvidia{n}" for n in (0, 1, 2, "ctl")})
     handles = (GpuHandle(index=0, minor=2, uuid="GPU-a"), GpuHandle(index=1, uuid="GPU-of-unknown-minor"))
     task_spec = a_task_spec(gpu_ids=(0, 1), gpus=handles)
-    assert confinement.gpu_devices(task_spec) == ("/dev/nvidia2", "/dev/nvidiactl")
-    assert resource_limits.denied_gpus(["nvidia0", "nvidia1", "nvidia2"], task_spec.gpu_minors) == [0, 1]
+    assert confinement.gpu_devices(task_spec.resources) == ("/dev/nvidia2", "/dev/nvidiactl")
+    assert resource_limits.denied_gpus(["nvidia0", "nvidia1", "nvidia2"], task_spec.resources.gpu_minors) == [
+        0,
+        1,
+    ]
 
 
 def test_no_device_file_is_denied_if_the_cluster_chose_the_gpus(
@@ -182,13 +185,10 @@ def test_no_device_file_is_denied_if_the_cluster_chose_the_gpus(
         os.path, "exists", lambda path: path in ("/dev/nvidia0", "/dev/nvidia10", "/dev/nvidiactl")
     )
     task_spec = a_task_spec(gpu_ids=(0,), gpus=(GpuHandle(index=0),), are_gpus_chosen_by_cluster=True)
-    assert confinement.gpu_devices(task_spec) == ("/dev/nvidia0", "/dev/nvidia10", "/dev/nvidiactl")
-    assert confinement.gpu_devices(a_task_spec(are_gpus_chosen_by_cluster=True)) == ()
+    assert confinement.gpu_devices(task_spec.resources) == ("/dev/nvidia0", "/dev/nvidia10", "/dev/nvidiactl")
+    assert confinement.gpu_devices(a_task_spec(are_gpus_chosen_by_cluster=True).resources) == ()
     assert denied_in(tmp_path / "chosen", task_spec) == ""
-    assert (
-        denied_in(tmp_path / "named", msgspec.structs.replace(task_spec, are_gpus_chosen_by_cluster=False))
-        != ""
-    )
+    assert denied_in(tmp_path / "named", change_task_spec(task_spec, are_gpus_chosen_by_cluster=False)) != ""
 
 
 def denied_in(base: Path, task_spec: TaskSpec) -> str:
@@ -198,13 +198,13 @@ def denied_in(base: Path, task_spec: TaskSpec) -> str:
     place.mkdir(parents=True)
     for name in ("cpu.cfs_period_us", "cpu.cfs_quota_us", "pids.max", "devices.deny"):
         (place / name).touch()
-    group.make(task_spec)
+    group.make(task_spec.resources)
     return (place / "devices.deny").read_text()
 
 
 def test_simulated_gpus_open_no_device_file() -> None:
     task_spec = a_task_spec(gpu_ids=(0,), gpus=(GpuHandle(index=0, minor=0),), are_gpus_simulated=True)
-    assert (task_spec.gpu_minors, confinement.gpu_devices(task_spec)) == ((), ())
+    assert (task_spec.resources.gpu_minors, confinement.gpu_devices(task_spec.resources)) == ((), ())
 
 
 def test_number_of_chosen_cpus_is_right_and_they_exist() -> None:
@@ -267,7 +267,7 @@ def test_mounts_of_plain_data_are_allowed() -> None:
 def test_served_model_is_mounted_read_only_at_its_own_path(tmp_path: Path) -> None:
     save = tmp_path / "home" / "checkpoints" / "job_1" / "step-000000000010-1-0"
     save.mkdir(parents=True)
-    mounts = Mounts(a_task_spec(model_dir=str(save)), None, str(tmp_path / "home"), ())
+    mounts = Mounts(a_task_spec(model_dir=str(save)).folders, None, str(tmp_path / "home"), ())
     try:
         [mount] = mounts.open()
         assert (mount.source, mount.target, mount.is_read_only) == (str(save), str(save), True)
@@ -278,4 +278,4 @@ def test_served_model_is_mounted_read_only_at_its_own_path(tmp_path: Path) -> No
 def test_model_that_became_a_link_is_not_mounted(tmp_path: Path) -> None:
     (tmp_path / "save").symlink_to(tmp_path)
     with pytest.raises(SpecError, match="cannot be used"):
-        Mounts(a_task_spec(model_dir=str(tmp_path / "save")), None, str(tmp_path / "home"), ()).open()
+        Mounts(a_task_spec(model_dir=str(tmp_path / "save")).folders, None, str(tmp_path / "home"), ()).open()

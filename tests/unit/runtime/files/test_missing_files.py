@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
 from shoal.runtime.files.job_files import explain_missing_file
-from shoal.wire import LeftBehind
-from tests.support.runtime.tasks import a_task_spec
+from shoal.wire import LeftBehind, TaskProgram
 
 WORK = "/home/shoal/spool/live/att_1/node-1/work"
 BEHIND = LeftBehind(
@@ -19,9 +17,7 @@ IGNORED = "it is in the folder that was submitted but ignored by git"
 
 
 def explain(output: str, run: str = "python train.py", behind: LeftBehind | None = BEHIND) -> str:
-    return explain_missing_file(
-        output, msgspec.structs.replace(a_task_spec(), run=run, left_behind=behind), WORK
-    )
+    return explain_missing_file(output, TaskProgram(run=run, left_behind=behind), WORK)
 
 
 @pytest.mark.parametrize(

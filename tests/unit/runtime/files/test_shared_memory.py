@@ -33,12 +33,12 @@ def test_memory_of_this_attempt_on_this_node_is_removed_and_a_link_is_not_follow
     for folder in (mine, *others):
         (folder / "step").mkdir(parents=True)
         (folder / "step" / "shard").write_bytes(b"x")
-    remove_memory_folder(task_spec)
-    remove_memory_folder(task_spec)
+    remove_memory_folder(task_spec.identity, task_spec.isolation.uid)
+    remove_memory_folder(task_spec.identity, task_spec.isolation.uid)
     assert not mine.exists()
     assert all(other.exists() for other in others)
     mine.symlink_to(others[0])
-    remove_memory_folder(task_spec)
+    remove_memory_folder(task_spec.identity, task_spec.isolation.uid)
     assert not mine.is_symlink()
     assert (others[0] / "step" / "shard").exists()
 
@@ -46,7 +46,7 @@ def test_memory_of_this_attempt_on_this_node_is_removed_and_a_link_is_not_follow
 def test_task_without_a_sandbox_leaves_nothing_in_memory(start: StartTask, tmp_path: Path) -> None:
     run = f"att_{os.getpid()}"
     task_spec = a_task_spec(attempt_id=run, confinement=())
-    mine = Path(memory_folder(os.getuid(), run, task_spec.node))
+    mine = Path(memory_folder(os.getuid(), run, task_spec.identity.node))
     task = start(task_spec)
     mine.mkdir(mode=0o700)
     (mine / "shard").write_bytes(b"x")
@@ -61,7 +61,7 @@ def test_memory_of_a_killed_supervisors_task_is_removed_with_its_leftovers(
     task = spool.SpoolTask(tmp_path / "share")
     Path(task.directory).mkdir()
     spool.write_task_spec(task, task_spec)
-    mine = Path(memory_folder(os.getuid(), "att_1", task_spec.node))
+    mine = Path(memory_folder(os.getuid(), "att_1", task_spec.identity.node))
     mine.mkdir()
     assert spool.kill_leftovers(task.directory)
     assert not mine.exists()

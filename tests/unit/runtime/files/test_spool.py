@@ -98,7 +98,7 @@ def test_task_without_its_task_spec_does_not_count_as_over(tmp_path: Path) -> No
 
 def test_leftovers_are_found_by_a_given_task_spec_if_its_file_is_gone(tmp_path: Path) -> None:
     task, task_spec = a_share(tmp_path), a_task_spec(attempt_id=f"att_{uuid.uuid4().hex}")
-    env = {"SHOAL_ATTEMPT_ID": task_spec.attempt_id, "SHOAL_NODE": task_spec.node}
+    env = {"SHOAL_ATTEMPT_ID": task_spec.identity.attempt_id, "SHOAL_NODE": task_spec.identity.node}
     with subprocess.Popen(["/bin/sleep", "60"], env=env) as process:
         try:
             until(lambda: Path(f"/proc/{process.pid}/environ").read_bytes().startswith(b"SHOAL_"))
@@ -124,7 +124,7 @@ def test_copied_task_signals_no_process_of_the_original(tmp_path: Path) -> None:
     group = tmp_path / "group"
     group.mkdir()
     spool.write_cgroups(task, (str(group),))
-    env = {"SHOAL_ATTEMPT_ID": task_spec.attempt_id, "SHOAL_NODE": task_spec.node}
+    env = {"SHOAL_ATTEMPT_ID": task_spec.identity.attempt_id, "SHOAL_NODE": task_spec.identity.node}
     with subprocess.Popen(["/bin/sleep", "60"], env=env) as process:
         try:
             until(lambda: Path(f"/proc/{process.pid}/environ").read_bytes().startswith(b"SHOAL_"))

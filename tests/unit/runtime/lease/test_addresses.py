@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from shoal.runtime.lease.addresses import MAX_ADDRESSES, ControlPlaneAddresses
+from tests.support.runtime.task_specs import change_task_spec
 from tests.unit.runtime.supervisor.test_environment import ORDER
 
 A, B, C = "http://127.0.0.1:1", "http://127.0.0.1:2", "http://127.0.0.1:3"
 
 
 def addresses(*urls: str, server_file: Path | None = None) -> ControlPlaneAddresses:
-    task_spec = msgspec.structs.replace(ORDER, control_url=urls[0], control_urls=urls if urls[1:] else ())
-    return ControlPlaneAddresses(task_spec, str(server_file) if server_file else None)
+    task_spec = change_task_spec(ORDER, control_url=urls[0], control_urls=urls if urls[1:] else ())
+    return ControlPlaneAddresses(task_spec.lease, str(server_file) if server_file else None)
 
 
 def urls_asked(known_addresses: ControlPlaneAddresses, count: int) -> list[str]:

@@ -194,7 +194,7 @@ def test_late_reply_to_one_failure_refuses_no_other(renewer: ScriptedRenewer) ->
         return RenewalReply(rendezvous_round=1, master_port=7)
 
     renewer.answer = answer
-    restarts = Restarts(renewer.order, renewer.renewer)
+    restarts = Restarts(renewer.order.identity, renewer.order.ranks, renewer.renewer)
     renewer.renewer.start()
     until(lambda: restarts.is_wanted)
     restarts.begin(first)
@@ -210,7 +210,7 @@ def test_late_reply_to_one_failure_refuses_no_other(renewer: ScriptedRenewer) ->
 
 
 def test_failure_answered_without_another_group_is_refused(renewer: ScriptedRenewer) -> None:
-    restarts = Restarts(renewer.order, renewer.renewer)
+    restarts = Restarts(renewer.order.identity, renewer.order.ranks, renewer.renewer)
     renewer.renewer.start()
     restarts.begin(outcome_of("the only one"))
     until(lambda: restarts.is_refused)

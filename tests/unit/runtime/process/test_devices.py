@@ -33,7 +33,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def test_values_of_a_tasks_gpus_are_summed(driver: pytest.MonkeyPatch) -> None:
-    devices = GpuUsage(a_task_spec(gpu_ids=(0, 1), gpus=GPUS))
+    devices = GpuUsage(a_task_spec(gpu_ids=(0, 1), gpus=GPUS).resources)
     assert devices.look() == {
         "gpu_utilisation": 0.5,
         "gpu_memory_bytes": float(1 << 30),
@@ -42,8 +42,8 @@ def test_values_of_a_tasks_gpus_are_summed(driver: pytest.MonkeyPatch) -> None:
 
 
 def test_task_without_real_gpus_does_not_load_the_driver(driver: pytest.MonkeyPatch) -> None:
-    assert GpuUsage(a_task_spec()).look() == {}
-    assert GpuUsage(a_task_spec(gpu_ids=(0, 1), gpus=GPUS, are_gpus_simulated=True)).look() == {}
+    assert GpuUsage(a_task_spec().resources).look() == {}
+    assert GpuUsage(a_task_spec(gpu_ids=(0, 1), gpus=GPUS, are_gpus_simulated=True).resources).look() == {}
 
 
 def test_machine_without_a_driver_reports_no_values(driver: pytest.MonkeyPatch) -> None:
@@ -51,4 +51,4 @@ def test_machine_without_a_driver_reports_no_values(driver: pytest.MonkeyPatch) 
         raise pynvml.NVMLError_LibraryNotFound
 
     driver.setattr(pynvml, "nvmlInit", refuse)
-    assert GpuUsage(a_task_spec(gpu_ids=(0, 1), gpus=GPUS)).look() == {}
+    assert GpuUsage(a_task_spec(gpu_ids=(0, 1), gpus=GPUS).resources).look() == {}

@@ -51,7 +51,7 @@ def test_group_counts_as_harmed_only_if_the_drill_was_done(
     rank_group: Any = SimpleNamespace(progress=lambda: None, send=lambda *_: has_hit, rendezvous_round=0)
     unused: Any = None
     log: Any = SimpleNamespace(add_message=lambda _: None)
-    runner = DrillRunner(a_task_spec(node="n1", nodes=("n1",)), renewer, SystemClock(), log)
+    runner = DrillRunner(a_task_spec(node="n1", nodes=("n1",)).identity, None, renewer, SystemClock(), log)
     runner.check(rank_group, None, unused, unused)
     (result,) = renewer.results
     assert bool(result.refusal) == bool(refusal)
@@ -62,7 +62,7 @@ def test_group_counts_as_harmed_only_if_the_drill_was_done(
 def look(renewer: Any, rank_group: Any, *, times: int = 1) -> DrillRunner:
     unused: Any = None
     log: Any = SimpleNamespace(add_message=lambda _: None)
-    runner = DrillRunner(a_task_spec(node="n1", nodes=("n1",)), renewer, SystemClock(), log)
+    runner = DrillRunner(a_task_spec(node="n1", nodes=("n1",)).identity, None, renewer, SystemClock(), log)
     for _ in range(times):
         runner.check(rank_group, None, unused, unused)
     return runner
@@ -139,7 +139,9 @@ class DamageDrill:
         log: Any = SimpleNamespace(add_message=lambda _: None)
         renewer: Any = self.renewer
         task_spec = a_task_spec(node="n1", nodes=("n1",), checkpoint_dir="/saved")
-        self._runner = DrillRunner(task_spec, renewer, self.clock, log)
+        self._runner = DrillRunner(
+            task_spec.identity, task_spec.folders.checkpoint_dir, renewer, self.clock, log
+        )
 
     def look(self) -> list[object]:
         """Return what the ranks and the hang detector are sent now."""

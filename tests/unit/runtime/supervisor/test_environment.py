@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from shoal.runtime.supervisor.environment import RendezvousRound, rank_environment, setup_environment
-from shoal.wire import GpuHandle, TaskCredentials, TaskLimits, TaskSpec
+from shoal.wire import GpuHandle, TaskCredentials, TaskSpec
+from tests.support.runtime.task_specs import change_task_spec, task_spec_of
 
 WORK = "/home/shoal/spool/live/att_1/node-b/work"
-ORDER = TaskSpec(
+ORDER = task_spec_of(
     attempt_id="att_1",
     epoch=3,
     job_id="job_1",
@@ -22,7 +21,8 @@ ORDER = TaskSpec(
     gpu_ids=(4, 5, 6, 7),
     run="python train.py",
     env={"LR": "0.1", "RANK": "99", "CUDA_VISIBLE_DEVICES": "0", "LD_PRELOAD": "/x.so"},
-    limits=TaskLimits(cpus=8.0, memory_bytes=64 << 30),
+    cpus=8.0,
+    memory_bytes=64 << 30,
     control_url="http://127.0.0.1:7777",
     array_index=5,
     array_size=10,
@@ -148,7 +148,7 @@ def environment(
     return rank_environment(
         task_spec,
         local_rank,
-        RendezvousRound(master_port=task_spec.master_port) if generation is None else generation,
+        RendezvousRound(master_port=task_spec.ranks.master_port) if generation is None else generation,
         work=WORK,
         path="/opt/bin:/usr/bin",
         credentials=CREDENTIALS,
@@ -158,8 +158,7 @@ def environment(
 
 
 def changed(**changes: object) -> TaskSpec:
-    values = {name: getattr(ORDER, name) for name in ORDER.__struct_fields__}
-    return TaskSpec(**{**values, **changes})
+    return change_task_spec(ORDER, **changes)
 
 
 def test_only_the_rank_of_a_single_rank_job_may_start_mpi_by_itself() -> None:
@@ -198,7 +197,7 @@ def test_job_without_gpus_sees_none_whatever_its_env_says() -> None:
     assert (variables["CUDA_VISIBLE_DEVICES"], variables["NVIDIA_VISIBLE_DEVICES"]) == ("", "")
 
 
-HANDLES = tuple(GpuHandle(index=i, minor=7 - i, uuid=f"GPU-{i:x}") for i in ORDER.gpu_ids)
+HANDLES = tuple(GpuHandle(index=i, minor=7 - i, uuid=f"GPU-{i:x}") for i in ORDER.resources.gpu_ids)
 
 
 def test_gpus_are_named_by_uuid_because_cuda_may_count_them_in_another_order() -> None:
@@ -252,7 +251,7 @@ def test_setup_has_no_rank_but_sees_all_devices() -> None:
 
 
 def test_ranks_and_setup_get_the_projects_caches_unless_the_job_sets_its_own() -> None:
-    task_spec = msgspec.structs.replace(ORDER, env={"HF_HOME": "/models"})
+    task_spec = change_task_spec(ORDER, env={"HF_HOME": "/models"})
     setup = setup_environment(
         task_spec, work=WORK, credentials=CREDENTIALS, cache="/home/shoal/caches/vision-7"
     )

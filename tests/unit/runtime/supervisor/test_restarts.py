@@ -9,7 +9,7 @@ import pytest
 
 from shoal.runtime.supervisor.endings import Ending
 from shoal.runtime.supervisor.restarts import LIVED_AGAIN_S, LIVED_S, OTHERS_FAILED, Restarts
-from shoal.wire import MAX_EARLY_ENDS, EndKind
+from shoal.wire import MAX_EARLY_ENDS, EndKind, TaskSpec
 from tests.support.runtime.tasks import a_task_spec
 
 EXITED = Ending(kind=EndKind.EXITED, exit_code=1, rank=0)
@@ -21,11 +21,15 @@ def of_signal(number: int) -> Ending:
 
 
 def of_one_node(**task_spec: Any) -> Restarts:
-    return Restarts(a_task_spec(**{"max_restarts": 9, **task_spec}), None)
+    return restarts_of(a_task_spec(**{"max_restarts": 9, **task_spec}), None)
 
 
 def of_two_nodes() -> Restarts:
-    return Restarts(a_task_spec(nodes=("node-1", "node-2"), max_restarts=9), RENEWER)
+    return restarts_of(a_task_spec(nodes=("node-1", "node-2"), max_restarts=9), RENEWER)
+
+
+def restarts_of(task_spec: TaskSpec, renewer: Any) -> Restarts:
+    return Restarts(task_spec.identity, task_spec.ranks, renewer)
 
 
 def again(restarts: Restarts) -> None:

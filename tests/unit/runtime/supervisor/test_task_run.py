@@ -15,6 +15,7 @@ from shoal.runtime.replica import listeners
 from shoal.runtime.supervisor.endings import SUCCEEDED, Ending, Hang
 from shoal.runtime.supervisor.task_run import TOGETHER_S, TaskRun
 from shoal.wire import EndKind
+from tests.support.runtime.tasks import a_task_spec
 
 
 class FakeRun:
@@ -39,7 +40,8 @@ class FakeRun:
         run._server = SimpleNamespace(
             failure=None, should_end=False, check_sidecar=lambda: None, release=lambda: None
         )
-        run._task_spec = SimpleNamespace(node="node-1")
+        run._task_spec = a_task_spec()
+        run._grace_s = 30.0
         run._task = SimpleNamespace(
             home="/nowhere", scratch="/nowhere/scratch", stand_ins="/nowhere/stand-ins"
         )
@@ -89,7 +91,6 @@ def test_task_with_an_unkillable_rank_ends() -> None:
     """It stops, where people see it, and says why."""
     fake = FakeRun()
     fake.run._running = [SimpleNamespace(status=None)]
-    fake.run._task_spec.grace_s = 30.0
     fake.run._drill_runner = MagicMock()
     fake.parts.watcher.first_failed = fake.parts.stop_reasons.current.return_value = None
     fake.parts.restarts.is_wanted = False

@@ -12,7 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import pytest
 
 from shoal.clock import BootClock
@@ -21,8 +20,9 @@ from shoal.runtime.files import removal, spool
 from shoal.runtime.process.log import LogFile
 from shoal.runtime.standby import monitor, process, slot
 from shoal.runtime.warm import launchers, plan, program
-from shoal.wire import TaskCredentials, TaskLimits, TaskSpec
+from shoal.wire import TaskCredentials, TaskSpec
 from tests.support.planes.real import until
+from tests.support.runtime.task_specs import change_task_spec
 from tests.support.runtime.tasks import SOURCE, a_task_spec
 
 GIB = 1 << 30
@@ -56,7 +56,8 @@ def gang(**changes: object) -> TaskSpec:
         "has_standby": True,
         "max_restarts": 3,
         "control_url": "http://127.0.0.1:1",
-        "limits": TaskLimits(cpus=1.0, memory_bytes=4 * GIB),
+        "cpus": 1.0,
+        "memory_bytes": 4 * GIB,
     }
     return a_task_spec(**{**values, **changes})
 
@@ -87,24 +88,24 @@ def test_without_walls_of_its_own_there_is_no_standby() -> None:
 
 def test_standby_fits_only_the_same_task_with_other_peers() -> None:
     order = gang()
-    anew = msgspec.structs.replace(order, nodes=("node-1", "node-9"), replacement=3, master_port=4711)
+    anew = change_task_spec(order, nodes=("node-1", "node-9"), replacement=3, master_port=4711)
     assert slot.fits(order, anew)
     elsewhere = {
         "control_url": "http://127.0.0.2:1",
         "control_urls": ("http://127.0.0.2:1", "http://127.0.0.3:1"),
     }
-    assert slot.fits(order, msgspec.structs.replace(anew, **elsewhere)), "it asks those of the new order"
+    assert slot.fits(order, change_task_spec(anew, **elsewhere)), "it asks those of the new order"
     for other in (
         {"run": "python other.py"},
         {"env": {"PYTHONPATH": "/other"}},
         {"uid": 4242},
-        {"limits": TaskLimits(cpus=2.0, memory_bytes=4 * GIB)},
+        {"cpus": 2.0, "memory_bytes": 4 * GIB},
         {"archive_digest": "0" * 64},
         {"epoch": 2},
         {"node_rank": 1},
         {"nodes": ("node-1",)},
     ):
-        assert not slot.fits(order, msgspec.structs.replace(anew, **other))
+        assert not slot.fits(order, change_task_spec(anew, **other))
 
 
 @pytest.fixture
