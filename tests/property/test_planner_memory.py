@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from shoal.model.node import Window, WindowKind
 from shoal.model.people import DeviceAmounts
-from shoal.scheduler import Candidate, Holding, NodeInfo, Plan, Planner, Policy, Promise, Snapshot
+from shoal.scheduler import Candidate, Holding, NodeInfo, Plan, Planner, Policy, Promise, Snapshot, TaskLoss
 from shoal.scheduler.facts.amounts import ProjectInfo
 from shoal.scheduler.facts.policy import DEFAULT_CLASSES, PriorityClass
 from tests.property.test_scheduler_plans import NOW, candidates, node_views, snapshots
@@ -28,7 +28,7 @@ SOME_LIVES = settings(max_examples=100, phases=(Phase.explicit, Phase.reuse, Pha
 BUDGET = settings(max_examples=int(NUM_LIVES)) if NUM_LIVES else SOME_LIVES
 Change = tuple[str, int]
 COMMON = ("add", "add", "add", "plan", "plan", "plan", "end", "wait", "carry")
-RARE = ("drop", "node", "lose", "undo", "leave", "save", "windows", "projects", "grow", "quiet")
+RARE = ("drop", "node", "lose", "undo", "leave", "save", "windows", "projects", "grow", "quiet", "task")
 CHANGES = st.lists(st.tuples(st.sampled_from((*COMMON, *RARE)), st.integers(0, 9)), min_size=8, max_size=40)
 
 
@@ -144,12 +144,28 @@ class Life:
             self._carry_out(self.made)
         elif kind == "quiet":
             self._fall_quiet()
+        elif kind == "task" and snapshot.holdings:
+            self._lose_task(snapshot.holdings[which % len(snapshot.holdings)])
         elif kind == "grow" and snapshot.holdings:
             holding = snapshot.holdings[which % len(snapshot.holdings)]
             more = 1 + which % 3
             planner.hold(
                 msgspec.structs.replace(holding, is_stopping=True, grows_to=len(holding.allocation) + more)
             )
+
+    def _lose_task(self, holding: Holding) -> None:
+        losses = self.planner.snapshot().losses
+        lost = TaskLoss(attempt_id=holding.attempt_id, node=holding.allocation[-1].node)
+        self.planner.set_losses({loss.attempt_id: loss for loss in (*losses, lost)}.values())
+
+    def settle_replacements(self) -> None:
+        """Confirm or undo each, as the control plane does before the next plan."""
+        held = {holding.attempt_id: holding for holding in self.planner.snapshot().holdings}
+        for planned in self.made.replacements:
+            if self.draw(st.booleans()):
+                self.planner.hold(held[planned.attempt_id])
+            else:
+                self.planner.undo(planned.attempt_id)
 
     def _fall_quiet(self) -> None:
         """No job waits any more, and every job has saved after a while, so some may grow."""
@@ -202,6 +218,7 @@ def _plans(life: Life, changes: list[Change]) -> Iterator[tuple[Planner, Plan]]:
             fresh = Planner.of(life.planner.snapshot(), life.planner.policy)
             life.made = life.planner.plan(life.now)
             yield fresh, life.made
+            life.settle_replacements()
         else:
             life.happen(kind, which)
 
@@ -214,14 +231,48 @@ def test_planner_that_followed_every_change_plans_like_one_that_did_not(
     life, changes = case
     for fresh, result in _plans(life, changes):
         fresh_plan = fresh.plan(life.now)
-        assert (result.starts, result.promises, result.evictions) == (
+        assert (result.starts, result.promises, result.evictions, result.replacements) == (
             fresh_plan.starts,
             fresh_plan.promises,
             fresh_plan.evictions,
+            fresh_plan.replacements,
         )
+        assert result.explanations == fresh_plan.explanations
         for waiting in life.planner.snapshot().candidates:
             explanation = life.planner.explain(waiting.attempt_id, life.now)
             assert explanation == fresh.explain(waiting.attempt_id, life.now)
+
+
+@BUDGET
+@given(lives())
+def test_replacements_overfill_no_node_and_join_no_node_of_their_attempt(
+    case: tuple[Life, list[Change]],
+) -> None:
+    life, changes = case
+    for fresh, result in _plans(life, changes):
+        before = {holding.attempt_id: holding for holding in fresh.snapshot().holdings}
+        facts = life.planner.snapshot()
+        views = {view.name: view for view in facts.nodes}
+        for planned in result.replacements:
+            held = next(other for other in facts.holdings if other.attempt_id == planned.attempt_id)
+            if planned.task is None:
+                assert held == before[planned.attempt_id]
+                continue
+            names = [task.node for task in held.allocation]
+            assert len(set(names)) == len(names) == len(before[planned.attempt_id].allocation)
+            node = planned.task.node
+            assert views[node].closed_because is None
+            devices = [
+                (task.gpu_milli, index)
+                for holding in facts.holdings
+                for task in holding.allocation
+                if task.node == node
+                for index in task.gpu_ids
+            ]
+            assert len(devices) == len({index for _, index in devices})
+        assert {planned.attempt_id for planned in result.replacements if planned.task is None} == {
+            explanation.attempt_id for explanation in result.explanations
+        }
 
 
 def _promise_alone(

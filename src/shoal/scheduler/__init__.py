@@ -6,6 +6,7 @@ the snapshot.
 `planner` receives the facts one by one and keeps them in `facts.cluster_state`. For each plan it runs one
 `cycle`:
 
+- `replacements` finds other nodes for lost tasks of running attempts, before any waiting candidate.
 - `order` says which candidate is considered next: by priority, project standing, due time and score.
 - `placement` finds the nodes on which a candidate fits now, or the earliest time at which nodes are free, and
   keeps capacity reservations for promised starts.
@@ -14,7 +15,6 @@ the snapshot.
 
 After the plan, `explain` says why each remaining candidate waits. `prediction` plays futures with copies of
 the planner to say when a waiting job will start, and which change of its request would start it sooner.
-`placement.replacement` plans one node for an attempt that lost one.
 """
 
 from shoal.scheduler.explain.impossible import explain_impossible, missing_nodes_text
@@ -24,14 +24,22 @@ from shoal.scheduler.facts.plan import (
     EvictionGround,
     Explanation,
     Plan,
+    PlannedReplacement,
     PlannedStart,
     Promise,
     WaitReason,
 )
 from shoal.scheduler.facts.policy import Policy
-from shoal.scheduler.facts.snapshot import Candidate, GpuInfo, Holding, NodeInfo, Snapshot, UnmetDependency
+from shoal.scheduler.facts.snapshot import (
+    Candidate,
+    GpuInfo,
+    Holding,
+    NodeInfo,
+    Snapshot,
+    TaskLoss,
+    UnmetDependency,
+)
 from shoal.scheduler.order.stamps import Stamps
-from shoal.scheduler.placement.replacement import replacement
 from shoal.scheduler.planner import Planner, plan
 from shoal.scheduler.prediction.outlook import Outlook, OutlookBasis
 
@@ -46,17 +54,18 @@ __all__ = [
     "Outlook",
     "OutlookBasis",
     "Plan",
+    "PlannedReplacement",
     "PlannedStart",
     "Planner",
     "Policy",
     "Promise",
     "Snapshot",
     "Stamps",
+    "TaskLoss",
     "UnmetDependency",
     "WaitReason",
     "explain_impossible",
     "explain_unmet",
     "missing_nodes_text",
     "plan",
-    "replacement",
 ]

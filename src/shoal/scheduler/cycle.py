@@ -1,5 +1,6 @@
 """One pass over the waiting candidates: which start now, on which nodes, and which are promised a start.
 
+First `replacements` finds other nodes for lost tasks, because the rest of their attempts stands idle.
 The pass serves ranks in order, highest first. Within a rank it first serves the heads of each queue: due
 candidates by arrival, then the others by score, up to the first that does not fit. That one is promised the
 nodes that can serve it earliest. Then all other candidates start by score, if that delays no promise.
@@ -14,25 +15,20 @@ from heapq import heapify, heappop, heappush, heapreplace
 from itertools import groupby
 from math import inf
 
-from shoal.scheduler.facts.amounts import Demand, DeviceAmount, held_devices, minimum_devices, remaining_after
+from shoal.scheduler.facts.amounts import Demand, minimum_devices, remaining_after
 from shoal.scheduler.facts.cluster_state import ClusterState
 from shoal.scheduler.facts.plan import PlannedStart, Promise
 from shoal.scheduler.facts.policy import Policy
 from shoal.scheduler.facts.snapshot import Candidate
 from shoal.scheduler.order.queue import LaneKey, QueueLane, QueuePosition, ShapeGroup, key_by_score
 from shoal.scheduler.placement.earliest import free_by
-from shoal.scheduler.placement.fit import task_on
-from shoal.scheduler.placement.gang import choose_nodes
-from shoal.scheduler.placement.power import FuturePower, choose_within_power
-from shoal.scheduler.placement.reservations import (
-    Blockers,
-    CapacityReservation,
-    CapacityReservations,
-    PowerDraw,
-)
-from shoal.scheduler.preemption.growth import growth_reservation
+from shoal.scheduler.placement.power import FuturePower
+from shoal.scheduler.placement.reservations import CapacityReservation, CapacityReservations, PowerDraw
+from shoal.scheduler.placement.search import PlacementSearch
+from shoal.scheduler.preemption.growth import reserve_for_growth
 from shoal.scheduler.preemption.preempt import Preemption
 from shoal.scheduler.preemption.rights import ReclaimOrder, reclaim_order
+from shoal.scheduler.replacements import Replacements, replace_lost_tasks
 
 
 class SchedulingCycle:
@@ -45,8 +41,10 @@ class SchedulingCycle:
         self.reservations = CapacityReservations(state.capacity, state.windows, state.power)
         self.heads: dict[str, Candidate] = {}
         """Per queue, the first candidate that could run on the open nodes and does not fit now."""
+        self.replacements = Replacements([], {})
         self.starts: list[PlannedStart] = []
         self.preemption = Preemption(state, policy, now)
+        self._search = PlacementSearch(state, self.reservations, self.preemption.allows)
         self._rooms: set[ShapeGroup] = set()
         """Groups whose first candidate has other attempts stop for it."""
         self._is_quota_unserved = False
@@ -56,11 +54,10 @@ class SchedulingCycle:
         """From then on another pass may differ although nothing has happened."""
         self.replan_at = inf
         """When such a pass may start a candidate."""
-        self._hopeless: set[tuple[Demand, Blockers]] = set()
-        """Demands that found no nodes, and what blocked them. Within a cycle nodes only fill up, so they find
-        none later."""
 
     def run(self) -> None:
+        if self._state.losses:
+            self.replacements = replace_lost_tasks(self._state, self._policy, self.now)
         self._state.queue.advance_to(self.now)
         self._state.tree.clear_reserved()
         self.replan_at = self._state.windows.next_change(self.now)
@@ -130,20 +127,9 @@ class SchedulingCycle:
 
     def _reserve_for_growth(self, least: float) -> None:
         """Reserve nodes for attempts of at least this priority that are stopping to restart on more nodes."""
-        stopping = self._state.preemption_costs.stopping
-        growing = (
-            [holding for holding in stopping.values() if holding.grows_to is not None] if stopping else []
-        )
-        if not growing:
-            return
-        # A start before one of them, or on a node it could use, changes what is reserved for it.
-        self.valid_until = self.now
-        reserved = {reservation.head.attempt_id for reservation in self.reservations.all}
-        for holding in sorted(growing, key=lambda holding: (-holding.priority, holding.attempt_id)):
-            if holding.priority >= least and holding.attempt_id not in reserved:
-                reservation = growth_reservation(self._state, self.reservations, holding, self.now)
-                if reservation is not None:
-                    self.reservations.add(reservation)
+        if reserve_for_growth(self._state, self.reservations, least, self.now):
+            # A start before one of them, or on a node it could use, changes what is reserved for it.
+            self.valid_until = self.now
 
     def _serve_privileged(self, lanes: list[QueueLane]) -> None:
         """Serve the first candidates of each lane that may evict others: each starts, or others stop for it.
@@ -261,23 +247,9 @@ class SchedulingCycle:
         state, project, (demand, limit_s, array_id, at_once) = self._state, group.lane.key.project, group.key
         if at_once is not None and state.num_of_array(array_id) >= at_once:
             return False
-        if state.tree.has_ceilings:
-            if state.refusal(project, demand) is not None:
-                return False
-            demand = state.allowed(project, demand)
         ends_at = self.now + limit_s
-        blockers = self.reservations.blockers(project, self.now, ends_at)
-        attempted = demand, blockers
-        if attempted in self._hopeless:
-            return False
-        names = self._choose(demand, blockers)
-        if not names:
-            self._hopeless.add(attempted)
-            return False
-        tasks = tuple(task_on(demand.need, state.capacity.nodes[name]) for name in names)
-        while state.tree.has_ceilings and tasks and not self._is_allowed(project, held_devices(tasks)):
-            tasks = tasks[:-1]
-        if len(tasks) < demand.min_nodes:
+        tasks = self._search.tasks_for(project, demand, self.now, ends_at)
+        if not tasks:
             return False
         self.reservations.take(demand.need, tasks, ends_at)
         state.start(attempt_id, tasks, self.now)
@@ -285,25 +257,6 @@ class SchedulingCycle:
         if self._is_quota_unserved or (self._rooms and state.tree.has_quota(project)):
             self.valid_until = self.now  # it used quota that may have been another job's ground to evict
         return True
-
-    def _is_allowed(self, project: str, amount: DeviceAmount) -> bool:
-        """Whether it is allowed now, and beside the candidates for which others are stopping."""
-        is_refused = self._state.tree.refusal(project, amount) is not None
-        return not is_refused and self.preemption.allows(project, amount)
-
-    def _choose(self, demand: Demand, blockers: Blockers) -> list[str]:
-        state, finder = self._state, self._state.finders.of(demand.need)
-        barred = self.reservations.barred(demand.need, blockers)
-        if not state.has_caps:
-            return choose_nodes(demand, finder, state.capacity, barred)
-        power, left = state.power, self.reservations.power_left(blockers)
-        barred = barred | power.full(demand.need, left)
-        names = choose_nodes(demand, finder, state.capacity, barred)
-        if len(power.within(names, demand.need, left)) == len(names):
-            return names
-        return choose_within_power(
-            demand, finder.ranked(barred | demand.excluded), state.capacity.nodes, power, left
-        )
 
     def _waits_for_room(self, group: ShapeGroup) -> bool:
         """Only a job that the open nodes could hold makes others wait: a job that cannot run blocks no other

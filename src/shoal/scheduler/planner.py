@@ -20,9 +20,10 @@ from shoal.scheduler.facts.amounts import ProjectInfo
 from shoal.scheduler.facts.cluster_state import ClusterState
 from shoal.scheduler.facts.plan import Explanation, Plan, Promise
 from shoal.scheduler.facts.policy import Policy
-from shoal.scheduler.facts.snapshot import Candidate, Holding, NodeInfo, Snapshot
+from shoal.scheduler.facts.snapshot import Candidate, Holding, NodeInfo, Snapshot, TaskLoss
 from shoal.scheduler.order.fair_share import Usage
 from shoal.scheduler.preemption.growth import choose_growth, explain_no_growth
+from shoal.scheduler.replacements import Replacements
 
 MIN_HEAP_ENTRIES = 64
 """Stale entries that a heap may hold before it is rebuilt, in addition to as many as it has current
@@ -45,6 +46,8 @@ class Planner:
         self._is_unchanged = False
         """Nothing has changed since the last cycle that could let a candidate other than a newcomer start."""
         self.planned_at = -inf
+        self._unreplaced: dict[str, Explanation] = {}
+        """By attempt, why the last plan found no other node for its lost task."""
         self._explainer: Explainer | None = None
 
     @classmethod
@@ -58,12 +61,13 @@ class Planner:
             planner.hold(holding)
         for candidate in snapshot.candidates:
             planner.add(candidate)
+        planner.set_losses(snapshot.losses)
         return planner
 
     @property
     def has_unconfirmed(self) -> bool:
-        """Whether any start of the last plan is neither confirmed nor undone."""
-        return bool(self._state.unconfirmed)
+        """Whether any start or replacement of the last plan is neither confirmed nor undone."""
+        return bool(self._state.unconfirmed or self._state.moves)
 
     def snapshot(self) -> Snapshot:
         """Return the facts. A planner made from them makes the same plan."""
@@ -75,6 +79,10 @@ class Planner:
             projects=self._projects,
             usages=state.fair.usages(),
             windows=state.windows.all,
+            losses=tuple(
+                TaskLoss(attempt_id=attempt_id, node=node)
+                for attempt_id, node in sorted(state.losses.items())
+            ),
         )
 
     def set_projects(self, views: Iterable[ProjectInfo], usages: Iterable[Usage] = ()) -> None:
@@ -134,8 +142,11 @@ class Planner:
             self._mark_changed()
 
     def hold(self, holding: Holding) -> None:
-        """The attempt holds resources. If the last plan started it, this confirms the start."""
+        """The attempt holds resources. If the last plan started it or moved one of its tasks, this confirms
+        that.
+        """
         self.drop(holding.attempt_id)
+        self._unreplaced.pop(holding.attempt_id, None)
         if self._state.hold(holding):
             self._mark_changed()
         self._explainer = None
@@ -151,13 +162,27 @@ class Planner:
         """
         return self._state.save(attempt_id, at)
 
+    def set_losses(self, losses: Iterable[TaskLoss]) -> None:
+        """Replace all lost tasks. The next plan decides all of them, so they are reported again if they still
+        wait after it.
+        """
+        self._state.losses = {loss.attempt_id: loss.node for loss in losses}
+        self._unreplaced.clear()
+        if self._state.losses:
+            self._mark_changed()
+
     def release(self, attempt_id: str, at: float) -> None:
         """The attempt holds nothing since `at`."""
+        self._unreplaced.pop(attempt_id, None)
         if self._state.release(attempt_id, at):
             self._mark_changed()
 
     def undo(self, attempt_id: str) -> None:
-        """The start that the last plan made for this attempt was not carried out, so it waits again."""
+        """What the last plan decided for this attempt was not carried out. It waits again, or its lost task
+        has no replacement.
+        """
+        if self._state.undo_move(attempt_id):
+            self._mark_changed()
         candidate = self._state.undo(attempt_id)
         if candidate is not None:
             if candidate.not_before > self.planned_at:
@@ -169,14 +194,16 @@ class Planner:
     @property
     def is_settled(self) -> bool:
         """Whether the last plan was carried out in full and nothing has happened that needs another plan."""
-        return self._is_unchanged and not self._newcomers and not self._state.unconfirmed
+        return self._is_unchanged and not self._newcomers and not self.has_unconfirmed
 
     @property
     def num_waiting(self) -> int:
         return len(self._state.queue) + len(self._state.deferred)
 
     def plan(self, now: float) -> Plan:
-        """Choose the starts and hold their resources. The plan explains nothing; see `explain`."""
+        """Choose the starts and replacements, and hold their resources. Of what waits, the plan explains only
+        lost tasks; see `explain`.
+        """
         if self._moments or now < self.planned_at:
             self._wake(now)
         newcomers, self._newcomers, self._explainer = list(self._newcomers.values()), {}, None
@@ -191,24 +218,29 @@ class Planner:
                 # Until the planner learns that the evicted attempts stop, each plan asks for them again.
                 self._is_unchanged = not cycle.preemption.evictions
         except BaseException:
-            # The caller never receives these starts, so it could not undo them later.
-            for start in cycle.starts:
-                self.undo(start.attempt_id)
+            # The caller never receives these decisions, so it could not undo them later.
+            for attempt_id in [*state.moves, *(start.attempt_id for start in cycle.starts)]:
+                self.undo(attempt_id)
             self._mark_changed()
             raise
         self.planned_at = now
         replan_at = min(cycle.replan_at, self._moments[0][0] if self._moments else inf)
         starts, cycle.starts = tuple(cycle.starts), []
-        is_busy = starts or cycle.preemption.evictions
+        replacements, cycle.replacements = cycle.replacements, Replacements([], {})
+        self._unreplaced |= replacements.explanations
+        state.losses = {}
+        is_busy = starts or cycle.preemption.evictions or replacements.planned
         grows = (
             choose_growth(state, cycle.reservations, self.policy, now)
             if state.elastic and not is_busy
             else None
         )
         return Plan(
+            replacements=tuple(replacements.planned),
             starts=starts,
             promises=cycle.promises(),
             evictions=(grows,) if grows else tuple(cycle.preemption.evictions),
+            explanations=tuple(replacements.explanations.values()),
             replan_at=None if replan_at == inf else replan_at,
         )
 
@@ -231,6 +263,12 @@ class Planner:
         if self._explainer is None:
             self._explainer = Explainer(state, self._cycle.reservations, self.policy, now)
         return self._explainer.explain(deferred or state.queue.candidates[attempt_id])
+
+    def explain_loss(self, attempt_id: str) -> Explanation | None:
+        """Return why the last plan found no other node for the attempt's lost task; None if it had none, or
+        if the losses were reported again since then.
+        """
+        return self._unreplaced.get(attempt_id)
 
     def explain_growth(self, attempt_id: str, now: float) -> Explanation | None:
         """Return why a running attempt has fewer nodes than it could use; None if it has all of them or holds
@@ -289,4 +327,4 @@ def plan(snapshot: Snapshot, policy: Policy, now: float) -> Plan:
         for explanation in (planner.explain(attempt_id, now) for attempt_id in waiting)
         if explanation is not None
     )
-    return msgspec.structs.replace(result, explanations=explanations)
+    return msgspec.structs.replace(result, explanations=(*result.explanations, *explanations))

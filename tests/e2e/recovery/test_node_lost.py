@@ -98,7 +98,7 @@ def test_task_moves_to_another_node_if_its_own_is_cordoned(plane: RealPlane, gat
         plane.command("nodes", "resume", lost)
     assert {line["node"] for line in job.logs()} == {*before["nodes"], after["nodes"][1]}
     events = json.loads(plane.command("events", "--kind", "plan.made", "--json").stdout)
-    (seq,) = [event["seq"] for event in events if "replaces" in event["data"]]
+    (seq,) = [event["seq"] for event in events if event["data"]["replacements"]]
     explanation = plane.command("explain-decision", str(seq))
     assert explanation.returncode == 0, explanation.stdout + explanation.stderr
 

@@ -24,9 +24,9 @@ Why = Annotated[
 def explain_decision(decision: Which, /, *, why: Why = None, json: JsonFlag = False) -> int:
     """Replay recorded decisions from the log alone, and compare. Exit code 1 if one differs.
 
-    For a job, these are the decisions that started it, stopped others for it,
-    or stopped it for others. They need the whole log, so the command is for
-    users who may see every project.
+    For a job, these are the decisions that started it, looked for another node
+    for a lost task of it, stopped others for it, or stopped it for others. They
+    need the whole log, so the command is for users who may see every project.
     """
     from shoal.sim.history.facts import facts_of
     from shoal.sim.history.replay import DecisionReplay
@@ -85,7 +85,9 @@ def _attempt_ids(events: list[dict[str, Any]], job_id: str) -> set[str]:
 
 
 def _decisions_about(facts: Iterable[tuple[int, Any]], attempts: set[str]) -> set[int]:
-    """Return the decisions that start one of the attempts, stop one, or stop another job for one."""
+    """Return the decisions that start one of the attempts, replace a task of one, stop one, or stop another
+    job for one.
+    """
     from shoal.sim.history.facts import RecordedDecision
 
     decisions = (fact for _, fact in facts if isinstance(fact, RecordedDecision))
@@ -93,6 +95,7 @@ def _decisions_about(facts: Iterable[tuple[int, Any]], attempts: set[str]) -> se
         decision.seq
         for decision in decisions
         if not attempts.isdisjoint(start.attempt_id for start in decision.starts)
+        or not attempts.isdisjoint(planned.attempt_id for planned in decision.replacements)
         or any(not attempts.isdisjoint((stop.attempt_id, stop.for_attempt_id)) for stop in decision.evictions)
     }
 
@@ -103,7 +106,7 @@ def _held_devices(facts: Iterable[tuple[int, Any]]) -> dict[str, tuple[str, floa
 
     devices: dict[str, tuple[str, float]] = {}
     for _, fact in facts:
-        if isinstance(fact, RecordedDecision) and fact.replaces is None:
+        if isinstance(fact, RecordedDecision):
             for start in fact.starts:
                 num_gpus = sum(share.num_gpus for share in start.allocation)
                 num_cpus = sum(share.cpus for share in start.allocation)
@@ -125,12 +128,16 @@ def _decision_view(
 ) -> dict[str, Any]:
     """Return the facts of a decision; with `about`, only those that concern these attempts."""
     decision = verdict.decision
+    replacements = [entry for entry in decision.replacements if about is None or entry.attempt_id in about]
     starts = [entry for entry in decision.starts if about is None or entry.attempt_id in about]
     stops = [
         entry
         for entry in decision.evictions
         if about is None or entry.attempt_id in about or entry.for_attempt_id in about
     ]
+    moved = [entry for entry in replacements if entry.task is not None]
+    num_others = len(decision.starts) + len(decision.replacements) + len(decision.evictions)
+    num_others -= len(starts) + len(replacements) + len(stops)
     return {
         "decision": decision.seq,
         "at": decision.at,
@@ -138,11 +145,13 @@ def _decision_view(
         "reproduces": verdict.is_equal,
         "recorded": _starts(starts, names),
         "made_again": _starts(verdict.starts, names),
+        "replacements": _replacements(replacements, names),
+        "replacements_made_again": _replacements(verdict.replacements, names),
         "stops": _stops(stops, names, held),
-        "num_others": len(decision.starts) - len(starts) + len(decision.evictions) - len(stops),
+        "num_others": num_others,
         "stops_made_again": _stops(verdict.evictions, names, held),
-        "not_carried_out": [names.get(s.attempt_id, s.attempt_id) for s in starts
-                            if s.attempt_id not in decision.placed],
+        "not_carried_out": [names.get(entry.attempt_id, entry.attempt_id) for entry in (*starts, *moved)
+                            if entry.attempt_id not in decision.placed],
     }  # fmt: skip
 
 
@@ -153,6 +162,18 @@ def _starts(starts: Any, names: dict[str, str]) -> list[dict[str, Any]]:
             "nodes": {share.node: list(share.gpu_ids) for share in start.allocation},
         }
         for start in starts
+    ]
+
+
+def _replacements(replacements: Any, names: dict[str, str]) -> list[dict[str, Any]]:
+    """`nodes`: the node that takes over the lost task, with its GPUs; empty if no node could."""
+    return [
+        {
+            "job": names.get(planned.attempt_id, planned.attempt_id),
+            "lost_node": planned.lost_node,
+            "nodes": {} if planned.task is None else {planned.task.node: list(planned.task.gpu_ids)},
+        }
+        for planned in replacements
     ]
 
 
@@ -187,6 +208,7 @@ def _why(replay: Any, events: list[dict[str, Any]], job_id: str, at: float) -> s
 def _decision_lines(view: dict[str, Any]) -> list[str]:
     when = f"{utc(view['at'])} UTC"
     lines = [f"decision {view['decision']} of {when}: {_counts_text(view)}"]
+    lines += [f"  {_replacement_line(planned)}" for planned in view["replacements"]]
     lines += [f"  {_start_line(start)}" for start in view["recorded"]]
     lines += [f"  {_stop_line(stop)}" for stop in view["stops"]]
     for job in view["not_carried_out"]:
@@ -195,7 +217,8 @@ def _decision_lines(view: dict[str, Any]) -> list[str]:
         lines.append(f"reproduces: the log up to event {view['seen']} leads to the same decision")
     else:
         lines.append(f"differs: the log up to event {view['seen']} now leads to")
-        again = [_start_line(start) for start in view["made_again"]]
+        again = [_replacement_line(planned) for planned in view["replacements_made_again"]]
+        again += [_start_line(start) for start in view["made_again"]]
         again += [_stop_line(stop) for stop in view["stops_made_again"]]
         lines += [f"  {line}" for line in again or ["nothing"]]
     return [*lines, f"why not: {view['why']}"] if "why" in view else lines
@@ -204,7 +227,9 @@ def _decision_lines(view: dict[str, Any]) -> list[str]:
 def _counts_text(view: dict[str, Any]) -> str:
     starts, stops, others = len(view["recorded"]), len(view["stops"]), view["num_others"]
     jobs = "job" if starts == 1 else "jobs"
-    counts = [f"{starts} {jobs} to start"] if starts or not stops else []
+    lost = len(view["replacements"])
+    counts = [f"{lost} lost task{'s' * (lost > 1)}"] if lost else []
+    counts += [f"{starts} {jobs} to start"] if starts or not (stops or lost) else []
     counts += [f"{stops} to stop"] if stops else []
     return ", ".join(counts) + (f" (and {others} other{'s' * (others > 1)})" if others else "")
 
@@ -213,8 +238,16 @@ def _stop_line(stop: dict[str, Any]) -> str:
     return f"{stop['job']} stops for {stop['for']}, at a loss of at most {stop['lost']}"
 
 
+def _replacement_line(planned: dict[str, Any]) -> str:
+    where = f"continues on {_nodes_text(planned['nodes'])}" if planned["nodes"] else "fits on no other node"
+    return f"{planned['job']}: its lost task on {planned['lost_node']} {where}"
+
+
 def _start_line(start: dict[str, Any]) -> str:
-    where = [
-        f"{node} GPU {','.join(map(str, gpus))}" if gpus else node for node, gpus in start["nodes"].items()
-    ]
-    return f"{start['job']} on {', '.join(where)}"
+    return f"{start['job']} on {_nodes_text(start['nodes'])}"
+
+
+def _nodes_text(nodes: dict[str, list[int]]) -> str:
+    return ", ".join(
+        f"{node} GPU {','.join(map(str, gpus))}" if gpus else node for node, gpus in nodes.items()
+    )

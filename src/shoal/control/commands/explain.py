@@ -26,7 +26,7 @@ from shoal.control.memory.running import RunningAttempts
 from shoal.engines.base import CLUSTER_UNREACHABLE, Engine, SupportsClearing, SupportsOwnQueue
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.job import Job
-from shoal.scheduler import Explanation, WaitReason
+from shoal.scheduler import Explanation, Planner, WaitReason
 from shoal.scheduler.explain.text import age
 from shoal.scheduler.prediction.calibration import Interval
 from shoal.scheduler.prediction.changes import START_IT
@@ -69,6 +69,10 @@ def explain(
         return _orphaned(running, planning.nodes, link, job, attempt, attempt.orphans_left)
     if is_not_handed_over(running, link.outages, attempt):
         return _with_history(_not_handed_over(link.engine, job, attempt), earlier)
+    is_running = attempt.state is AttemptState.RUNNING
+    not_replaced = _not_replaced(running, planning.planner, job, attempt) if is_running else None
+    if not_replaced is not None:
+        return not_replaced
     silent = running.leases.silent_nodes(attempt, QUIET_S)
     if silent:
         return _unreachable(running, planning.nodes, link.outages, job, attempt, silent)
@@ -195,6 +199,28 @@ def _replacing(job: Job, attempt: Attempt) -> Explanation:
         why=WaitReason.NOT_BEGUN,
         sentence=f"its task on {last.lost.node} was lost; another begins on {nodes}, and the others wait",
         details=(f"{last.lost.node}: {last.lost.message}",),
+    )
+
+
+def _not_replaced(
+    running: RunningAttempts, planner: Planner, job: Job, attempt: Attempt
+) -> Explanation | None:
+    """Explain why no other node has taken over a lost task; None if no lost task of the attempt waits."""
+    explanation = planner.explain_loss(attempt.attempt_id)
+    if explanation is not None:
+        lost = f"its task on {explanation.facts['lost_node']} was lost, and no other node can take it over"
+        return msgspec.structs.replace(explanation, sentence=f"{lost}: {explanation.sentence}")
+    lost_task = running.lost_tasks.get(attempt.attempt_id)
+    if lost_task is None:
+        return None
+    outcome = lost_task.outcome
+    return Explanation(
+        attempt_id=attempt.attempt_id,
+        job_id=job.job_id,
+        why=WaitReason.NOT_BEGUN,
+        sentence=f"its task on {outcome.node} was lost; the next plan looks for another node",
+        details=(f"{outcome.node}: {outcome.message}",),
+        facts={"lost_node": outcome.node},
     )
 
 

@@ -17,12 +17,13 @@ import msgspec
 from shoal.control.actor import SHOAL
 from shoal.control.capabilities import Planning
 from shoal.control.memory.planner_input import label
+from shoal.control.memory.queue import have_projects_changed
 from shoal.control.record import AttemptRecorder, record_event
-from shoal.model.attempt import Attempt, AttemptState, EndReason, NodeTask
+from shoal.model.attempt import Attempt, AttemptState, EndReason
 from shoal.model.job import Job
 from shoal.model.moves import StopRequested
 from shoal.model.node import Window
-from shoal.scheduler import Eviction, EvictionGround, Plan, PlannedStart, Planner
+from shoal.scheduler import Eviction, EvictionGround, Plan
 from shoal.scheduler.explain.text import age
 from shoal.scheduler.order.fair_share import Usage
 from shoal.scheduler.preemption.costs import RESTART_S
@@ -50,17 +51,25 @@ class DecisionBasis(NamedTuple):
     """Usage of every project that had any, if it may have affected the decision; else empty."""
     windows: list[Window]
 
+    def is_still_valid(self, tx: Tx) -> bool:
+        """Whether windows and projects are as the plan saw them: a window declared or a limit lowered since
+        then forbids what the plan gives away.
+        """
+        return tx.windows.all() == self.windows and not have_projects_changed(tx, self.seen_seq)
+
 
 def record_decision(
     planning: Planning, tx: Tx, plan: Plan, placed: list[str], evicted: list[str], basis: DecisionBasis
 ) -> None:
     """Record what was decided, from the log up to which event, and which part of it was still possible.
+    `placed`: the starts and replacements that were carried out.
 
     A reader of the log up to `seen` can make the same decision again: `shoal explain-decision`. What does not
     fit into `plan.made` stands in `plan.part` events right before it.
     """
     fresh = list(planning.queue.fresh_stamps.values())
     lists: dict[str, Any] = {
+        "replacements": msgspec.to_builtins(plan.replacements),
         "starts": msgspec.to_builtins(plan.starts),
         "placed": placed,
         "evictions": msgspec.to_builtins(plan.evictions),
@@ -82,23 +91,6 @@ def record_decision(
     if parts:
         facts |= {"num_placed": len(placed), "num_evicted": len(evicted)}
     record_event(tx, "plan.made", basis.at, SHOAL, data={**last, **facts})
-
-
-def record_replacement(
-    planner: Planner, tx: Tx, attempt_id: str, lost_node: str, task: NodeTask | None, seen_seq: int, at: float
-) -> None:
-    """Record where the task of a lost node goes on, as a decision about one start that can be made again."""
-    starts = () if task is None else (PlannedStart(attempt_id=attempt_id, allocation=(task,)),)
-    data: dict[str, Any] = {
-        "starts": msgspec.to_builtins(starts),
-        "placed": [attempt_id] if starts else [],
-        "replaces": (attempt_id, lost_node),
-        "resting": (),
-        "stamps": {},
-        "waiting": planner.num_waiting,
-        "seen": seen_seq,
-    }
-    record_event(tx, "plan.made", at, SHOAL, data=data)
 
 
 def split_lists(lists: dict[str, Any], max_bytes: int) -> list[dict[str, Any]]:

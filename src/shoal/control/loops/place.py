@@ -12,18 +12,19 @@ import msgspec
 
 from shoal.clock import Clock
 from shoal.control.actor import SHOAL
-from shoal.control.capabilities import Planning, Records, Upkeep
+from shoal.control.capabilities import Planning, Upkeep
 from shoal.control.loops.decision import DecisionBasis, evict, record_decision
 from shoal.control.loops.project_usage import recall_usage
-from shoal.control.loops.replace import replace_elsewhere
-from shoal.control.memory.queue import JobQueue, StoreChanges, have_projects_changed, read_changes
+from shoal.control.loops.replace import note_replacements, record_replacement
+from shoal.control.memory.queue import JobQueue, StoreChanges, read_changes
+from shoal.control.memory.running import LostTask, RunningAttempts
 from shoal.control.memory.start_predictions import last_runs, learn_run_times
 from shoal.control.record import AttemptRecorder, batched
 from shoal.model.attempt import Attempt, AttemptState, EndReason
 from shoal.model.job import Job
 from shoal.model.moves import AttemptPlaced, StopRequested
 from shoal.model.node import Node
-from shoal.scheduler import Plan, PlannedStart
+from shoal.scheduler import Plan, PlannedReplacement, PlannedStart, Planner, TaskLoss
 from shoal.scheduler.order.fair_share import Usage
 from shoal.store import Store, Tx
 
@@ -61,7 +62,7 @@ class Stopwatch:
 MAX_APPLIED_AT_ONCE = 500
 """Jobs passed to the queue without a pause: some 25 ms."""
 MAX_AT_ONCE = 50
-"""Starts, or ends of doomed attempts, in one transaction."""
+"""Starts and replacements, or ends of doomed attempts, in one transaction."""
 DOOMED_PATIENCE_S = 0.25
 """While the store is busy, ends of doomed attempts can wait, because they hold nothing that others need."""
 
@@ -99,8 +100,8 @@ def _update_nodes(planning: Planning, nodes: list[Node]) -> None:
 
 
 async def place(upkeep: Upkeep, planning: Planning) -> PlacementCycle:
-    """Plan once and record the plan. Its starts are on disk when this returns, and the engine does not know
-    of them.
+    """Plan once and record the plan. Its starts and replacements are on disk when this returns, and the
+    engine does not know of them.
     """
     work = Stopwatch(upkeep.records.clock)
     changes = await _read_input(upkeep.records.store, planning, work)
@@ -111,18 +112,15 @@ async def place(upkeep: Upkeep, planning: Planning) -> PlacementCycle:
         _update_nodes(planning, changes.nodes)
         planning.planner.set_windows(changes.windows)
     await _apply_changes(planning.queue, changes)
-    if upkeep.running.lost_tasks:
-        moved = await replace_elsewhere(upkeep, planning.planner, changes, now)
-        upkeep.signals.plan.set()  # all other jobs are planned for once that is known
-        return PlacementCycle(moved, 0.0, work.spent_s)
     with work:
         resting_s = planning.queue.wake(now)
+        lost_tasks = _give_lost_tasks(upkeep.running, planning.planner)
         usages = planning.planner.competing_usages()
         plan, doomed = planning.planner.plan(now), planning.queue.doomed
         saved = upkeep.running.checkpoint_times.unrecorded() if plan.evictions else {}
     placed: list[str] = []
     try:
-        if plan.starts or plan.evictions or doomed:
+        if plan.starts or plan.evictions or plan.replacements or doomed:
             basis = DecisionBasis(
                 at=now,
                 seen_seq=changes.seen_seq,
@@ -132,22 +130,37 @@ async def place(upkeep: Upkeep, planning: Planning) -> PlacementCycle:
                 windows=changes.windows,
             )
 
-            await _record_all(upkeep.records, planning, plan, doomed, basis, placed)
-            if plan.starts or plan.evictions:
+            await _record_all(upkeep, planning, plan, lost_tasks, doomed, basis, placed)
+            note_replacements(upkeep, plan.replacements, placed)
+            if plan.starts or plan.evictions or plan.replacements:
                 planning.queue.fresh_stamps.clear()
             if plan.evictions:
                 upkeep.running.checkpoint_times.mark_recorded(saved)
     finally:
         # Also if the store is away or this task is cancelled: a start that is not known to be on disk waits
-        # again.
-        for start in plan.starts:
-            if start.attempt_id not in placed:
-                planning.planner.undo(start.attempt_id)
+        # again, and `watch` finds a lost task again.
+        for planned in plan.placements:
+            if planned.attempt_id not in placed:
+                planning.planner.undo(planned.attempt_id)
     for attempt_id in placed:
         planning.predictions.note_start(attempt_id, now)
     again_s = None if plan.replan_at is None else max(plan.replan_at - now, 0.0)
     waits = [wait for wait in (resting_s, again_s) if wait is not None]
     return PlacementCycle(tuple(placed), min(waits, default=None), work.spent_s)
+
+
+def _give_lost_tasks(running: RunningAttempts, planner: Planner) -> dict[str, LostTask]:
+    """Give the planner all lost tasks, and return them. `watch` may add more from the store's thread
+    meanwhile: these wait for the next cycle.
+    """
+    lost_tasks: dict[str, LostTask] = {}
+    while running.lost_tasks:
+        attempt_id, lost = running.lost_tasks.popitem()
+        lost_tasks[attempt_id] = lost
+    planner.set_losses(
+        TaskLoss(attempt_id=attempt_id, node=lost.outcome.node) for attempt_id, lost in lost_tasks.items()
+    )
+    return lost_tasks
 
 
 async def _apply_changes(queue: JobQueue, changes: StoreChanges) -> None:
@@ -176,48 +189,67 @@ async def _read_input(store: Store, planning: Planning, work: Stopwatch) -> Stor
 
 
 async def _record_all(
-    records: Records,
+    upkeep: Upkeep,
     planning: Planning,
     plan: Plan,
+    lost_tasks: dict[str, LostTask],
     doomed: list[tuple[str, str]],
     basis: DecisionBasis,
     placed: list[str],
 ) -> None:
-    """Record the plan in transactions that are short enough for other writers. `placed` grows as starts reach
-    the disk.
+    """Record the plan in transactions that are short enough for other writers. `placed` grows as starts and
+    replacements reach the disk.
 
-    The decision is recorded with the last starts. After a crash in between, the starts before it run all the
+    The decision is recorded with the last of them. After a crash in between, those before it run all the
     same.
     """
     for some in batched(doomed, MAX_AT_ONCE):
-        await records.store.write(
-            partial(_record_doomed, records.recorder, some), patience_s=DOOMED_PATIENCE_S
+        await upkeep.records.store.write(
+            partial(_record_doomed, upkeep.records.recorder, some), patience_s=DOOMED_PATIENCE_S
         )
-    *before, last = batched(plan.starts, MAX_AT_ONCE) or [()]
-    for starts in before:
-        placed += await records.store.write(partial(_record_starts, records.recorder, starts, basis))
+    *before, last = batched(plan.placements, MAX_AT_ONCE) or [()]
+    for some_planned in before:
+        placed += await upkeep.records.store.write(
+            partial(_record_placements, upkeep, plan, some_planned, lost_tasks, basis)
+        )
 
     def record(tx: Tx) -> list[str]:
-        more = _record_starts(records.recorder, last, basis, tx)
-        evicted = evict(records.recorder, tx, plan.evictions if _is_allowed(tx, basis) else (), basis.at)
+        more = _record_placements(upkeep, plan, last, lost_tasks, basis, tx)
+        evictions = plan.evictions if basis.is_still_valid(tx) else ()
+        evicted = evict(upkeep.records.recorder, tx, evictions, basis.at)
         record_decision(planning, tx, plan, [*placed, *more], evicted, basis)
         return more
 
-    if plan.starts or plan.evictions:
-        placed += await records.store.write(record)
-
-
-def _is_allowed(tx: Tx, basis: DecisionBasis) -> bool:
-    """Whether windows and projects are as at the look: a window declared or a limit lowered since then
-    forbids what this plan gives away.
-    """
-    return tx.windows.all() == basis.windows and not have_projects_changed(tx, basis.seen_seq)
+    if plan.starts or plan.evictions or plan.replacements:
+        placed += await upkeep.records.store.write(record)
 
 
 def _record_doomed(recorder: AttemptRecorder, doomed: Sequence[tuple[str, str]], tx: Tx) -> None:
     for attempt_id, because in doomed:
         stop = StopRequested(reason=EndReason.DEPENDENCY, by=str(SHOAL), because=because)
         recorder.advance(tx, attempt_id, stop)
+
+
+def _record_placements(
+    upkeep: Upkeep,
+    plan: Plan,
+    some: Sequence[PlannedReplacement | PlannedStart],
+    lost_tasks: dict[str, LostTask],
+    basis: DecisionBasis,
+    tx: Tx,
+) -> list[str]:
+    """Record some of the plan's starts and replacements, and return the attempts to hand over."""
+    why_not = {explanation.attempt_id: explanation.sentence for explanation in plan.explanations}
+    moved = [
+        planned.attempt_id
+        for planned in some
+        if isinstance(planned, PlannedReplacement)
+        and record_replacement(
+            upkeep, tx, planned, lost_tasks[planned.attempt_id], basis, why_not.get(planned.attempt_id, "")
+        )
+    ]
+    starts = [planned for planned in some if isinstance(planned, PlannedStart)]
+    return [*moved, *_record_starts(upkeep.records.recorder, starts, basis, tx)]
 
 
 def _record_starts(
@@ -228,7 +260,7 @@ def _record_starts(
     used = sorted({task.node for start in starts for task in start.allocation})
     open_nodes = {node.name for node in map(tx.nodes.get, used) if node is not None and node.takes_work}
     placed = []
-    for start in starts if _is_allowed(tx, basis) else ():
+    for start in starts if basis.is_still_valid(tx) else ():
         attempt = tx.attempts.get(start.attempt_id)
         if attempt is None or attempt.state is not AttemptState.QUEUED:
             continue

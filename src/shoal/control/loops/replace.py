@@ -1,5 +1,5 @@
 """Decide what the loss of one task means for its attempt: another task in its place, or the end of the
-attempt.
+attempt. The planner chooses the node if the task cannot start again on its own.
 
 The ranks of the other nodes stay, or start again where they are in the next rank group. A task in place of a
 lost one needs the same evidence, or the same fence, that another attempt would need.
@@ -7,14 +7,15 @@ lost one needs the same evidence, or the same fence, that another attempt would 
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+
 import msgspec
 
 from shoal.clock import Clock
 from shoal.control.capabilities import Records, Upkeep
 from shoal.control.commands.nodes import is_still_dead
 from shoal.control.job_specs import max_restarts, spec_of
-from shoal.control.loops.decision import record_replacement
-from shoal.control.memory.queue import StoreChanges, have_projects_changed
+from shoal.control.loops.decision import DecisionBasis
 from shoal.control.memory.running import LostTask, RunningAttempts
 from shoal.engines.base import Engine
 from shoal.errors import Bug
@@ -23,7 +24,7 @@ from shoal.model.evidence import End, Evidence
 from shoal.model.job import Job
 from shoal.model.moves import REASON_OF_KIND, AttemptEvent, RanksRestarted, TaskEnded
 from shoal.model.retry import MAX_LOSSES
-from shoal.scheduler import Planner, replacement
+from shoal.scheduler import PlannedReplacement
 from shoal.store import Tx
 from shoal.wire import MAX_OUTCOME_MESSAGE, TaskOutcome
 
@@ -114,51 +115,53 @@ def _task_in_place(tx: Tx, job: Job, attempt: Attempt, outcome: TaskOutcome) -> 
     return next(task for task in attempt.allocation if task.node == outcome.node)
 
 
-async def replace_elsewhere(
-    upkeep: Upkeep, planner: Planner, changes: StoreChanges, now: float
-) -> tuple[str, ...]:
-    """Plan for one lost task whose node takes no work, and record the plan. Return the attempt to hand over.
+def record_replacement(
+    upkeep: Upkeep,
+    tx: Tx,
+    planned: PlannedReplacement,
+    lost: LostTask,
+    basis: DecisionBasis,
+    why_not: str,
+) -> bool:
+    """Record what the plan decided for one lost task: another node takes it, or the attempt ends.
 
-    The planner must stand as of `changes`, because the decision is recorded with them and can be made again.
+    Return whether another node takes it, so that the caller hands the attempt over. If the plan no longer
+    holds, nothing is recorded: the next look finds the same loss, and other facts. `why_not`: why the plan
+    found no node.
     """
-    attempt_id, (outcome, evidence) = upkeep.running.lost_tasks.popitem()
-    snapshot = planner.snapshot()
-    task = replacement(snapshot, planner.policy, attempt_id, outcome.node, now)
-    held = next((holding.allocation for holding in snapshot.holdings if holding.attempt_id == attempt_id), ())
-
-    def record(tx: Tx) -> tuple[str, ...]:
-        before = tx.attempts.get(attempt_id)
-        job = tx.jobs.get(before.job_id) if before is not None else None
-        if before is None or job is None or not _is_present(before, outcome) or before.allocation != held:
-            return ()
-        if not can_replace(
-            upkeep.records.clock, upkeep.link.engine, job, before, outcome
-        ) or not _is_still_valid(tx, changes, task):
-            return ()  # the next look finds the same loss, and other facts
-        if not _still_holds(upkeep, tx, job, before, outcome.node, evidence):
-            return ()
-        record_replacement(planner, tx, attempt_id, outcome.node, task, changes.seen_seq, now)
-        if task is None or not _can_reach_first(tx, before, outcome, task):
-            message = f"{outcome.message}; no other node could take its place at once"
-            lost = msgspec.structs.replace(outcome, message=message[:MAX_OUTCOME_MESSAGE])
-            upkeep.records.recorder.advance(tx, attempt_id, TaskEnded(lost))
-            return ()
-        upkeep.records.recorder.advance(
-            tx, attempt_id, RanksRestarted(before.rendezvous_round, outcome, task), now=now
-        )
-        return (attempt_id,)
-
-    moved = await upkeep.records.store.write(record)
-    if moved:
-        upkeep.running.leases.note_trouble(attempt_id, outcome.node, None)  # nothing of it is there any more
-    upkeep.running.rendezvous.notify(attempt_id)
-    upkeep.signals.watch.set()
-    return moved
+    before = tx.attempts.get(planned.attempt_id)
+    if before is None or not _is_still_lost(upkeep, tx, before, lost) or not basis.is_still_valid(tx):
+        return False
+    outcome, task = lost.outcome, planned.task
+    if task is not None and not _can_take(tx, before, task):
+        return False
+    if task is not None and not _can_reach_first(tx, before, outcome, task):
+        task, why_not = None, "it was the first node, and the others know only its address"
+    if task is None:
+        message = f"{outcome.message}; no other node could take its place at once: {why_not}"
+        ended = msgspec.structs.replace(outcome, message=message[:MAX_OUTCOME_MESSAGE])
+        upkeep.records.recorder.advance(tx, before.attempt_id, TaskEnded(ended))
+        return False
+    restarted = RanksRestarted(before.rendezvous_round, outcome, task)
+    upkeep.records.recorder.advance(tx, before.attempt_id, restarted, now=basis.at)
+    return True
 
 
-def _still_holds(upkeep: Upkeep, tx: Tx, job: Job, attempt: Attempt, node: str, evidence: Evidence) -> bool:
-    """Whether the evidence still allows to record the end of the node's task."""
-    match evidence.rule.end:
+def _is_still_lost(upkeep: Upkeep, tx: Tx, attempt: Attempt, lost: LostTask) -> bool:
+    """Whether the evidence still holds and the rest of the attempt still waits for another task."""
+    job = tx.jobs.get(attempt.job_id)
+    return (
+        job is not None
+        and _is_present(attempt, lost.outcome)
+        and can_replace(upkeep.records.clock, upkeep.link.engine, job, attempt, lost.outcome)
+        and _still_holds(upkeep, tx, job, attempt, lost)
+    )
+
+
+def _still_holds(upkeep: Upkeep, tx: Tx, job: Job, attempt: Attempt, lost: LostTask) -> bool:
+    """Whether the evidence still allows to record the end of the task."""
+    node = lost.outcome.node
+    match lost.evidence.rule.end:
         case End.NO:
             return False
         case End.YES:
@@ -169,11 +172,25 @@ def _still_holds(upkeep: Upkeep, tx: Tx, job: Job, attempt: Attempt, node: str, 
             return is_still_dead(upkeep.running, upkeep.link.outages, tx, node)
 
 
-def _is_still_valid(tx: Tx, changes: StoreChanges, task: NodeTask | None) -> bool:
-    """Whether the resources that the plan gives away are still free to give."""
-    node = tx.nodes.get(task.node) if task is not None else None
-    is_open = task is None or (node is not None and node.takes_work)
-    return is_open and tx.windows.all() == changes.windows and not have_projects_changed(tx, changes.seen_seq)
+def _can_take(tx: Tx, attempt: Attempt, task: NodeTask) -> bool:
+    """Whether the node still takes work, and has no other task of the attempt."""
+    node = tx.nodes.get(task.node)
+    return node is not None and node.takes_work and task.node not in attempt.node_names
+
+
+def note_replacements(
+    upkeep: Upkeep, replacements: Sequence[PlannedReplacement], placed: Collection[str]
+) -> None:
+    """Tell the other nodes of each attempt what was decided. `placed`: attempts whose lost task continues on
+    another node.
+    """
+    for planned in replacements:
+        if planned.attempt_id in placed:
+            # The lost node has nothing of the attempt any more.
+            upkeep.running.leases.note_trouble(planned.attempt_id, planned.lost_node, None)
+        upkeep.running.rendezvous.notify(planned.attempt_id)
+    if replacements:
+        upkeep.signals.watch.set()
 
 
 def _can_reach_first(tx: Tx, attempt: Attempt, lost: TaskOutcome, task: NodeTask) -> bool:

@@ -109,6 +109,7 @@ def holding(job: Job, attempt: Attempt) -> Holding:
         grows_to=attempt.grows_to,
         request=job.request,
         excluded_nodes=job.excluded_nodes,
+        avoided_nodes=job.avoided_nodes,
         num_evicted=job.evictions,
         is_endless=job.replica is not None,
     )

@@ -7,11 +7,15 @@ like one that followed every change.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import groupby
+from math import inf
 
 import msgspec
 
-from shoal.model.attempt import Allocation
+from shoal.model.attempt import Allocation, NodeTask
+from shoal.model.job import ResourceRequest
 from shoal.scheduler.facts.amounts import (
     MILLI,
     Demand,
@@ -62,6 +66,11 @@ class ClusterState:
         """Candidates that wait for a dependency or a time, not for resources."""
         self.unconfirmed: dict[str, Candidate] = {}
         """Candidates that a plan started and that the caller has not confirmed."""
+        self.losses: dict[str, str] = {}
+        """By attempt, the node whose task is lost. The next plan decides all of them."""
+        self.moves: dict[str, tuple[Holding, NodeTask]] = {}
+        """By attempt: a holding as it was before a plan moved its lost task, and that task, until the caller
+        confirms the move."""
         self._num_of_array: Counter[str] = Counter()
         self._standings: dict[str, LaneRank] = {}
         self._feasibility = Feasibility(self.capacity)
@@ -154,8 +163,75 @@ class ClusterState:
             self._give(attempt_id, self.holdings[attempt_id].placed_at, is_new=True)
         return candidate
 
+    def losses_in_order(self, now: float) -> list[tuple[Holding, ResourceRequest, NodeTask]]:
+        """Return the lost tasks in the order of their replacement: by priority and project standing, as
+        waiting candidates, then the attempt that has run longest.
+        """
+        lost = [
+            (holding, holding.request, task)
+            for attempt_id, node in self.losses.items()
+            if (holding := self.holdings.get(attempt_id)) is not None and holding.request is not None
+            for task in holding.allocation
+            if task.node == node
+        ]
+        return sorted(lost, key=lambda loss: self._loss_order(loss[0], now))
+
+    def _loss_order(self, holding: Holding, now: float) -> tuple[int, LaneRank, float, str]:
+        standing = self._standing(holding.project, now)
+        return -holding.priority, standing, holding.placed_at, holding.attempt_id
+
+    @contextmanager
+    def without_task(self, holding: Holding, task: NodeTask) -> Iterator[None]:
+        """Count the project's devices and the rack's power without one task of the holding. What it has of
+        its node stays taken.
+        """
+        held, power = held_devices((task,)), self.power
+        others = tuple(other for other in holding.allocation if other != task)
+        rest = msgspec.structs.replace(holding, allocation=others)
+        self.tree.give(holding.project, held)
+        power.give(holding)
+        power.take(rest)
+        try:
+            yield
+        finally:
+            self.tree.take(holding.project, held)
+            power.give(rest)
+            power.take(holding)
+
+    def move(self, holding: Holding, lost: NodeTask, task: NodeTask) -> None:
+        """`task` takes the place of a lost one.
+
+        What the lost task has of its node stays taken until the caller confirms the move: the caller may find
+        that the node has spoken again, and another job must not have started there in the same plan.
+        """
+        tasks = tuple(task if other == lost else other for other in holding.allocation)
+        self.moves[holding.attempt_id] = holding, lost
+        self._give(holding.attempt_id, holding.placed_at)
+        self._take(msgspec.structs.replace(holding, allocation=tasks))
+        self.capacity.take(lost, inf)
+
+    def undo_move(self, attempt_id: str) -> bool:
+        """Return whether a move was planned for the attempt and not confirmed."""
+        holding = self._settle_move(attempt_id)
+        if holding is not None:
+            self._give(attempt_id, holding.placed_at)
+            self._take(holding)
+        return holding is not None
+
+    def _settle_move(self, attempt_id: str) -> Holding | None:
+        """Give back what a moved task had of its lost node. Return the holding before the move."""
+        if attempt_id not in self.moves:
+            return None
+        holding, lost = self.moves.pop(attempt_id)
+        self.capacity.give(lost, inf)
+        return holding
+
     def hold(self, holding: Holding) -> bool:
         """Return whether anything was released."""
+        was_moved = self._settle_move(holding.attempt_id) is not None
+        return self._hold(holding) or was_moved
+
+    def _hold(self, holding: Holding) -> bool:
         self.unconfirmed.pop(holding.attempt_id, None)
         previous = self.holdings.get(holding.attempt_id)
         if previous is not None and holding.checkpoint_at is None:
@@ -204,6 +280,7 @@ class ClusterState:
         self.unconfirmed.pop(attempt_id, None)
         if attempt_id not in self.holdings:
             return False
+        self._settle_move(attempt_id)
         self._give(attempt_id, at)
         return True
 
@@ -231,12 +308,15 @@ class ClusterState:
 
     @property
     def has_rivals(self) -> bool:
-        """Whether usage can affect the order of candidates: jobs of several projects or queues wait.
+        """Whether usage can affect the order of candidates: jobs of several projects or queues wait, or
+        several projects have lost tasks.
 
         Several queues of one project count too. If the clock was set back, a start shows in the project's
         usage at once, and the rest of that queue then comes after another queue.
         """
-        return len({(key.project, key.queue) for key in self.queue.lanes}) > 1
+        holdings = [self.holdings[attempt_id] for attempt_id in self.losses if attempt_id in self.holdings]
+        num_losing = len({holding.project for holding in holdings})
+        return num_losing > 1 or len({(key.project, key.queue) for key in self.queue.lanes}) > 1
 
     def is_order_unchanged(self, now: float) -> bool:
         """Whether the waiting projects are in the same order as when `ranked_lanes` was called."""
@@ -316,5 +396,6 @@ def holding_of(candidate: Candidate, allocation: Allocation, now: float) -> Hold
         name=candidate.name,
         request=candidate.request,
         excluded_nodes=candidate.excluded_nodes,
+        avoided_nodes=candidate.avoided_nodes,
         num_evicted=candidate.num_evicted,
     )

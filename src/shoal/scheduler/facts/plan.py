@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from shoal.model.attempt import Allocation
+from shoal.model.attempt import Allocation, NodeTask
 
 
 class WaitReason(StrEnum):
@@ -57,6 +57,15 @@ class WaitReason(StrEnum):
 class PlannedStart(msgspec.Struct, frozen=True, kw_only=True):
     attempt_id: str
     allocation: Allocation
+
+
+class PlannedReplacement(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an attempt that lost its task on one node continues."""
+
+    attempt_id: str
+    lost_node: str
+    task: NodeTask | None
+    """None: no other node can take it now. `Plan.explanations` says why."""
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,11 +123,19 @@ class Eviction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    replacements: tuple[PlannedReplacement, ...] = ()
+    """One for each lost task."""
     starts: tuple[PlannedStart, ...] = ()
     promises: tuple[Promise, ...] = ()
     evictions: tuple[Eviction, ...] = ()
     """Attempts that are asked to stop. They hold their resources until they have stopped, and then these are
     reserved for the job named."""
     explanations: tuple[Explanation, ...] = ()
+    """Why lost tasks are not replaced. Waiting attempts are explained on request."""
     replan_at: float | None = None
     """When another plan may differ from this one although nothing has happened."""
+
+    @property
+    def placements(self) -> tuple[PlannedReplacement | PlannedStart, ...]:
+        """Replacements and starts, in the order of the decisions."""
+        return (*self.replacements, *self.starts)

@@ -60,10 +60,21 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     request: ResourceRequest | None = None
     """What it asked for; None: not known."""
     excluded_nodes: tuple[str, ...] = ()
+    avoided_nodes: tuple[str, ...] = ()
+    """Nodes that take one of its tasks only if no other node can."""
     num_evicted: int = 0
     """How often its job was evicted."""
     is_endless: bool = False
     """It runs until a person or a service stops it, as replicas do: its end cannot be predicted."""
+
+
+class TaskLoss(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A lost task of a running attempt. Another node shall take its place, and the other tasks wait for
+    that.
+    """
+
+    attempt_id: str
+    node: str
 
 
 class UnmetDependency(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -120,3 +131,5 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """What each project used lately. Each usage includes what the project holds now, up to the usage's own
     date."""
     windows: tuple[Window, ...] = ()
+    losses: tuple[TaskLoss, ...] = ()
+    """At most one of each attempt. The next plan decides all of them."""

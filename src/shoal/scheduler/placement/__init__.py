@@ -8,5 +8,5 @@
 - If a demand does not fit now, `earliest` computes from time limits when it will. `windows` excludes
   maintenance and reservations.
 - `reservations` keeps the nodes of promised starts, and says which nodes another job may still use.
-- `replacement` runs a planner for one node, to replace a lost node of a running attempt.
+- `search` puts these together: the tasks with which one candidate would start now.
 """

@@ -92,6 +92,23 @@ def _worth(
     return gained * has, eviction
 
 
+def reserve_for_growth(
+    state: ClusterState, reservations: CapacityReservations, least: float, now: float
+) -> bool:
+    """Reserve nodes for attempts of at least this priority that are stopping to restart on more nodes. Return
+    whether any attempt is, whatever its priority.
+    """
+    stopping = state.preemption_costs.stopping
+    growing = [holding for holding in stopping.values() if holding.grows_to is not None] if stopping else []
+    reserved = {reservation.head.attempt_id for reservation in reservations.all} if growing else set()
+    for holding in sorted(growing, key=lambda holding: (-holding.priority, holding.attempt_id)):
+        if holding.priority >= least and holding.attempt_id not in reserved:
+            reservation = growth_reservation(state, reservations, holding, now)
+            if reservation is not None:
+                reservations.add(reservation)
+    return bool(growing)
+
+
 def growth_reservation(
     state: ClusterState, reservations: CapacityReservations, holding: Holding, now: float
 ) -> CapacityReservation | None:

@@ -17,7 +17,7 @@ from shoal.model.from_spec import request_of
 from shoal.model.job import ArrayElement, Dependency, Job, JobOutcome
 from shoal.model.node import Node, NodeFacts, NodeState, Window
 from shoal.model.people import Project
-from shoal.scheduler import Candidate, Eviction, NodeInfo, PlannedStart, Policy
+from shoal.scheduler import Candidate, Eviction, NodeInfo, PlannedReplacement, PlannedStart, Policy
 from shoal.scheduler.facts.amounts import ProjectInfo
 from shoal.scheduler.order.fair_share import Usage
 from shoal.spec import JobSpec
@@ -93,7 +93,7 @@ class PolicyFact(msgspec.Struct, frozen=True):
 
 
 class RecordedDecision(msgspec.Struct, frozen=True):
-    """A recorded plan that started or stopped at least one attempt."""
+    """A recorded plan that started or stopped at least one attempt, or decided about a lost task."""
 
     seq: int
     at: float
@@ -101,7 +101,7 @@ class RecordedDecision(msgspec.Struct, frozen=True):
     """The plan saw the log up to this event."""
     starts: tuple[PlannedStart, ...]
     placed: tuple[str, ...]
-    """The starts that were still possible when the plan was written."""
+    """The starts and replacements that were still possible when the plan was written."""
     evictions: tuple[Eviction, ...]
     saved: dict[str, float]
     """Checkpoints reported since the last decision that stopped an attempt."""
@@ -112,8 +112,7 @@ class RecordedDecision(msgspec.Struct, frozen=True):
     resting: frozenset[str]
     stamps: dict[str, tuple[float | None, float | None, float | None]]
     """Stamps of attempts since the last decision: expected run time, when it is due, its score."""
-    replaces: tuple[str, str] | None = None
-    """The attempt, and the node whose task its only start replaces. None: it is a whole plan."""
+    replacements: tuple[PlannedReplacement, ...] = ()
 
 
 Fact = (
@@ -319,7 +318,7 @@ class _Reader:
             usages=msgspec.convert(data.get("usages", ()), tuple[Usage, ...]),
             resting=frozenset(data["resting"]),
             stamps={attempt_id: tuple(stamps) for attempt_id, stamps in data["stamps"].items()},
-            replaces=tuple(data["replaces"]) if "replaces" in data else None,
+            replacements=msgspec.convert(data.get("replacements", ()), tuple[PlannedReplacement, ...]),
         )
 
 

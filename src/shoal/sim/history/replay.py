@@ -1,6 +1,7 @@
 """Make recorded decisions again: the production planner gets the facts that the log recorded.
 
-A decision reproduces when the same attempts start in the same order on the same nodes and devices.
+A decision reproduces when the same attempts start in the same order on the same nodes and devices, and the
+same nodes take over lost tasks.
 """
 
 from __future__ import annotations
@@ -12,7 +13,15 @@ import msgspec
 
 from shoal.control.memory.planner_input import broken_dependency, unmet_dependencies
 from shoal.model.job import JobOutcome
-from shoal.scheduler import Eviction, Holding, PlannedStart, Planner, Policy, replacement
+from shoal.scheduler import (
+    Eviction,
+    Holding,
+    PlannedReplacement,
+    PlannedStart,
+    Planner,
+    Policy,
+    TaskLoss,
+)
 from shoal.scheduler.facts.cluster_state import holding_of
 from shoal.sim.history.facts import (
     AttemptEndFact,
@@ -37,10 +46,16 @@ class ReplayVerdict(msgspec.Struct, frozen=True):
     """What the planner starts now, from the same facts."""
     evictions: tuple[Eviction, ...]
     """The attempts that the planner asks to stop."""
+    replacements: tuple[PlannedReplacement, ...]
 
     @property
     def is_equal(self) -> bool:
-        return (self.starts, self.evictions) == (self.decision.starts, self.decision.evictions)
+        recorded = self.decision
+        return (self.starts, self.evictions, self.replacements) == (
+            recorded.starts,
+            recorded.evictions,
+            recorded.replacements,
+        )
 
 
 class DecisionReplay:
@@ -72,8 +87,6 @@ class DecisionReplay:
             self.apply(fact)
 
     def _decide(self, decision: RecordedDecision) -> ReplayVerdict:
-        if decision.replaces is not None:
-            return self._replace(decision, *decision.replaces)
         for attempt_id, (expected_s, due_at, score) in decision.stamps.items():
             self._stamp(attempt_id, expected_s, due_at, score)
         for attempt_id, queued in self._waiting.items():
@@ -83,16 +96,15 @@ class DecisionReplay:
             self.planner.save(attempt_id, None)
         for attempt_id, at in decision.saved.items():
             self.planner.save(attempt_id, at)
+        self.planner.set_losses(
+            TaskLoss(attempt_id=planned.attempt_id, node=planned.lost_node)
+            for planned in decision.replacements
+        )
         self.planner.correct_usage(decision.usages)
         made = self.planner.plan(decision.at)
-        for start in made.starts:
-            self.planner.undo(start.attempt_id)  # the log has the result of the start
-        return ReplayVerdict(decision, made.starts, made.evictions)
-
-    def _replace(self, decision: RecordedDecision, attempt_id: str, lost: str) -> ReplayVerdict:
-        task = replacement(self.planner.snapshot(), self.planner.policy, attempt_id, lost, decision.at)
-        starts = () if task is None else (PlannedStart(attempt_id=attempt_id, allocation=(task,)),)
-        return ReplayVerdict(decision, starts, ())
+        for planned in made.placements:
+            self.planner.undo(planned.attempt_id)  # the log has what became of it
+        return ReplayVerdict(decision, made.starts, made.evictions, made.replacements)
 
     def apply(self, fact: Fact) -> None:
         planner = self.planner

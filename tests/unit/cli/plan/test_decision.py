@@ -117,6 +117,34 @@ def test_decisions_of_a_job_are_printed_in_order_with_evictions(
     assert "1 job to start" in lines[3]
 
 
+@pytest.mark.parametrize(
+    ("num_nodes", "lines"),
+    [
+        (3, ["1 lost task", "its lost task on n2 continues on n3 GPU 0,1"]),
+        (2, ["1 lost task", "its lost task on n2 fits on no other node"]),
+    ],
+)
+def test_decision_about_a_lost_task_says_where_it_continues(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], num_nodes: int, lines: list[str]
+) -> None:
+    lab = ControlPlaneLab(num_nodes=num_nodes)
+    job = lab.running_job(resources={"nodes": 2, "gpus": 2}, retry={"max": 1, "on": ["exit", "signal"]})
+    lab.cluster.power_off("n2")
+    lab.watch()
+    lab.place()
+    monkeypatch.setattr(cli, "connect", lambda: FakeLogServer(lab))
+    monkeypatch.setattr(cli, "resolve_job", lambda *_: job.job_id)
+    assert cli.explain_decision("gang", json=True) == 0
+    start, moved = json.loads(capsys.readouterr().out)["decisions"]
+    assert (len(start["recorded"]), start["replacements"]) == (1, [])
+    assert (moved["recorded"], moved["replacements"]) == ([], moved["replacements_made_again"])
+    assert cli.explain_decision("gang") == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[3].endswith(lines[0])
+    assert printed[4].endswith(lines[1])
+    assert "not carried out" not in "".join(printed)
+
+
 def test_decision_in_several_events_is_found_by_the_jobs_it_started(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -140,7 +168,9 @@ def test_decision_in_several_events_is_found_by_the_jobs_it_started(
     ("others", "expected"), [(0, "1 job to start"), (1, "(and 1 other)"), (2, "(and 2 others)")]
 )
 def test_others_of_a_decision_are_counted_in_words(others: int, expected: str) -> None:
-    assert cli._counts_text({"recorded": [{}], "stops": [], "num_others": others}).endswith(expected)
+    assert cli._counts_text(
+        {"recorded": [{}], "stops": [], "replacements": [], "num_others": others}
+    ).endswith(expected)
 
 
 @pytest.mark.parametrize(

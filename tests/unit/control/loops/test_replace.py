@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from shoal.control import StaleRenewal
+from shoal.control.commands.windows import WindowRequest
 from shoal.control.loops.replace import MAX_QUICK, record_end
 from shoal.control.loops.watch import REPLACEMENT_PATIENCE_S
 from shoal.control.memory.attempt_table import AttemptMemories
@@ -16,7 +17,7 @@ from shoal.control.memory.supervisor_reports import SingleFlight
 from shoal.engines.fake import Act, SentRenewal, Verb
 from shoal.model.attempt import Attempt, AttemptState, EndReason
 from shoal.model.job import Job
-from shoal.model.node import NodeState
+from shoal.model.node import NodeState, WindowKind
 from shoal.model.retry import LONG_LIFE_S
 from shoal.sim.history.facts import facts_of
 from shoal.sim.history.replay import DecisionReplay
@@ -48,7 +49,7 @@ def decisions_follow_from_the_log(lab: ControlPlaneLab) -> int:
         DecisionReplay(lab.core.planning.planner.policy).verdicts(facts_of(msgspec.to_builtins(events)))
     )
     assert all(verdict.is_equal for verdict in verdicts), verdicts
-    return sum(verdict.decision.replaces is not None for verdict in verdicts)
+    return sum(len(verdict.decision.replacements) for verdict in verdicts)
 
 
 def test_lost_task_restarts_on_its_node_and_the_other_runs_on() -> None:
@@ -114,8 +115,137 @@ def test_without_a_free_node_the_attempt_ends_and_says_so() -> None:
         lab.clock.advance(60)
     first = lab.attempts(job)[0]
     assert first.reason is EndReason.LOST
-    assert "no other node could take its place" in first.message
+    assert first.message.endswith(
+        "no other node could take its place at once: needs another node with 2 GPUs; the only such nodes are "
+        "n1 and n2, which are its own, excluded by its log rules or `exclude_nodes`, or not where its "
+        "`topology` requires"
+    )
     assert decisions_follow_from_the_log(lab) == 1
+
+
+def test_reason_without_a_free_node_is_the_one_that_waiting_jobs_get() -> None:
+    lab = ControlPlaneLab(num_nodes=3)
+    job = a_gang(lab)
+    lab.running_job(resources={"gpus": 4})
+    lab.cluster.power_off("n2")
+    lab.watch()
+    lab.place()
+    (outcome,) = lab.attempts(job)[0].outcomes
+    assert "no other node could take its place at once: needs 1 node with 2 free GPUs" in outcome.message
+
+
+def test_other_jobs_start_in_the_decision_that_moves_a_task() -> None:
+    lab = ControlPlaneLab(num_nodes=4)
+    job = a_gang(lab)
+    lab.cluster.power_off("n2")
+    lab.watch()
+    urgent = lab.submit(resources={"gpus": 4}, priority="production")
+    lab.place()
+    assert lab.attempt(job).node_names == ("n1", "n3"), "the task goes before a job that waits"
+    assert lab.attempt(urgent).node_names == ("n4",)
+    decision = lab.events("plan.made")[-1].data
+    assert [planned["lost_node"] for planned in decision["replacements"]] == ["n2"]
+    assert decision["placed"] == [lab.attempt(job).attempt_id, lab.attempt(urgent).attempt_id]
+    assert decisions_follow_from_the_log(lab) == 1
+
+
+def test_tasks_of_two_jobs_are_moved_by_one_decision() -> None:
+    lab = ControlPlaneLab(num_nodes=5)
+    first, second = a_gang(lab), a_gang(lab, priority="production")
+    assert lab.attempt(first).node_names == lab.attempt(second).node_names == ("n1", "n2")
+    lab.cluster.power_off("n2")
+    lab.watch()
+    lab.place()
+    moved = {lab.attempt(job).node_names for job in (first, second)}
+    assert moved <= {("n1", "n3"), ("n1", "n4"), ("n1", "n5")}
+    assert len([event for event in lab.events("plan.made") if event.data["replacements"]]) == 1
+    assert decisions_follow_from_the_log(lab) == 2
+
+
+def test_first_node_is_not_replaced_by_a_node_with_another_address() -> None:
+    lab = ControlPlaneLab(num_nodes=3)
+    job = a_gang(lab)
+    lab.cluster.power_off("n1")
+    lab.watch()
+    node = lab.node("n3")
+    facts = msgspec.structs.replace(node.facts, address="10.0.0.3")
+    moved = msgspec.structs.replace(node, facts=facts, version=node.version + 1)
+    result_of(lab.store.write(lambda tx: tx.nodes.put(moved)))
+    lab.place()
+    (outcome,) = lab.attempts(job)[0].outcomes
+    assert outcome.message.endswith("it was the first node, and the others know only its address")
+    assert not lab.core.planning.planner.has_unconfirmed
+
+
+def test_window_declared_after_the_plan_keeps_the_task_from_its_nodes() -> None:
+    lab = ControlPlaneLab(num_nodes=4)
+    job = a_gang(lab)
+    lab.cluster.power_off("n2")
+    lab.watch()
+
+    def declare() -> None:
+        window = WindowRequest(kind=WindowKind.MAINTENANCE, nodes=("n3",), duration_s=3600.0)
+        result_of(lab.plane.declare_window(ANA, window))
+
+    lab.store.meanwhile("before write", declare)
+    lab.place()
+    assert lab.attempt(job).node_names == ("n1", "n2"), "the plan did not know of the window"
+    assert not lab.core.planning.planner.has_unconfirmed
+    lab.watch()
+    lab.place()
+    assert lab.attempt(job).node_names == ("n1", "n4")
+    assert decisions_follow_from_the_log(lab) == 2
+
+
+def test_explanation_names_a_lost_task_until_it_is_planned_for() -> None:
+    lab = ControlPlaneLab(num_nodes=3)
+    job = a_gang(lab)
+    lab.cluster.power_off("n2")
+    lab.watch()
+    before = lab.plane.explain(lab.stored_job(job), lab.attempts(job))
+    assert before is not None
+    assert before.sentence == "its task on n2 was lost; the next plan looks for another node"
+    lab.place()
+    after = lab.plane.explain(lab.stored_job(job), lab.attempts(job))
+    assert after is None or "looks for another node" not in after.sentence
+
+
+def test_explanation_says_why_no_other_node_takes_the_task_while_that_is_recorded() -> None:
+    lab = ControlPlaneLab(num_nodes=2)
+    job = a_gang(lab)
+    lab.cluster.power_off("n2")
+    lab.watch()
+    stored, attempts = lab.stored_job(job), lab.attempts(job)
+    sentences: list[str] = []
+
+    def ask() -> None:
+        explanation = lab.plane.explain(stored, attempts)
+        sentences.append(explanation.sentence if explanation else "")
+
+    lab.store.meanwhile("before write", ask)
+    lab.place()
+    assert sentences[0].startswith(
+        "its task on n2 was lost, and no other node can take it over: needs another node with 2 GPUs"
+    )
+
+
+def test_lost_task_is_found_again_if_its_decision_does_not_reach_the_disk() -> None:
+    lab = ControlPlaneLab(num_nodes=3)
+    job = a_gang(lab)
+    lab.cluster.power_off("n2")
+    lab.watch()
+
+    def fail() -> None:
+        raise OSError("disk full")
+
+    lab.store.meanwhile("before write", fail)
+    with pytest.raises(OSError, match="disk full"):
+        lab.place()
+    assert not lab.core.planning.planner.has_unconfirmed
+    assert lab.attempt(job).node_names == ("n1", "n2")
+    lab.watch()
+    lab.place()
+    assert lab.attempt(job).node_names == ("n1", "n3")
 
 
 def test_cordoned_node_gets_no_task_back() -> None:
