@@ -62,3 +62,37 @@ def test_removed_shapes_leave_no_counts() -> None:
     shape_counts.count(HALF, 2)
     shape_counts.count(HALF, -2)
     assert shape_counts.profile() == ()
+
+
+def test_a_half_leaves_the_only_node_that_a_large_job_fits_on() -> None:
+    """A half costs more on an empty node of eight GPUs than on a node where one of eight is in use."""
+    large = RequestShape(8000, 8, 1000)
+    whole, broken = losses(learned(HALF, large), free(8, millicpus=64_000), free(7, millicpus=64_000))
+    assert 0 < broken < whole
+
+
+def cost_of(need: Need, node: NodeResources, *shapes: RequestShape) -> int:
+    return learned(*shapes).losses(need, [node], [free_layout(node)])[0]
+
+
+def test_whole_gpu_costs_other_jobs_something_unless_its_node_has_no_cpus_left() -> None:
+    need = Need(0, 0, 0, 1, None)
+    assert cost_of(need, free(2), HALF, WHOLE) > 0
+    assert cost_of(need, free(2, millicpus=0), HALF, WHOLE) == 0
+
+
+def test_whole_node_costs_all_that_is_free_on_it() -> None:
+    both = free(2, 500)
+    need = Need(1000, 0, 0, 1, None, is_exclusive=True)
+    assert cost_of(need, both, HALF, WHOLE) > cost_of(Need(1000, 0, 0, 2, None), both, HALF, WHOLE)
+
+
+def test_mig_slice_costs_no_whole_gpu() -> None:
+    assert cost_of(Need(0, 0, 0, 1, "A100-1g.5gb"), free(2), HALF, WHOLE) == 0
+
+
+def test_part_of_a_named_kind_is_taken_from_that_kind() -> None:
+    """A half of the H100 is left. The A100 has none, so an A100 job breaks a new GPU, which costs more."""
+    node = NodeResources(8000, 100, 0, 1, (("A100", 1),), (("H100", 500),))
+    on_h100 = cost_of(NEED_HALF._replace(gpu_kind="H100"), node, HALF, WHOLE)
+    assert 0 < on_h100 < cost_of(NEED_HALF._replace(gpu_kind="A100"), node, HALF, WHOLE)

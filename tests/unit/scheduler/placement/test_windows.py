@@ -133,3 +133,10 @@ def test_fewer_nodes_are_not_offered_where_a_window_is_ahead() -> None:
     busy = holding(1, {"node-03": ALL_GPUS})
     result = make_plan(nodes(3), gang, held=(busy,), windows=(REPAIR,))
     assert explanation_of(result, "att-1").hint == "`nodes: 1..3` could start on what is free"
+
+
+def test_moment_a_window_begins_needs_no_second_plan() -> None:
+    """If it did, the control plane would plan again and again until the clock moved on."""
+    planner = Planner.of(snapshot(nodes(1), (), windows=(REPAIR,)), Policy())
+    assert planner.plan(REPAIR.from_at).replan_at == REPAIR.until_at
+    assert planner.plan(REPAIR.until_at).replan_at is None

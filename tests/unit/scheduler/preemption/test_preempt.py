@@ -19,6 +19,7 @@ from shoal.scheduler import (
 )
 from shoal.scheduler.facts.amounts import ProjectInfo
 from shoal.scheduler.preemption.costs import RESTART_S, lost_device_s, lost_s
+from shoal.scheduler.preemption.victims import NUM_DOMAINS
 from tests.support.clusters import (
     ALL_GPUS,
     NOW,
@@ -26,6 +27,7 @@ from tests.support.clusters import (
     explanation_of,
     holding,
     make_plan,
+    node,
     nodes,
     placements,
     request,
@@ -266,3 +268,22 @@ def test_evicted_job_does_not_evict_the_job_it_was_evicted_for(parent: str | Non
         num_evicted += _carry_out(planner, result, now)
         now += 60.0
     assert (num_evicted, started) == (1, ["att-7"])
+
+
+def test_close_gang_evicts_in_the_cheapest_of_many_racks() -> None:
+    """The names of the racks say nothing, and more racks could serve than are compared in detail."""
+    count = NUM_DOMAINS + 3
+    racks = tuple(
+        node(f"node-{number}{half}", rack=f"r{number}") for number in range(count) for half in ("a", "b")
+    )
+    held = tuple(
+        ran(2 * number + index, {f"node-{number}{half}": ALL_GPUS}, 1000.0 * (count - number))
+        for number in range(count)
+        for index, half in enumerate(("a", "b"))
+    )
+    wanted = request(gpus=8, nodes=2, topology=within_label("rack"))
+    last = 2 * (count - 1)
+    assert evicted(make_plan(racks, candidate(1, wanted, priority=PRODUCTION), held=held)) == [
+        f"held-{last}",
+        f"held-{last + 1}",
+    ]
