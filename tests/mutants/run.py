@@ -57,6 +57,7 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/e2e/supervisor/test_ends.py",
         "tests/e2e/supervisor/test_lease.py",
         "tests/unit/runtime/lease/test_stop_reasons.py",
+        "tests/unit/runtime/process/test_cpu_limit.py",
         "tests/unit/runtime/supervisor/test_task_run.py",
     ),
     "graceful stop": (

@@ -208,4 +208,12 @@ MUTANTS = (
         "copies of one program do not succeed as one job",
         ("launchers",),
     ),
+    Mutant(
+        "a_dropped_interruption_is_the_last",
+        "runtime/process/cpu_limit.py",
+        "signal.setitimer(signal.ITIMER_PROF, limit_s, AGAIN_S)",
+        "signal.setitimer(signal.ITIMER_PROF, limit_s)",
+        "P3: no pattern of a job keeps its supervisor from renewing the lease",
+        ("supervisor",),
+    ),
 )

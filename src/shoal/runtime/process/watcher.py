@@ -14,7 +14,8 @@ from collections import deque
 
 from shoal.clock import Clock
 from shoal.runtime.process.launcher import Pipes
-from shoal.runtime.process.log import LineSplitter, LogFile, LogRules
+from shoal.runtime.process.log import LineSplitter, LogFile
+from shoal.runtime.process.log_rules import LogRules
 from shoal.runtime.process.output_tail import OutputTail, tail_of_streams
 
 STACKS_STREAM = "t"

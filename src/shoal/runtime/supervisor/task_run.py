@@ -20,7 +20,8 @@ from shoal.runtime.lease.renewal import LeaseRenewer
 from shoal.runtime.lease.stop_reasons import NodeAgentWatch, StopReasons
 from shoal.runtime.process import network
 from shoal.runtime.process.launcher import Launcher, Pipes
-from shoal.runtime.process.log import DEVICE_FAULTS, LogFile, LogRules
+from shoal.runtime.process.log import LogFile
+from shoal.runtime.process.log_rules import DEVICE_FAULTS, LogRules
 from shoal.runtime.process.meter import Meter
 from shoal.runtime.process.watcher import Process, Watcher
 from shoal.runtime.rank.board import StopRequest

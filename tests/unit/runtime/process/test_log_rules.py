@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.runtime.process.log import LogRules
+from shoal.runtime.process.log_rules import LogRules
 from shoal.wire import LogRule, RuleAction
 
 EXCLUDE = RuleAction.EXCLUDE_NODE

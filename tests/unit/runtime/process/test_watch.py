@@ -9,7 +9,8 @@ import pytest
 
 from shoal.clock import SystemClock
 from shoal.runtime.process.launcher import Pipes
-from shoal.runtime.process.log import LogFile, LogRules
+from shoal.runtime.process.log import LogFile
+from shoal.runtime.process.log_rules import LogRules
 from shoal.runtime.process.watcher import HELD_LINES, Process, Watcher
 
 

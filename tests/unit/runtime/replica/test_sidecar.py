@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from shoal.clock import SystemClock
-from shoal.runtime.process.log import LogFile, LogRules
+from shoal.runtime.process.log import LogFile
+from shoal.runtime.process.log_rules import LogRules
 from shoal.runtime.process.watcher import Watcher
 from shoal.runtime.replica import sidecar_process
 from shoal.runtime.replica.sidecar_config import SidecarConfig
