@@ -19,9 +19,12 @@ RANK_PREFIXES = ("SHOAL_", "SLURM_", "TORCHELASTIC_", "OMPI_COMM_WORLD_", "PMI_"
 The zygote imports without them, and stops at an import that asks for one (`preload`)."""
 STATUS_FIELDS = (
     *("Umask", "Uid", "Gid", "Groups", "NoNewPrivs", "Seccomp", "Seccomp_filters", "THP_enabled"),
-    *("SigBlk", "SigIgn", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"),
+    *("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"),
     *("Cpus_allowed", "Mems_allowed"),
 )
+SIGNAL_FIELDS = ("SigBlk", "SigIgn")
+OF_THE_C_LIBRARY = 0b11 << 31
+"""Signals 32 and 33, which no program can use. Whether they are ignored depends on how a start began."""
 PRIORITY, NICE, RT_PRIORITY, POLICY = 15, 16, 37, 38
 """Fields of `/proc/self/stat`, counted from the one after the name."""
 NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts", "time")
@@ -54,8 +57,9 @@ def signature(interpreter: str, program: str, cwd: str, environment: dict[str, s
 
 
 def _status() -> list[str]:
-    lines = _read("status").split("\n")
-    return [line for line in lines if line.partition(":")[0] in STATUS_FIELDS]
+    fields = [line.partition(":\t")[::2] for line in _read("status").split("\n")]
+    signals = [int(value, 16) & ~OF_THE_C_LIBRARY for name, value in fields if name in SIGNAL_FIELDS]
+    return [value for name, value in fields if name in STATUS_FIELDS] + [f"{signal:x}" for signal in signals]
 
 
 def _settings() -> list[object]:
