@@ -256,13 +256,16 @@ def stop(service: Daemon, init: str) -> str:
     kill = (
         f'  if {alive}; then kill -KILL "$pid" 2>/dev/null || true; {gone}; fi\n' if service.is_killed else ""
     )
+    # What a process waits for in the kernel, or a frozen cgroup, is all that a failed SIGKILL leaves to see.
+    state = "$(grep -s '^State:' /proc/$pid/status) in $(cat /proc/$pid/wchan 2>/dev/null)"
+    groups = "$(tr '\\n' ' ' 2>/dev/null </proc/$pid/cgroup)"
     # The pid is read once: a daemon that is starting may rewrite its pid file, which is empty meanwhile.
     return f"""\
 if {is_running(service, init)}; then
   pid=$(cat {service.pid_file})
   kill "$pid" 2>/dev/null || true
   {gone}
-{kill}  if {alive}; then echo '{service.process} does not end' >&2; exit 1; fi
+{kill}  if {alive}; then echo "{service.process} ($pid) does not end: {state}, {groups}" >&2; exit 1; fi
 fi
 rm -f {service.pid_file}"""
 
