@@ -12,9 +12,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from fastapi import FastAPI
+from starlette.types import Scope
 
 from shoal.api.http.connections import ConnectionSlots
-from shoal.api.http.guard import OPEN
+from shoal.api.http.guard import OPEN, Guard
 from shoal.api.http.protocol import ConnectionLimits
 from tests.support.faults.connection_states import ConnectionState, run_state, states_of
 from tests.support.planes.world import ApiWorld, connect_client, open_server
@@ -120,6 +122,39 @@ def test_the_target_may_name_the_same_host_and_no_other(server: tuple[ApiWorld, 
         with connect_client(port, 5) as link:
             ended = run_state(link, ConnectionState("absolute", raw.encode()), lambda: None)
         assert ended.received.split(b" ")[1] == status, target
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["/healthz?" + "a=b&" * 15000, "/healthz?a=b", "/" + "%25" * 20000, "http://localhost/" + "a" * 20000],
+)
+def test_long_target_or_query_is_refused_before_it_is_parsed(
+    server: tuple[ApiWorld, int], monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    """A caller without a token could occupy the event loop with it for 60 ms."""
+    parsed: list[object] = []
+    monkeypatch.setattr(FastAPI, "__call__", lambda _, scope, *__: parsed.append(scope))
+    with connect_client(server[1], 5) as link:
+        raw = f"GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        ended = run_state(link, ConnectionState("long target", raw.encode()), lambda: None)
+    assert ended.received.split(b" ")[1] == b"400"
+    assert parsed == []
+
+
+def test_cookies_are_not_handed_on(server: tuple[ApiWorld, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    names: set[bytes] = set()
+    admit = Guard._admit
+
+    async def look(guard: Guard, scope: Scope, request_id: str, *, has_body: bool) -> None:
+        names.update(name for name, _ in scope["headers"])
+        await admit(guard, scope, request_id, has_body=has_body)
+
+    monkeypatch.setattr(Guard, "_admit", look)
+    raw = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nCookie: " + b"a=b;" * 15000 + b"\r\n\r\n"
+    with connect_client(server[1], 5) as link:
+        ended = run_state(link, ConnectionState("cookies", raw), lambda: None)
+    assert ended.received.split(b" ")[1] == b"200"
+    assert names == {b"host"}
 
 
 def test_pipelined_requests_are_answered_in_order(server: tuple[ApiWorld, int]) -> None:

@@ -161,6 +161,8 @@ class Guard:
         path = scope.get("raw_path") or scope["path"].encode()
         if (scope["method"], path.decode("latin-1")) in OPEN:
             _check_body(scope["method"], has_body=has_body)
+            if scope["query_string"]:
+                raise BadRequest("an open path takes no query")
             return
         token = bearer(scope["headers"])
         authenticated = await self._authenticate(scope, token)
