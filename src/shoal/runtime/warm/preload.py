@@ -36,6 +36,7 @@ class Preload:
 
     def make(self, statements: list[str], argv: list[str]) -> int:
         """Make the imports, and return how many succeeded. All of them: there was no problem."""
+        self._take_snapshot()
         sys_argv, sys.argv = sys.argv, _WatchedArguments(argv, self)
         reads: Any = os._Environ  # noqa: SLF001 - all reads of `os.environ` go through its class
         get, reads.__getitem__ = reads.__getitem__, _watched(reads.__getitem__, self)
@@ -49,7 +50,7 @@ class Preload:
             sys.meta_path.remove(self)
             reads.__getitem__ = get
             sys.argv = sys_argv
-        self._take_snapshot()
+        self._searched |= {name.partition(".")[0] for name in sys.modules} - {"__main__"}
         return len(statements)
 
     def _make(self, statement: str) -> None:
@@ -88,6 +89,8 @@ class Preload:
         if not inside or name.partition(".")[0] in NEVER_EARLY:
             self.problem = f"it loads {name} from {', '.join(places)}"
             raise ImportRefused(self.problem)
+        if spec.has_location:
+            self._files.setdefault(spec.origin, _facts(spec.origin))
 
     def note_read(self, name: object) -> None:
         """Remember that an import asked for this variable."""
@@ -96,7 +99,7 @@ class Preload:
             self.problem = f"it reads {text}, which differs between ranks"
 
     def _take_snapshot(self) -> None:
-        self._searched |= {name.partition(".")[0] for name in sys.modules} - {"__main__"}
+        """Remember files before they are read, so a change in the middle of an import counts, too."""
         files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
         self._files = {path: _facts(path) for path in files if isinstance(path, str)}
         self._folder_times = {path: _facts(path) for path in sys.path if self._is_known(path)}

@@ -23,6 +23,7 @@ LIBRARIES = {
     "flax": "import sys\nsys.exit(2)\n",
     "jax": "import sys\nARGUMENTS = len(sys.argv)\n",
     "timm": "import os\nos.environ['TIMM_HOME'] = 'set at import'\n",
+    "PIL": "import time\ntime.sleep(1.5)\n",
     "peft": "import os\nos._exit(4)\n",
 }
 """Libraries by the names of well-known ones, which do at import what some of those do."""
@@ -70,6 +71,8 @@ class Case:
     forked: str = "True"
     zygote_for: str = "python a.py"
     python_path: str = ""
+    is_early: bool = False
+    """The command starts while the zygote imports."""
 
 
 def script(text: str) -> dict[str, str]:
@@ -121,6 +124,12 @@ CASES = {
         "mkdir $SITE/other; python a.py",
         script(HEAD + "import os\nprint(os.listdir(os.environ['SITE']))\n"),
         "False",
+    ),
+    "library upgraded while it is imported": Case(
+        "sleep 0.5; echo X=1 >>$SITE/PIL.py; python a.py",
+        script("import sys\nimport PIL\nprint(vars(PIL).get('X'))\n"),
+        "False",
+        is_early=True,
     ),
     "own module rewritten": Case(
         "echo X=2 >own.py; python a.py",
@@ -255,9 +264,17 @@ class Task:
         ) as zygote:
             try:
                 self.wait(zygote, launchers.KNOWN)
+                if not self.case.is_early and not self.is_idle():
+                    self.wait(zygote, launchers.IMAGE)
                 yield zygote
             finally:
                 zygote.kill()
+
+    def is_idle(self) -> bool:
+        """Whether the zygote has found no program to prepare for."""
+        with contextlib.suppress(FileNotFoundError):  # it begins again
+            return Path(self.stand_ins, launchers.KNOWN).read_text() == ""
+        return False
 
     def wait(self, zygote: subprocess.Popen[bytes], name: str) -> None:
         deadline = time.monotonic() + 20
