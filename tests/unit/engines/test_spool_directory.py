@@ -8,22 +8,22 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from shoal.engines.spool_directory import FORGOTTEN, SpoolDirectory
 from shoal.errors import Deposed
 from shoal.runtime.files import spool
+from tests.support.runtime.task_specs import change_task_spec
 from tests.unit.engines.remote.test_mailbox_terms import ORDER
 
 OPERATIONS = frozenset({"open", "os.mkdir", "os.rename", "os.link", "os.remove", "os.rmdir"})
 """What changes a disk. An audit hook is called before each of them."""
 FIRST = (
-    msgspec.structs.replace(ORDER, nodes=("n1", "n2")),
-    msgspec.structs.replace(ORDER, nodes=("n1", "n2"), node="n2", node_rank=1),
+    change_task_spec(ORDER, nodes=("n1", "n2")),
+    change_task_spec(ORDER, nodes=("n1", "n2"), node="n2", node_rank=1),
 )
-SECOND = tuple(msgspec.structs.replace(task_spec, attempt_id="att_2") for task_spec in FIRST)
-NEXT = msgspec.structs.replace(FIRST[0], replacement=1)
+SECOND = tuple(change_task_spec(task_spec, attempt_id="att_2") for task_spec in FIRST)
+NEXT = change_task_spec(FIRST[0], replacement=1)
 LOG = b"1.0 0 o hello\n"
 Change = Callable[[SpoolDirectory], None]
 
@@ -37,7 +37,7 @@ def replace(directory: SpoolDirectory) -> None:
 
 
 def replace_nothing(directory: SpoolDirectory) -> None:
-    directory.replace(msgspec.structs.replace(NEXT, node="n3"), None)
+    directory.replace(change_task_spec(NEXT, node="n3"), None)
 
 
 def archive(directory: SpoolDirectory) -> None:
