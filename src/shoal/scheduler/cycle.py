@@ -56,10 +56,10 @@ class SchedulingCycle:
         """When such a pass may start a candidate."""
 
     def run(self) -> None:
-        if self._state.losses:
-            self.replacements = replace_lost_tasks(self._state, self._policy, self.now)
         self._state.queue.advance_to(self.now)
         self._state.tree.clear_reserved()
+        if self._state.losses:
+            self.replacements = replace_lost_tasks(self._state, self._policy, self.now)
         self.replan_at = self._state.windows.next_change(self.now)
         self.valid_until = min(self._state.queue.next_due(), self.replan_at)
         for priority, ranks in groupby(

@@ -187,6 +187,14 @@ def test_project_at_its_limit_gets_its_lost_task_back() -> None:
     assert moves(plan_losses(planner, ("a", "n2"))) == [("a", "n3")]
 
 
+def test_quota_kept_for_a_waiting_job_does_not_cost_its_project_a_lost_task() -> None:
+    planner = planner_of([node("n1"), lost_node("n2"), node("n3")], [gang("a", ("n1", "n2"))])
+    planner.set_projects((ProjectInfo(name="vision", limit=DeviceAmounts(gpus=4)),))
+    planner.add(waiting("b"))
+    assert planner.plan(NOW).starts == ()
+    assert moves(plan_losses(planner, ("a", "n2"))) == [("a", "n3")]
+
+
 def test_project_whose_limit_was_lowered_does_not_get_its_lost_task_back() -> None:
     planner = planner_of([node("n1"), lost_node("n2"), node("n3")], [gang("a", ("n1", "n2"))])
     planner.set_projects((ProjectInfo(name="vision", limit=DeviceAmounts(gpus=3)),))

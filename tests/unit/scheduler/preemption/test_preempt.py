@@ -287,3 +287,21 @@ def test_close_gang_evicts_in_the_cheapest_of_many_racks() -> None:
         f"held-{last}",
         f"held-{last + 1}",
     ]
+
+
+def test_job_that_others_stop_for_counts_once_against_the_limit_of_its_project() -> None:
+    """Eight GPUs are being freed for the first job, so four of twelve are left for the other jobs."""
+    held = (
+        ran(1, {"node-01": ALL_GPUS}, 100.0, project="speech"),
+        ran(2, {"node-02": HALVES[0]}, 100.0, project="speech", priority=INTERACTIVE),
+    )
+    waiting = (
+        candidate(1, request(gpus=8), priority=PRODUCTION),
+        candidate(2, request(gpus=3)),
+        candidate(3, request(gpus=1)),
+    )
+    vision = ProjectInfo(name="vision", limit=DeviceAmounts(gpus=12))
+    facts = with_projects(vision, ProjectInfo(name="speech"), held=held, waiting=waiting, count=2)
+    result = plan(facts, Policy(), NOW)
+    assert evicted(result) == ["held-1"]
+    assert placements(result) == {"att-2": ["node-02"], "att-3": ["node-02"]}
