@@ -132,6 +132,24 @@ def test_a_daemon_that_ignores_sigterm_is_killed_where_that_loses_nothing(
             daemon.kill()
 
 
+def test_zombie_does_not_run_whenever_it_is_reaped() -> None:
+    """Two reads of its status would see a zombie that is reaped between them as a process that lives."""
+    alive = shell._is_alive(shell.Daemon("x", "x", "sleep", "/pid", "true"), "$1")
+    assert alive.count("/proc/") == 1
+
+    def runs(pid: int) -> bool:
+        script = f"if {alive}; then exit 0; fi; exit 3"
+        return subprocess.run(["sh", "-c", script, "-", str(pid)], check=False).returncode == 0
+
+    with subprocess.Popen(["sleep", "60"]) as process:
+        assert runs(process.pid)
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert not runs(process.pid), "a zombie"
+    assert not runs(process.pid), "reaped"
+    assert not runs(os.getpid()), "another process"
+
+
 def test_earlier_file_is_restored_in_one_move(tmp_path: Path) -> None:
     path, kept = tmp_path / "munge.key", tmp_path / "munge.key.before-shoal"
     path.write_bytes(b"ours")
