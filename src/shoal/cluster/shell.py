@@ -196,8 +196,8 @@ def _is_alive(service: Daemon, pid: str) -> str:
     # The first process of a container may never reap its children: a zombie does not count as running. The
     # file is read once: a zombie that is reaped between two reads would be one that lives.
     test = f'n == "{service.process}" && s != "Z" && s != "X"'
-    words = f"/^Name:/ {{ n = $2 }} /^State:/ {{ s = $2 }} END {{ exit !({test}) }}"
-    return f"awk '{words}' /proc/{pid}/status 2>/dev/null"
+    program = f"/^Name:/ {{ n = $2 }} /^State:/ {{ s = $2 }} END {{ exit !({test}) }}"
+    return f"awk '{program}' /proc/{pid}/status 2>/dev/null"
 
 
 def _stamp(service: Daemon, digest: str) -> str:
